@@ -1,1 +1,3 @@
-"""The words the rooms share: no I/O loops, no torch, no web framework."""
+"""Shared types and helpers: errors, configuration, wire formats. Imports no torch and no web framework, runs no I/O
+loop.
+"""

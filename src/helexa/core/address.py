@@ -1,4 +1,4 @@
-"""Addresses in configurations: where to listen, and the base URLs of servers."""
+"""Addresses in configurations: listen addresses and base URLs of servers."""
 
 from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 
 class Address(NamedTuple):
-    """Where to listen; port 0 lets the system choose."""
+    """An address to listen on. With port 0, the system chooses a port."""
 
     host: str
     port: int
@@ -18,10 +18,10 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Read `host:port` or `[v6]:port`; an `Address` is one already.
+    """Parse `host:port` or `[v6]:port`. An `Address` is returned unchanged.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the value is not an address.
     """
     if isinstance(text, Address):
         return text
@@ -35,12 +35,12 @@ def parse_address(text: object) -> object:
 
 
 def base_url(text: str) -> str:
-    """An http or https URL without a slash at its end.
+    """Return an http or https URL without a trailing slash.
 
     Raises:
-        ValueError: it is anything else, or has a password in it.
+        ValueError: the text is not a valid URL, or contains credentials.
     """
-    if "@" in text:  # not repeated here: it may hold a password
+    if "@" in text:  # the message omits the text, which may contain a password
         raise ValueError("a URL with a user name or password is not supported")
     try:
         parts = urlsplit(text)
@@ -53,10 +53,10 @@ def base_url(text: str) -> str:
 
 
 def host_name(text: str) -> str:
-    """A host name or an IP address in lower case, an IPv6 address without brackets.
+    """Return a host name or IP address in lower case, an IPv6 address without brackets.
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the text is not a host.
     """
     host = text.lower().removeprefix("[").removesuffix("]")
     try:

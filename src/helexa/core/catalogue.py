@@ -1,4 +1,4 @@
-"""The catalogue (`models.toml`): which models a fleet may serve, where they fit, and the names they also answer to."""
+"""The catalogue (`models.toml`): models that a fleet may serve, their memory needs, and aliases."""
 
 import logging
 from functools import cached_property
@@ -26,13 +26,13 @@ Harness = Annotated[Literal["torch"], BeforeValidator(_known_harness)]
 
 
 class CataloguedLimit(Limit):
-    """Token limits as catalogues state them; a node's own limit is the authority."""
+    """Token limits in catalogues. A node's own limits override these."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class CataloguedCost(Cost):
-    """Prices as catalogues state them: USD per million tokens."""
+    """Prices in catalogues, in USD per million tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,19 +41,20 @@ class Profile(config.Section):
     """One `[[models]]` entry.
 
     Attributes:
-        id: name that requests use; the node serves the model under it too.
-        harness: the node's engine; `candle` is read as `torch`.
-        quant: quantisation to load, None for what the source holds.
-        tool_parser: the notation of its calls, None for what its files show.
-        vram_mb: footprint estimate, None when unknown.
-        min_devices: accelerators the model is spread over.
-        min_device_vram_mb: total memory that each of them needs.
-        pinned_on: names of the only nodes that may serve it; empty means any.
-        residency_priority: displacement class; 100, or 1000 for a pinned model, unless stated.
-        source: a scheme (`huggingface`) or a full source id (`pypi:package`); None leaves it to the node.
+        id: model id in requests, for both gateway and node.
+        harness: the node's engine; `candle` means `torch`.
+        quant: quantization to load; None for the source's own format.
+        tool_parser: tool-call format; None to detect it from the model's files.
+        vram_mb: estimated memory usage in MiB; None if unknown.
+        min_devices: number of accelerators across which the model is split.
+        min_device_vram_mb: smallest total memory of each of these accelerators, in MiB.
+        pinned_on: names of the only nodes that may serve the model; empty for all nodes.
+        residency_priority: eviction priority: a model is never evicted for a model of lower priority. Default 100, or
+            1000 for a pinned model.
+        source: a scheme (`huggingface`) or a full source id (`pypi:package`); None for the node's default.
         capabilities: used until a node reports its own.
-        limit: used while no node reports one: those know.
-        cost: USD per million tokens; None means unpriced.
+        limit: used until a node reports its own limits.
+        cost: prices in USD per million tokens; None means unpriced.
     """
 
     id: str = Field(min_length=1)
@@ -81,10 +82,10 @@ class Profile(config.Section):
         return self
 
     def full_source(self) -> str | None:
-        """The source id a node is told: a bare scheme is completed with the model's id.
+        """Return the source id for nodes. A bare scheme is completed with the model's id.
 
         Raises:
-            SourceError: it is not a well-formed source.
+            SourceError: the source is not valid.
         """
         if self.source is None:
             return None
@@ -93,7 +94,7 @@ class Profile(config.Section):
 
 
 class Catalogue(config.Section):
-    """All profiles and aliases. An alias is one hop: its target is a model id, never another alias."""
+    """All profiles and aliases. An alias's target is a model id, never another alias."""
 
     models: list[Profile] = Field(default_factory=list[Profile])
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
@@ -110,11 +111,11 @@ class Catalogue(config.Section):
         return self
 
     def resolve(self, name: str) -> str:
-        """The model id that `name` stands for: an alias's target, else `name` itself."""
+        """Return the model id of `name`: an alias's target, else `name` itself."""
         return self.aliases.get(name, name)
 
     def profile(self, model_id: str) -> Profile | None:
-        """The profile of a model id, None when it is not catalogued."""
+        """Return the profile of a model id, or None if the catalogue has none."""
         return self._profiles.get(model_id)
 
     @cached_property
@@ -123,10 +124,12 @@ class Catalogue(config.Section):
 
 
 def load(path: Path) -> Catalogue:
-    """Read a catalogue. A missing file is an empty catalogue and a warning: nodes may still serve what they hold.
+    """Read a catalogue.
+
+    A missing file yields an empty catalogue and a warning, because nodes may still serve their own models.
 
     Raises:
-        ConfigError: the file is there but cannot be read, or is not a valid catalogue.
+        ConfigError: the file cannot be read, or is not a valid catalogue.
     """
     try:
         catalogue = config.load(Catalogue, path, env_prefix="", environ={})
@@ -147,5 +150,5 @@ def _is_missing(path: Path) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        pass  # it may be there, out of our sight
+        pass  # the file may exist without being accessible
     return False

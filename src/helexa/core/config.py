@@ -1,7 +1,7 @@
-"""Configuration: a TOML file overlaid by environment variables, validated strictly.
+"""Configuration: a TOML file overlaid by environment variables, with strict validation.
 
-An environment variable `PREFIX_A__B` sets key `b` of table `a`. Its value is read as TOML when it parses as such, else
-as plain text. Unknown keys of the file are refused with the nearest known name; unknown variables are ignored.
+An environment variable `PREFIX_A__B` sets key `b` of table `a`. Its value is parsed as TOML if possible, else used as
+plain text. Unknown keys of the file are errors that name the nearest known key; unknown variables are ignored.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from helexa.core.variables import Keys, overlay
 
 
 class Section(BaseModel):
-    """Base of every configuration table: unknown keys are errors."""
+    """Base class of all configuration tables: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True)
 
@@ -34,13 +34,17 @@ def load(
     short_names: Mapping[str, Keys] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ConfigT:
-    """Read `path` (may be None: defaults only) and overlay variables that start with `env_prefix`.
+    """Read the file `path`, if any, and overlay variables that start with `env_prefix`.
 
     Args:
-        short_names: further variables, and the keys that they set unless a variable with the full name is set.
+        schema: class of the configuration.
+        path: TOML file; None for defaults only.
+        env_prefix: prefix of the variables.
+        short_names: further variables, and the keys they set unless a variable with the full name is set.
+        environ: the environment; `os.environ` if None.
 
     Raises:
-        ConfigError: one line naming the file or variable, the key, and what is wrong with it.
+        ConfigError: one line that names the file or variable, the key, and the problem.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     origins = overlay(tree, schema, env_prefix, short_names or {}, os.environ if environ is None else environ)
@@ -84,7 +88,7 @@ def _known_keys(schema: type[BaseModel], path: tuple[str, ...]) -> list[str]:
     for part in path:
         field = schema.model_fields.get(part)
         if field is None:
-            continue  # a list index or a free-form table key: the schema stays that of its container
+            continue  # a list index or a free-form table key: the container's schema applies
         nested = _section_of(field.annotation)
         if nested is None:
             return []

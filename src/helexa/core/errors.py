@@ -1,11 +1,11 @@
-"""Errors: what a person reads on a terminal, and the one error envelope that every HTTP surface speaks.
+"""Exceptions for the command line, and the one error envelope of all HTTP APIs.
 
-HelexaError            a failure said in one line, for a person
+HelexaError            a failure in one line, for users
   ConfigError          a configuration file or variable is wrong
-  SourceError          a model source cannot be resolved or fetched
-  DoesNotFitError      a model needs more memory than is free for it
+  SourceError          a model source cannot be resolved or downloaded
+  DoesNotFitError      a model needs more memory than is free
   ModelFileError       a model file is corrupt, truncated or of an unsupported kind
-  ApiError             a refusal on the wire: status, type, code, message, extras
+  ApiError             an HTTP error response: status, type, code, message, extras
 """
 
 from functools import partial
@@ -15,7 +15,7 @@ _LONGEST = 1000
 
 
 class HelexaError(Exception):
-    """A failure whose text is one line that says what happened and what to do."""
+    """A failure whose text is one line: what happened, and what to do."""
 
 
 class ConfigError(HelexaError):
@@ -23,12 +23,12 @@ class ConfigError(HelexaError):
 
 
 class SourceError(HelexaError):
-    """A model source cannot be parsed, reached or fetched.
+    """A model source cannot be parsed, reached or downloaded.
 
     Attributes:
         kind: `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
             `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
-        details: fields that accompany the kind in a load refusal.
+        details: additional fields of the error response of a load.
     """
 
     def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
@@ -38,11 +38,11 @@ class SourceError(HelexaError):
 
 
 class DoesNotFitError(HelexaError):
-    """A model needs more memory than is free for it.
+    """A model needs more memory than is free.
 
     Attributes:
-        kind: names this refusal of a load.
-        details: its numbers, in MiB.
+        kind: error kind of the load.
+        details: memory sizes in MiB, by name.
     """
 
     kind = "does_not_fit"
@@ -53,9 +53,9 @@ class DoesNotFitError(HelexaError):
 
 
 class ModelFileError(HelexaError):
-    """A model file is corrupt, truncated, or of a kind that helexa does not support; the text names which.
+    """A model file is corrupt, truncated or unsupported; the text names the problem.
 
-    What it quotes came from the file, so the text is cut where it becomes endless.
+    The text quotes the file's content, so it is cut after `_LONGEST` characters.
     """
 
     def __init__(self, message: str) -> None:
@@ -63,14 +63,14 @@ class ModelFileError(HelexaError):
 
 
 class ApiError(HelexaError):
-    """A refusal on the wire, in the OpenAI envelope.
+    """An HTTP error response in the OpenAI envelope.
 
     Attributes:
         status: HTTP status code.
         type: the envelope's `type`.
         code: the envelope's `code`, or None.
         param: name of the offending request field, or None.
-        retry_after: whole seconds for the `Retry-After` header, only on retryable refusals.
+        retry_after: whole seconds for the `Retry-After` header; only for errors that are worth a retry.
         extras: further fields inside `error`.
     """
 
@@ -94,54 +94,56 @@ class ApiError(HelexaError):
         self.extras = extras
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let the error be pickled with its keyword arguments."""
+        """Support pickling with keyword arguments."""
         fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
         return partial(ApiError, **fields), (self.status, self.code, str(self))
 
     def envelope(self) -> dict[str, Any]:
-        """The JSON body: `{"error": {"message", "type", "code", "param", ...extras}}`."""
+        """Return the JSON body: `{"error": {"message", "type", "code", "param", ...extras}}`."""
         error = {"message": str(self), "type": self.type, "code": self.code, "param": self.param}
         return {"error": error | self.extras}
 
     def headers(self) -> dict[str, str]:
-        """Response headers that belong to this refusal."""
+        """Return the response headers of the error."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
 def malformed_json(detail: str) -> ApiError:
-    """The body is not JSON."""
+    """Return the error for a body that is not JSON."""
     return ApiError(400, "malformed_json", f"the request body is not valid JSON: {detail}")
 
 
 def invalid_body(message: str, param: str | None = None) -> ApiError:
-    """The body is JSON of the wrong shape."""
+    """Return the error for a body with a missing or invalid field."""
     return ApiError(400, "invalid_request_body", message, param=param)
 
 
 def unsupported_media_type(content_type: str) -> ApiError:
-    """The body is not declared as JSON."""
+    """Return the error for a body without a JSON content type."""
     found = repr(content_type) if content_type else "none"
     return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {found}")
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
-    """A parameter helexa does not implement: refused by name, never ignored silently."""
+    """Return the error for a parameter that helexa does not implement. Unsupported parameters are never silently
+    ignored.
+    """
     return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
 
 
 def missing_model() -> ApiError:
-    """No model named in the request."""
+    """Return the error for a request without a model."""
     return ApiError(400, "missing_model_field", "missing 'model' field in request body", param="model")
 
 
 def model_not_found(model: str, hint: str = "") -> ApiError:
-    """The model is unknown here."""
+    """Return the error for an unknown model."""
     text = f"model '{model}' not found" + (f"; {hint}" if hint else "")
     return ApiError(404, "model_not_found", text, param="model", model_id=model)
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """The prompt does not fit; the wording is what agents look for before they compact."""
+    """Return the error for a prompt that does not fit. Agents recognize the wording and compact the conversation."""
     return ApiError(
         400,
         "context_length_exceeded",
@@ -154,7 +156,7 @@ def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
 
 
 def vision_unsupported(model: str) -> ApiError:
-    """An image part was sent to a text model."""
+    """Return the error for an image part sent to a text model."""
     return ApiError(
         400,
         "vision_unsupported",
@@ -166,20 +168,20 @@ def vision_unsupported(model: str) -> ApiError:
 
 
 def service_unavailable(message: str, retry_after: int) -> ApiError:
-    """Nothing can serve this right now; a retry may succeed."""
+    """Return the error for a request that cannot be served now; a retry may succeed."""
     return ApiError(503, "service_unavailable", message, type="api_error", retry_after=retry_after)
 
 
 def overloaded(message: str, retry_after: int, status: int = 503) -> ApiError:
-    """A bounded queue is full."""
+    """Return the error for a full queue or an exhausted limit."""
     return ApiError(status, "rate_limit_exceeded", message, type="rate_limit_error", retry_after=retry_after)
 
 
 def shutting_down() -> ApiError:
-    """The server is draining."""
+    """Return the error for a server that is draining."""
     return ApiError(503, "shutting_down", "the server is shutting down", type="api_error", retry_after=15)
 
 
 def internal_error(message: str = "internal error; see the server's log") -> ApiError:
-    """Anything else. The text must never carry a traceback."""
+    """Return the error for all other failures. The text must never contain a traceback."""
     return ApiError(500, None, message, type="api_error")

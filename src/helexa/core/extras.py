@@ -1,4 +1,4 @@
-"""Optional dependencies: which extra of this package has a module that is not installed."""
+"""Optional dependencies: find the extra that provides a missing module."""
 
 import traceback
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from helexa.core.errors import HelexaError
 
 _EXTRAS = ("acp", "bench", "neuron")
-"""Extras, each of which is named after the only package below `helexa` that needs it."""
+"""Names of extras. Each is named after the only package below `helexa` that needs it."""
 
 
 def missing_extra(error: BaseException) -> str | None:
@@ -25,7 +25,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 @contextmanager
 def explained_extras() -> Iterator[None]:
-    """Raise `HelexaError` if an import in this block lacks an extra."""
+    """Raise `HelexaError` if an import in the context needs a missing extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,7 +1,7 @@
-"""Fleet records: what a node says of itself and of its models, as both sides of the wire read it.
+"""Fleet records: the data that nodes report about themselves and their models, shared by node and gateway.
 
-Records tolerate unknown fields and default every nested object, so that a gateway and a node of different versions
-still understand one another.
+Records ignore unknown fields and have defaults for nested objects, so that gateways and nodes of different versions
+work together.
 """
 
 from typing import Annotated, Any, Literal
@@ -10,16 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned"]
 WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""What every JSON writer can pass on."""
+"""An integer that every JSON library can represent."""
 
 
 class Record(BaseModel):
-    """Base of all fleet records."""
+    """Base class of all fleet records."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     def json_dict(self) -> dict[str, Any]:
-        """The wire form: unknown (None) fields are absent, not null."""
+        """Return the JSON form. Unknown (None) fields are absent."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -33,11 +33,11 @@ class Device(Record):
 
 
 class Discovery(Record):
-    """`GET /discovery`: facts that do not change while the process lives.
+    """`GET /discovery`: facts that are constant during the process's lifetime.
 
     Attributes:
-        unified_accelerator: one that computes in main memory, as Apple's do; it is no device with memory of its own.
-        devices: those that engines can see, numbered as they number them.
+        unified_accelerator: name of an accelerator that uses main memory, such as Apple's; not listed in `devices`.
+        devices: the devices visible to engines, with the engines' numbering.
     """
 
     hostname: str
@@ -56,7 +56,7 @@ class Discovery(Record):
 
 
 class DeviceHealth(Record):
-    """Live readings of one accelerator."""
+    """Current readings of one accelerator."""
 
     index: WireInt
     vram_used_mb: WireInt
@@ -66,7 +66,7 @@ class DeviceHealth(Record):
 
 
 class FailedLoad(Record):
-    """A model that could not be loaded, or brought back."""
+    """A model that failed to load or to recover, and the error."""
 
     model_id: str
     error: str
@@ -85,7 +85,7 @@ class Activation(Record):
 
 
 class Loading(Record):
-    """A load that runs: what it is doing, and how much of that is done, 0 to 1, where that is known."""
+    """A running load: its stage, and the completed fraction of the stage, 0 to 1, if known."""
 
     model_id: str
     stage: str | None = None
@@ -93,16 +93,19 @@ class Loading(Record):
 
 
 class ModelLoad(Record):
-    """How busy one loaded model is.
+    """Load of one model.
 
     Attributes:
-        max_in_flight, max_queue_depth, anon_max_in_flight: ceilings of requests that run, that wait, and that run for
-            callers without a key.
+        max_in_flight, max_queue_depth, anon_max_in_flight: limits on running requests, on waiting requests, and on
+            running requests without a key.
         rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
-            rejected_kv_unservable: requests that were turned away since the load, by reason.
-        kv_budget_mb, kv_available_mb: memory for keys and values, and what of it is neither held nor promised.
-        kv_pages_free: pages that nobody holds; what they hold may still be found by a prompt that begins alike.
-        prompt_tokens_total, cached_prompt_tokens_total: since the load; the second were found in the KV cache.
+            rejected_kv_unservable: requests rejected since the load, by reason.
+        kv_budget_mb, kv_available_mb: memory of the KV cache in MiB, and its part that is neither held nor reserved.
+        kv_pages_total, kv_pages_free: number of KV pages, and number of pages without a running request. Free pages may
+            still be reused by prompts with the same prefix.
+        prompt_tokens_total, cached_prompt_tokens_total: prompt tokens since the load, and the part found in the KV
+            cache.
+        tok_s_prefill, tok_s_decode: recent rates in tokens per second.
     """
 
     id: str
@@ -132,10 +135,11 @@ class Health(Record):
     """`GET /health` of a node.
 
     Attributes:
-        memory_free_mb, memory_total_mb: of the host, as far as the node may use it; None where it does not say.
-        loading: loads that run now, whoever asked for them.
-        poisoned: models whose engines kept dying, and how; nothing brings them back but a load.
-        responses: how the ids of responses begin that this process keeps; None where it keeps none.
+        memory_free_mb, memory_total_mb: host memory available to the node, in MiB; None if unknown.
+        loading: all running loads.
+        poisoned: quarantined models, whose engines crashed repeatedly, with the last error. Only a new load request
+            restarts them.
+        responses: prefix of the ids of responses that this process stores; None without a response store.
     """
 
     uptime_secs: WireInt = 0
@@ -158,7 +162,7 @@ class Limit(Record):
 
 
 class Servable(Record):
-    """Whether a minimal request would be served right now."""
+    """Whether a minimal request could be served now."""
 
     ok: bool
     reason: str | None = None
@@ -166,7 +170,7 @@ class Servable(Record):
 
 
 class ModelSpec(Record):
-    """`POST /models/load`: what to load and how."""
+    """`POST /models/load`: the model to load, and options."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -183,9 +187,9 @@ class ModelInfo(Record):
     """One entry of `GET /models`.
 
     Attributes:
-        quant: what its weights were quantised to while they loaded.
-        progress: how much of a running load's stage is done, 0 to 1, where the node says.
-        stage: what that load is doing.
+        quant: format to which the weights were quantized during loading.
+        progress: completed fraction of a running load's stage, 0 to 1, if known.
+        stage: stage of a running load.
     """
 
     id: str
@@ -204,7 +208,7 @@ class ModelInfo(Record):
 
 
 class Cost(Record):
-    """USD per million tokens; absent means unpriced, 0.0 means free."""
+    """Prices in USD per million tokens; absent means unpriced, 0.0 means free."""
 
     input: float
     output: float

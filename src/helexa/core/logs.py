@@ -1,4 +1,4 @@
-"""Log lines, as text or as JSON, with the id of the request that they belong to."""
+"""Logging as text or JSON, with the request id in each line."""
 
 import json
 import logging
@@ -14,16 +14,16 @@ from helexa.core.errors import ConfigError
 LogFormat = Literal["text", "json"]
 
 request_id: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the request that is served here and now; empty outside of one."""
+"""Id of the current request; empty outside of a request."""
 
 _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 
 
 def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
-    """Send all log lines to stderr. `$HELEXA_LOG` (a level) and `$HELEXA_LOG_FORMAT` win over the arguments.
+    """Send all log lines to stderr. `$HELEXA_LOG` (a level) and `$HELEXA_LOG_FORMAT` override the arguments.
 
     Raises:
-        ConfigError: there is no such level or format.
+        ConfigError: the level or format is unknown.
     """
     level = environ.get("HELEXA_LOG", level).upper()
     if level not in logging.getLevelNamesMapping():
@@ -37,29 +37,29 @@ def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] =
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **facts: Any) -> None:
-    """Log an event: as text `event key=value ...`, in JSON with members of their own."""
+    """Log an event: in text as `event key=value ...`, in JSON with one member per fact."""
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={_shown(value)}" for name, value in facts.items())])
         logger.log(level, "%s", text, extra={"event": event, "facts": facts})
 
 
 class TextLines(logging.Formatter):
-    """Lines for people."""
+    """Formats plain text lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line, and the request that it belongs to."""
+        """Return the line with the request id."""
         number = request_id.get()
         return super().formatMessage(record) + (f" request={number}" if number else "")
 
 
 class JsonLines(logging.Formatter):
-    """Lines for programs: one JSON object each."""
+    """Formats one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -77,5 +77,5 @@ class JsonLines(logging.Formatter):
 
 
 def _shown(value: object) -> str:
-    """A value on a line of text: what could be mistaken for something else is quoted."""
+    """Return a value for a text line; ambiguous strings are quoted."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

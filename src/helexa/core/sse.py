@@ -1,27 +1,27 @@
-"""Server-sent events: frames out, events in."""
+"""Write and parse server-sent events."""
 
 import re
 from dataclasses import dataclass
 
 DONE = b"data: [DONE]\n\n"
-"""How the OpenAI dialects end a stream."""
+"""Last event of a stream in the OpenAI API formats."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment: proves that the connection lives, and means nothing."""
+"""A comment that keeps the connection alive and carries no data."""
 
 MAX_EVENT_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event: its data lines joined, and its name (`message` unless the server said otherwise)."""
+    """One event: its data lines joined, and its name (`message` by default)."""
 
     data: str
     event: str = "message"
 
 
 def frame(data: bytes, event: str | None = None) -> bytes:
-    """One event on the wire; `data` must be one line, as JSON is."""
+    """Return one event in wire format. `data` must be one line, such as JSON."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
     return head + b"data: " + data + b"\n\n"
 
@@ -30,19 +30,19 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return where the first event that ends in `data[begin:]` ends, 0 if none does."""
+    """Return the end of the first event that ends in `data[begin:]`; 0 if none does."""
     found = _EVENT_END.search(data, begin)
     return 0 if found is None else found.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return where the last event that ends within `data[begin:end]` ends, 0 if none does."""
+    """Return the end of the last event that ends within `data[begin:end]`; 0 if none does."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 class LineSplitter:
-    """Splits an event stream's bytes into lines, however the bytes arrive. A line ends with LF, CR or CRLF."""
+    """Splits the bytes of an event stream into lines, for any chunking. A line ends with LF, CR or CRLF."""
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -50,11 +50,11 @@ class LineSplitter:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the line that has not ended."""
+        """Number of bytes of the incomplete line."""
         return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes; return the lines they complete."""
+        """Add bytes. Return the completed lines."""
         if not chunk:
             return []
         if self._after_cr:
@@ -71,7 +71,7 @@ class LineSplitter:
 
 
 class EventParser:
-    """Parses a byte stream into events, however the bytes arrive."""
+    """Parses a byte stream into events, for any chunking."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -81,10 +81,10 @@ class EventParser:
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Take the next bytes; return the events they complete.
+        """Add bytes. Return the completed events.
 
         Raises:
-            ValueError: an event longer than `MAX_EVENT_BYTES`.
+            ValueError: an event is longer than `MAX_EVENT_BYTES`.
         """
         lines = self._lines.feed(chunk)
         events = [event for line in lines if (event := self._take(line.decode("utf-8", "replace")))]
@@ -93,7 +93,7 @@ class EventParser:
         return events
 
     def _take(self, line: str) -> ServerSentEvent | None:
-        """Take a line; the empty one ends an event."""
+        """Process a line; an empty line ends an event."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
         if line:
@@ -101,7 +101,7 @@ class EventParser:
             value = value.removeprefix(" ")
             if field == "data":
                 self._data.append(value)
-                self._data_size += len(value) + 1  # an empty one takes room too
+                self._data_size += len(value) + 1  # an empty line takes memory, too
             elif field == "event":
                 self._event = value
             return None

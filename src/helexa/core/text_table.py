@@ -1,14 +1,15 @@
-"""Text tables of the command line, laid out by rich."""
+"""Text tables for the command line, formatted by rich."""
 
 from collections.abc import Sequence
 
-_WIDEST = 1 << 20  # columns: a table is never cut or wrapped
+_WIDEST = 1 << 20  # columns: wide enough that no table is cut or wrapped
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
-    """Lay out rows as aligned columns, two spaces apart, without color.
+    """Return rows as aligned columns, two spaces apart, without color.
 
     Args:
+        headings: headings of the columns.
         rows: one value per heading. A float is shown with one decimal, None as a dash.
         right: headings of columns to align right. Columns that hold only numbers and None are always aligned right.
     """
@@ -29,7 +30,7 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right:
 
 
 def printable(text: object) -> str:
-    """Return text from elsewhere on one line, without characters that could steer a terminal."""
+    """Return untrusted text on one line, without terminal control characters."""
     return " ".join("".join(char for char in str(text) if char.isprintable() or char.isspace()).split())
 
 

@@ -31,8 +31,8 @@ def overlay(
 ) -> dict[Keys, str]:
     """Set keys of `tree` from the variables; return the variable that set each key.
 
-    Former names of tables in `tree` and in variables are replaced by the current names first. Where several variables
-    set one key, the current full name wins over a former name, and a former name over a name in `short`.
+    Former names of tables in `tree` and in variables are first replaced by the current names. If several variables set
+    one key, the current full name wins over a former name, and a former name over a name in `short`.
 
     Raises:
         ConfigError: the file has a value where a variable needs a table.
@@ -58,7 +58,7 @@ def log_unknown_variables(
     others: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log one line about variables that begin with `prefix` and set nothing; a warning if one looks misspelled.
+    """Log one line about variables that begin with `prefix` and have no effect; as a warning if one looks misspelled.
 
     `others` are variables that are read elsewhere.
     """
@@ -82,24 +82,24 @@ def log_unknown_variables(
 def _known(
     schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Keys]]:
-    """The variables that set a key, and the key."""
+    """Yield the variables that set a key, each with its key."""
     for name, value in environ.items():
         if not name.startswith(prefix):
             continue
         if name == f"{prefix}PORT" and _SERVICE_LINK.match(value):
-            continue  # of a Kubernetes service, even if `port` is a key
+            continue  # a variable of a Kubernetes service, even if `port` is a key
         keys = short.get(name) or _resolve(schema, tuple(name.removeprefix(prefix).lower().split("__")))
         if keys is not None:
             yield name, keys
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Sort key that puts the variable that wins last."""
+    """Return a sort key that puts the winning variable last."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 
 def _resolve(annotation: Any, keys: Keys) -> Keys | None:
-    """Return `keys` with the current names, None if the schema has no such key."""
+    """Return `keys` with current names, or None if the schema has no such key."""
     if not keys:
         return ()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -116,7 +116,7 @@ def _resolve(annotation: Any, keys: Keys) -> Keys | None:
 
 
 def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
-    """All keys of a schema, but for those below free-form tables and lists."""
+    """Yield all keys of a schema, except keys below free-form tables and lists."""
     for name, field in schema.model_fields.items():
         section = next(_sections(field.annotation), None)
         if section is None:

@@ -1,3 +1,3 @@
-"""The version of helexa, as pyproject.toml has it."""
+"""The version of helexa from pyproject.toml."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""What both servers need of HTTP: a listener that strangers may speak to, and what is read of any request's head."""
+"""HTTP server for both node and gateway: a hardened listener and helpers for request heads."""

@@ -1,4 +1,4 @@
-"""The memory that a server spends on request bodies."""
+"""Limit the memory that a server uses for request bodies."""
 
 from helexa.core.errors import overloaded
 
@@ -8,9 +8,9 @@ _RETRY_SECS = 2
 
 
 class BodyBudget:
-    """Bytes of request bodies that are held at a time, over all connections of a server.
+    """Memory budget of request bodies over all connections of a server.
 
-    Half of the budget is the most that one client address may hold, so that no client can use up all of it.
+    One client address may hold at most half of the budget, so that no client can use up all of it.
 
     Attributes:
         total: the budget in bytes; may be changed at any time.
@@ -26,7 +26,7 @@ class BodyBudget:
         """Reserve `size` bytes for a body from `address`.
 
         Raises:
-            ApiError: 503: the bytes are not free.
+            ApiError: 503: the bytes are not available.
         """
         own = self._by_address.get(address, 0) + size
         if self.held + size > self.total or own > self.total // 2:

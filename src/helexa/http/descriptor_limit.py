@@ -1,9 +1,9 @@
-"""The number of file descriptors that this process may have open."""
+"""The limit on open file descriptors of this process."""
 
 import resource
 from contextlib import suppress
 
-# Programs that a child process runs may loop over all descriptors up to the limit, which can be 2**30 in a container.
+# Child processes may loop over all descriptors up to the limit, which can be 2**30 in a container.
 _MOST_DESCRIPTORS = 1 << 16
 
 

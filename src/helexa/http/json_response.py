@@ -1,4 +1,4 @@
-"""JSON as the response of a Starlette route."""
+"""JSON responses of Starlette routes."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 
 class JsonResponse(Response):
-    """A response whose content is written as JSON by orjson."""
+    """A response whose content is serialized as JSON by orjson."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Return the body."""
+        """Return the serialized content."""
         return orjson.dumps(content)

@@ -1,4 +1,4 @@
-"""The beginning and the end of an application, in the words of ASGI."""
+"""Startup and shutdown of an ASGI application."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _RETURN_SECS = 1.0
 
 
 class Lifespan:
-    """Tells an application that it begins and that it ends."""
+    """Sends the ASGI lifespan events to an application."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -22,17 +22,17 @@ class Lifespan:
         """Return when the application is ready.
 
         Raises:
-            HelexaError: it says that it cannot be; what it raises passes as it is.
+            HelexaError: the application reported a failed startup. Exceptions of the application propagate unchanged.
         """
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         self._task = asyncio.ensure_future(self._run(scope))
         await self._tell("startup")
 
     async def end(self) -> None:
-        """Return when the application has cleaned up.
+        """Return when the application has shut down.
 
         Raises:
-            HelexaError: it says that it could not; what it raises passes as it is.
+            HelexaError: the application reported a failed shutdown. Exceptions of the application propagate unchanged.
         """
         await self._tell("shutdown")
         assert self._task is not None

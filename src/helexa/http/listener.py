@@ -1,4 +1,4 @@
-"""One HTTP server on a socket that is bound already."""
+"""An HTTP server on a bound socket."""
 
 import asyncio
 import errno
@@ -24,28 +24,29 @@ from helexa.http.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# Longer than reverse proxies (nginx, AWS: 60) and gateways (4) keep an idle connection: a server that closes first can
-# close just as the next request comes, and a proxy that gets no response to a POST answers 502.
+# Longer than reverse proxies (nginx, AWS: 60) and gateways (4) keep an idle connection. A server that closes first may
+# close when the next request arrives, and a proxy without a response to a POST answers 502.
 _KEEP_ALIVE_SECS = 75
 _LAST_WORDS_SECS = 1
 
 
 class AddressInUseError(HelexaError):
-    """Another process listens there."""
+    """Another process listens on the address."""
 
 
 class Listener:
-    """Serves an application until it is told to exit; signals are its owner's.
+    """Serves an application until `should_exit` is set. The owner handles signals.
 
     Args:
-        connection: the kind of its connections.
-        limits: of its connections; None for those that fit the descriptors of this process.
-        bodies: the memory for request bodies, `body_budget.DEFAULT_BYTES` if None.
-        grace_secs: that open requests have when it is told to exit.
-        keep_alive_secs: that an idle connection stays open.
+        app: the ASGI application.
+        connection: class of the connections.
+        limits: limits on connections; None to derive them from the process's descriptor limit.
+        bodies: memory budget of request bodies; None for `body_budget.DEFAULT_BYTES`.
+        grace_secs: seconds for open requests after `should_exit` is set.
+        keep_alive_secs: seconds an idle connection stays open.
 
     Attributes:
-        started: it listens, or did.
+        started: the server listens or has listened.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Listener:
 
     @property
     def should_exit(self) -> bool:
-        """Whether it is to exit."""
+        """Whether the server shall exit."""
         return self._exit.is_set()
 
     @should_exit.setter
@@ -76,10 +77,10 @@ class Listener:
             self._exit.set()
 
     async def serve(self, bound: socket.socket) -> None:
-        """Listen on a bound socket, which is closed in the end.
+        """Serve on a bound socket, and close the socket at the end.
 
         Raises:
-            HelexaError: the application could not begin or end.
+            HelexaError: the application failed to start or to shut down.
         """
         service = self._service
         lifespan = Lifespan(service.app)
@@ -96,7 +97,7 @@ class Listener:
         await lifespan.end()
 
     async def end(self) -> None:
-        """End all connections: idle ones at once, others when their requests have had their time."""
+        """End all connections: idle connections at once, others after the grace period."""
         service = self._service
         service.stopping = True
         for connection in list(service.connections):
@@ -119,16 +120,16 @@ class Listener:
 
 
 def bind(address: tuple[str, int]) -> socket.socket:
-    """A listening socket on a host and port.
+    """Return a listening socket on a host and port.
 
     Raises:
-        HelexaError: the address is taken or not ours.
+        HelexaError: the address is in use or not available.
     """
     host, port = address
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        # Whoever is told `localhost` tries 127.0.0.1; not all try ::1.
+        # All clients try 127.0.0.1 for `localhost`; some do not try ::1.
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         bound = socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
@@ -138,19 +139,23 @@ def bind(address: tuple[str, int]) -> socket.socket:
             raise AddressInUseError(f"cannot listen on {shown}: {os.strerror(errno.EADDRINUSE)}") from None
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         raise HelexaError(f"cannot listen on {shown}: {reason}") from None
-    enable_tcp_keep_alive(bound)  # inherited by the connections that are accepted
+    enable_tcp_keep_alive(bound)  # accepted connections inherit the setting
     return bound
 
 
 def collect_seldom() -> None:
-    """Requests leave no cycles behind that matter; looking for them as often as usual is a twentieth of their cost."""
+    """Run Python's garbage collector rarely.
+
+    Requests leave no relevant reference cycles, and the default collection frequency costs a twentieth of their CPU
+    time.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 def stop_on_signals(*listeners: Listener) -> None:
-    """Stop them at SIGINT and SIGTERM."""
+    """Set `should_exit` of the listeners at SIGINT and SIGTERM."""
 
     def stop() -> None:
         for listener in listeners:
@@ -158,5 +163,5 @@ def stop_on_signals(*listeners: Listener) -> None:
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError):  # not every system's loop can
+        with suppress(NotImplementedError):  # some event loops have no signal handlers
             loop.add_signal_handler(number, stop)

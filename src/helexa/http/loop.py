@@ -1,4 +1,4 @@
-"""The event loop that servers run in."""
+"""The event loop of servers: uvloop if installed, else asyncio."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, in the fastest event loop that the system has."""
+    """Run a coroutine to its end, with uvloop if installed."""
     try:
         from uvloop import new_event_loop
     except ImportError:

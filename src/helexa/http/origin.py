@@ -1,7 +1,8 @@
-"""What the `Host` and `Origin` headers of a request say about the web page that sent it.
+"""Checks of the `Host` and `Origin` headers, to recognize requests of other sites' web pages.
 
-A browser sends requests of any web page to any address, this machine's included, and names the page in `Origin`. A page
-whose own domain name resolves to this machine (DNS rebinding) has the server's origin, but its domain name in `Host`.
+A browser sends requests of any web page to any address, including this machine's address, and names the page in
+`Origin`. With DNS rebinding, a page's own domain name resolves to this machine: the page then has the server's origin,
+but its domain name is in `Host`.
 """
 
 import ipaddress

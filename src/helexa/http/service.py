@@ -1,4 +1,4 @@
-"""What the connections of one listener share."""
+"""State that the connections of one listener share."""
 
 import asyncio
 import time
@@ -12,7 +12,7 @@ from helexa.http.body_budget import BodyBudget
 
 
 class OpenConnection(Protocol):
-    """What a service's owners do with a connection.
+    """A connection's interface for listener and acceptor.
 
     Attributes:
         address: the client's host.
@@ -21,30 +21,32 @@ class OpenConnection(Protocol):
     address: str
 
     def stop(self) -> None:
-        """End after the responses that are under way."""
+        """Close the connection after the responses in progress."""
         ...
 
     def evict(self) -> bool:
-        """Close the connection to make room for another; return False if a response is not sent to its end."""
+        """Close the connection to make room for another; return False if a response is not fully sent."""
         ...
 
     def close(self) -> None:
-        """Send what is written, and end."""
+        """Send buffered data, then close the connection."""
         ...
 
 
 @dataclass
 class Service:
-    """An application, and what is under way in it.
+    """An application and its current connections and requests.
 
     Attributes:
-        keep_alive_secs: that an idle connection stays open.
-        bodies: the memory for request bodies.
-        connections: those that are open.
-        idle: connections without a request, and since when (seconds of the event loop's clock), the longest idle first.
-        tasks: those of requests; a connection may be gone before its last one has ended.
-        stopping: no connection is kept for a further request.
-        all_gone: set when the last connection goes while it is stopping.
+        app: the ASGI application.
+        keep_alive_secs: seconds an idle connection stays open.
+        bodies: memory budget of request bodies.
+        connections: the open connections.
+        idle: connections without a request, with the time since when they are idle (the event loop's clock), the
+            longest idle first.
+        tasks: tasks of requests. A connection may close before its last task ends.
+        stopping: connections close after their current requests.
+        all_gone: set when the last connection closes during `stopping`.
     """
 
     app: ASGIApp
@@ -59,7 +61,7 @@ class Service:
     _second: int = 0
 
     def date(self) -> bytes:
-        """The `date` header of an answer that begins now, as a line."""
+        """Return the `date` header line for a response that begins now."""
         second = int(time.time())
         if second != self._second:
             self._second = second
@@ -67,7 +69,7 @@ class Service:
         return self._date
 
     def leave(self, connection: OpenConnection) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)
         if self.stopping and not self.connections:

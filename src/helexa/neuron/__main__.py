@@ -1,4 +1,4 @@
-"""`python -m helexa.neuron` is the `neuron` command."""
+"""Run the `neuron` command with `python -m helexa.neuron`."""
 
 from helexa.neuron.cli import main
 

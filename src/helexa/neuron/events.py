@@ -1,9 +1,9 @@
-"""What a run of the engine says, in no dialect: `Started`, any number of `OutputEvent`, then `Finished` or `Failed`.
+"""Output events of a run, independent of the API format.
 
-Runs that are asked to count their prompt say `PromptCounted` before the first `OutputEvent`.
+A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`. If the caller requests prompt counts,
+`PromptCounted` comes before the first `OutputEvent`.
 
-Where several answers to one prompt were asked for, `OfChoice` says whose each event is, and a last `Finished` speaks of
-all.
+If a request has several answers, `OfChoice` names the answer of each event. A last `Finished` carries the totals.
 """
 
 from typing import Literal
@@ -15,7 +15,7 @@ from helexa.core.errors import ApiError
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 Alternative = tuple[str, bytes, float]
-"""Text and bytes of a token, and its log-probability."""
+"""Text of a token, bytes of the token, log-probability."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -25,14 +25,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """The engine has begun to read the prompt: `cached_tokens` of its `prompt_tokens` were found in the KV cache."""
+    """Prefill has begun: `cached_tokens` of the `prompt_tokens` tokens were found in the KV cache."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """How likely a token of the answer was, and the likeliest in its place."""
+    """Log-probability of an output token, and the most likely tokens at its position."""
 
     token: str
     bytes: bytes
@@ -41,15 +41,15 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """The log-probabilities of the prompt's tokens. The first token has none: its `logprob` and `top` mean nothing."""
+    """Log-probabilities of the prompt's tokens. `logprob` and `top` of the first token have no meaning."""
 
     tokens: tuple[TokenLogprob, ...]
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of the answer: never half a character. `logprobs` are of its tokens, if asked for.
+    """The next piece of the answer's text, in whole characters. `logprobs` has one entry per token if requested.
 
-    It is empty only at the end, for tokens without text that are reported all the same.
+    `text` is empty only at the end of the answer, to report tokens without text.
     """
 
     text: str
@@ -57,13 +57,13 @@ class TextDelta(msgspec.Struct, frozen=True):
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """The next piece of what the model thinks before it answers: never empty."""
+    """The next piece of the model's reasoning; never empty."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model calls a tool. `index` counts the answer's calls from 0; the deltas until the next start are of this."""
+    """The model calls a tool. `index` counts the answer's calls from 0. Following deltas belong to this call."""
 
     index: int
     id: str
@@ -71,22 +71,24 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The next piece of a call's arguments, which together are the text of one JSON object: never empty."""
+    """The next piece of a call's arguments; never empty. All pieces together are the text of one JSON object."""
 
     index: int
     arguments: str
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """The text so far was what the model thinks, as shows only here, at its end. A stream cannot take it back."""
+    """Marks the text so far as reasoning. Only the end marker reveals this; streams cannot take text back."""
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer is complete. `stop`: the model or a stop string ended it; `length`: it reached its limit;
-    `tool_calls`: the model ended it to have its calls answered.
+    """The answer is complete.
+
+    `reason` is `stop` if the model or a stop string ended the answer, `length` if the answer reached its limit, and
+    `tool_calls` if the model waits for results of its tool calls.
 
     `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again. `reasoning_tokens` are
-    part of the `completion_tokens`. `stop_string` is the one that ended the answer, if one did.
+    part of the `completion_tokens`. `stop_string` is the stop string that ended the answer, or None.
     """
 
     reason: FinishReason
@@ -100,7 +102,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """The answer ends here, incomplete."""
+    """The run failed; the answer is incomplete."""
 
     error: ApiError
 
@@ -109,7 +111,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class OfChoice(msgspec.Struct, frozen=True):
-    """What one of several answers says."""
+    """An event of one answer of a request with several answers."""
 
     index: int
     event: OutputEvent | Finished

@@ -1,8 +1,8 @@
-"""Which kernels engines on this machine would use, and why. A process of its own, since it imports torch.
+"""Report the kernels that engines on this machine would use, and why. Runs in its own process because it imports torch.
 
     python -m helexa.neuron.kernel_survey OPTIONS
 
-with OPTIONS as for an engine, in JSON; prints a `Survey` in JSON.
+`OPTIONS` are engine options in JSON. The process prints a `Survey` in JSON.
 """
 
 import sys
@@ -19,7 +19,7 @@ from helexa.neuron.ops.choice import choose
 
 
 def take(options: EngineOptions) -> Survey:
-    """Choose kernels as engines do, for a model of ordinary shape. The native ones are compiled if need be."""
+    """Choose kernels as engines do, for a model of ordinary shape. Native kernels are compiled if necessary."""
     torch.set_num_threads(options.threads or physical_cores())
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
@@ -46,7 +46,7 @@ def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
     try:
         choice = choose(device, dtype, {})
         free_mb = _free_mb(device)
-    except (AssertionError, RuntimeError) as error:  # its memory is full, or its driver too old
+    except (AssertionError, RuntimeError) as error:  # the device's memory is full, or its driver is too old
         reason = f"it cannot be used: {str(error).partition(chr(10))[0]}"
         return DeviceKernels(device=str(device), kernels=NO_KERNELS, dtype="any dtype", reason=reason)
     return DeviceKernels(
@@ -62,7 +62,7 @@ def _apart(one: str, other: str) -> bool:
     try:
         return not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
     except (AssertionError, RuntimeError):
-        return False  # one of them cannot be used, which was said
+        return False  # one of the devices is unusable, which its own entry reports
 
 
 def _free_mb(device: torch.device) -> int | None:

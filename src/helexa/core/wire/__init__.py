@@ -1,1 +1,1 @@
-"""The public dialects as typed values."""
+"""Typed request and response bodies of the public API formats."""

@@ -1,4 +1,4 @@
-"""The shape that a request wants its answer in, as OpenAI says it (`response_format`) and as vLLM does (the others)."""
+"""The requested shape of an answer, in OpenAI's field (`response_format`) and in vLLM's fields (all others)."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,12 +14,13 @@ _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "la
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """What a whole answer must be: JSON of a schema, a regular expression's, one of some strings, or a Lark grammar's.
+    """The required shape of an answer: a JSON Schema, a regular expression, a choice of strings, or a Lark grammar.
 
     Attributes:
+        kind: kind of the shape.
         value: a JSON Schema, the strings, or the text of the expression or grammar.
-        param: the field that says so.
-        lenient: what cannot be enforced of a schema may be left out of account.
+        param: name of the request field.
+        lenient: keywords of a schema that cannot be enforced may be ignored.
     """
 
     kind: Literal["schema", "regex", "choice", "lark"]
@@ -29,7 +30,7 @@ class AnswerShape:
 
 
 class ShapedRequest(WireRequest):
-    """Base of requests that may say which shape the answer is to have, in one of several ways."""
+    """Base class of requests that may state the answer's shape, in one of several fields."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -40,7 +41,7 @@ class ShapedRequest(WireRequest):
 
     @property
     def shape(self) -> AnswerShape | None:
-        """The shape, None for any.
+        """The requested shape; None for an unconstrained answer.
 
         Raises:
             ApiError: 400 `invalid_request_body`, 400 `unsupported_parameter`.
@@ -63,7 +64,7 @@ class ShapedRequest(WireRequest):
         return said[0] if said else None
 
     def refuse_unsupported(self) -> None:
-        """Refuse a shape that is none, and what no shape can be."""
+        """Reject invalid shapes and unsupported shape parameters."""
         _ = self.shape
         for name in ("guided_whitespace_pattern", "structural_tag"):
             if self.extra(name) is not None:

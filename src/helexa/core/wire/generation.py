@@ -1,4 +1,4 @@
-"""The parameters of a generation that every dialect shares."""
+"""The generation parameters that all API formats share."""
 
 from typing import Annotated, Any
 
@@ -11,9 +11,10 @@ from helexa.core.wire.request import WireObject
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19
-"""In a reply: of all tokens that it may have, and of their alternatives."""
+"""Limit on log-probabilities in a reply, of tokens and their alternatives."""
 
-# Parameters of other servers that would change the answer, with values that change nothing beside null and empty ones.
+# Parameters of other servers that would change the answer, with the values that do not change it. Null and empty values
+# are always accepted.
 _ABSENT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": (),
@@ -33,13 +34,13 @@ LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(WireObject):
-    """What a streamed reply contains beside the text."""
+    """Options of a streaming reply."""
 
     include_usage: bool | None = None
 
 
 class GenerationRequest(ShapedRequest):
-    """How to generate and how to deliver it. None means that the client did not say."""
+    """Sampling parameters and delivery options. None means that the client sent no value."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -68,42 +69,42 @@ class GenerationRequest(ShapedRequest):
 
     @property
     def output_limit(self) -> int | None:
-        """Tokens that the answer may have, None when the client did not say."""
+        """Largest number of tokens of the answer; None without a limit in the request."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def answers(self) -> int:
-        """Number of answers that are wanted."""
+        """Number of requested answers."""
         return self.n or 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompt's tokens are wanted, too."""
+        """Return whether the client requests log-probabilities of the prompt's tokens."""
         return False
 
     @property
     def includes_usage(self) -> bool:
-        """Whether the client asks for the token counts at the end of a stream."""
+        """Return whether the client requests token counts at the end of a stream."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
         return None
 
     def refuse_unsupported(self) -> None:
-        """Refuse what would have a say in the answer elsewhere, by name."""
+        """Reject parameters that would change the answer on other servers."""
         super().refuse_unsupported()
         for name, accepted in _ABSENT.items():
             self.refuse(name, accepted)
         prompt_logprobs = self.extra("prompt_logprobs")
-        if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 asks for some
+        if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 requests log-probabilities, too
             raise unsupported_parameter("prompt_logprobs")
         if self.extra("skip_special_tokens") is False:
             raise unsupported_parameter("skip_special_tokens")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids that the model does not have.
+        """Reject token ids that the model does not have.
 
         Raises:
             ApiError: 400 `invalid_request_body`, naming the field and the id.
@@ -113,7 +114,8 @@ class GenerationRequest(ShapedRequest):
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
     def check_logprobs(self, prompt: int, limit: int) -> None:
-        """Refuse more log-probabilities than a reply can hold, of prompts of `prompt` tokens, answers of `limit`.
+        """Reject more log-probabilities than a reply can hold, for prompts of `prompt` tokens and answers of `limit`
+        tokens.
 
         Raises:
             ApiError: 400 `unsupported_parameter`.
@@ -127,7 +129,7 @@ class GenerationRequest(ShapedRequest):
             )
 
     def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
-        """Refuse the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""
+        """Reject the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""
         value = self.extra(name)
         if value and value not in accepted:
             raise unsupported_parameter(name)

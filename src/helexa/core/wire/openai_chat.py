@@ -1,4 +1,4 @@
-"""OpenAI chat completions: the request."""
+"""Request body of OpenAI chat completions."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ from helexa.core.wire.request import WireObject
 
 IMAGE_PARTS = frozenset({"image_url", "input_image", "image"})
 
-_TEXT_PARTS = frozenset({"text", "refusal"})  # each holds its text under the name of its type
+_TEXT_PARTS = frozenset({"text", "refusal"})  # each part holds its text in a field with the name of its type
 _Content = str | list[dict[str, Any]] | None
 _TEMPLATE_ARGUMENTS = ("messages", "tools")
 _MAX_TOOLS = 512
@@ -19,7 +19,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """The prompt cannot end within the last message and with the beginning of another."""
+    """Return the error for a request that both continues the last message and begins a new message."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -51,7 +51,7 @@ def _content(value: Any) -> Any:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Accept a function with a name; tools of other types are refused by name later."""
+    """Accept a function with a name. Tools of other types are rejected later by name."""
     if tool.get("type") != "function":
         return tool
     function = tool.get("function")
@@ -70,18 +70,18 @@ Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
 
 
 class ChatMessage(WireObject):
-    """One turn. What else it carries (`name`, `tool_calls`, `tool_call_id`, ...) is kept for the chat template."""
+    """One message. Its other fields (`name`, `tool_calls`, `tool_call_id`, ...) are kept for the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
 
     @property
     def has_image(self) -> bool:
-        """Whether a part of the content is an image."""
+        """Return whether a part of the content is an image."""
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """The turn as a chat template sees it: a replayed refusal is text, null fields are left out."""
+        """Return the message for a chat template: a replayed refusal becomes text, null fields are left out."""
         content = self.content
         if isinstance(content, list):
             content = [
@@ -109,22 +109,22 @@ class ChatRequest(GenerationRequest):
 
     @property
     def has_image(self) -> bool:
-        """Whether any turn contains an image."""
+        """Return whether a message contains an image."""
         return any(message.has_image for message in self.messages)
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model may call, as a chat template takes them; none if the client forbids all calls."""
+        """The callable tools in the form that chat templates expect; empty if the client forbids calls."""
         return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
 
     @property
     def forced_tool(self) -> str | None:
-        """The name of the one tool that the model must call, if there is one."""
+        """Name of the tool that the model must call, or None."""
         choice = self.tool_choice
         function = choice.get("function") if isinstance(choice, dict) and choice.get("type") == "function" else None
         name = function.get("name") if isinstance(function, dict) else None
@@ -132,7 +132,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def must_call(self) -> bool:
-        """Whether the model must call a tool."""
+        """Return whether the model must call a tool."""
         return self.tool_choice == "required" or self.forced_tool is not None
 
     @property
@@ -148,7 +148,7 @@ class ChatRequest(GenerationRequest):
         return named | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Whether the model is to think before it answers: as the client says, else `default`."""
+        """Return whether the model shall reason before it answers: the client's setting, else `default`."""
         said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
         if isinstance(said, bool):
             return said
@@ -158,12 +158,12 @@ class ChatRequest(GenerationRequest):
 
     @property
     def most_thoughts(self) -> int | None:
-        """Tokens that the model may think, None when the client did not say."""
+        """Limit on reasoning tokens; None without a limit in the request."""
         said = (self.chat_template_kwargs or {}).get("thinking_budget")
         return said if type(said) is int and said > 0 else self.thinking_budget
 
     def refuse_unsupported(self) -> None:
-        """Refuse anything that is not text, by name, and calls of tools that there are not."""
+        """Reject content other than text, and calls of tools that are not offered."""
         super().refuse_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
@@ -198,6 +198,6 @@ class ChatRequest(GenerationRequest):
 
 
 def _for_template(tool: dict[str, Any]) -> dict[str, Any]:
-    """The tool without fields that are null, and with the parameters that templates expect of all."""
+    """Return the tool without null fields, and with the `parameters` that templates expect in every tool."""
     function = {key: value for key, value in tool["function"].items() if value is not None}
     return {**tool, "function": function if "parameters" in function else {**function, "parameters": _NO_PARAMETERS}}

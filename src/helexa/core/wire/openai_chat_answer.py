@@ -1,4 +1,4 @@
-"""OpenAI chat completions: the shapes of the answer."""
+"""Response bodies of OpenAI chat completions."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -8,14 +8,14 @@ from helexa.core.wire.usage import Usage
 
 
 class CalledFunction(TypedDict):
-    """What is called; the arguments are the text of a JSON object."""
+    """The called function. The arguments are the text of a JSON object."""
 
     name: str
     arguments: str
 
 
 class ToolCall(TypedDict):
-    """One call of a tool."""
+    """One tool call."""
 
     id: str
     type: Literal["function"]
@@ -23,7 +23,7 @@ class ToolCall(TypedDict):
 
 
 class Alternative(TypedDict):
-    """A token and its log-probability; `bytes` are its own, `token` is what can be read of them."""
+    """A token and its log-probability. `bytes` are its raw bytes, `token` is the readable text."""
 
     token: str
     logprob: float
@@ -31,20 +31,20 @@ class Alternative(TypedDict):
 
 
 class ChatToken(Alternative):
-    """A token of the answer, and the likeliest ones in its place."""
+    """A token of the answer, and the most likely tokens at its position."""
 
     top_logprobs: list[Alternative]
 
 
 class ChatLogprobs(TypedDict):
-    """The tokens of the text: a list of `ChatToken`, encoded already."""
+    """The tokens of the text: an encoded list of `ChatToken`."""
 
     content: orjson.Fragment
     refusal: None
 
 
 class ChatAnswer(TypedDict):
-    """The assistant's turn. `content` is null in a turn of calls only."""
+    """The assistant's message. `content` is null if the message has only calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -64,7 +64,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The body of a reply that is not streamed."""
+    """The body of a non-streaming reply."""
 
     id: str
     object: Literal["chat.completion"]
@@ -75,14 +75,14 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict, total=False):
-    """What is called, or the next piece of the arguments."""
+    """The called function, or a piece of its arguments."""
 
     name: str
     arguments: str
 
 
 class ToolCallDelta(TypedDict, total=False):
-    """What a chunk adds to a call. Only the first one of a call has `id`, `type` and the function's name."""
+    """A chunk's addition to a call. Only the first chunk of a call has `id`, `type` and the function's name."""
 
     index: int
     id: str
@@ -91,7 +91,7 @@ class ToolCallDelta(TypedDict, total=False):
 
 
 class ChatDelta(TypedDict, total=False):
-    """What a chunk adds to the assistant's turn."""
+    """A chunk's addition to the assistant's message."""
 
     role: Literal["assistant"]
     content: str
@@ -100,7 +100,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """One answer's part of a chunk."""
+    """The part of a chunk that belongs to one answer."""
 
     index: int
     delta: ChatDelta
@@ -110,9 +110,10 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """One event of a streamed reply.
+    """One event of a streaming reply.
 
-    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all others.
+    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
+    events.
     """
 
     id: str

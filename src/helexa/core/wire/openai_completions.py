@@ -1,4 +1,4 @@
-"""OpenAI text completions: the request, and the shapes of the answer."""
+"""Request and response bodies of OpenAI text completions."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -11,7 +11,7 @@ from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.usage import Usage
 
 MAX_ANSWERS = 128
-"""To all prompts of a request together."""
+"""Largest number of answers to all prompts of a request together."""
 
 Prompt = str | list[int]
 _Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ANSWERS)]
@@ -25,7 +25,7 @@ _Prompts = (
 
 
 def _prompts(value: Any) -> list[Prompt]:
-    """Return the prompts of `prompt`: one, or a list of several."""
+    """Return the list of prompts in `prompt`, which is one prompt or a list of prompts."""
     several = isinstance(value, list) and bool(value) and all(isinstance(one, str | list) for one in value)
     prompts: list[Any] = value if several else [value]
     if len(prompts) > MAX_ANSWERS:
@@ -44,7 +44,7 @@ def _is_ids(value: Any) -> bool:
 
 
 class CompletionRequest(GenerationRequest):
-    """The body of `POST /v1/completions`: each prompt is text, or the token ids themselves."""
+    """The body of `POST /v1/completions`. Each prompt is a text or a list of token ids."""
 
     prompt: Annotated[list[Prompt], PlainValidator(_prompts, json_schema_input_type=_Prompts)]
     max_tokens: int | None = Field(None, ge=0)
@@ -57,7 +57,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives to tell of with each token's log-probability, None to tell neither."""
+        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
         return self.logprobs
 
     @property
@@ -67,11 +67,11 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of the prompts' tokens are wanted, too."""
+        """Return whether the client requests log-probabilities of the prompts' tokens."""
         return bool(self.echo) and self.logprobs is not None
 
     def refuse_unsupported(self) -> None:
-        """Refuse too many answers, and what is neither continuing a prompt nor text, by name."""
+        """Reject too many answers and unsupported parameters."""
         super().refuse_unsupported()
         if self.answers > MAX_ANSWERS:
             raise invalid_body(
@@ -81,7 +81,7 @@ class CompletionRequest(GenerationRequest):
         self.refuse("best_of", (1, self.n))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids, in prompts too, that the model does not have."""
+        """Reject token ids, including ids in prompts, that the model does not have."""
         super().check_vocabulary(vocab_size)
         for place, prompt in enumerate(self.prompt):
             field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
@@ -91,8 +91,12 @@ class CompletionRequest(GenerationRequest):
 
 
 class CompletionLogprobs(TypedDict):
-    """Of each token: its text, its log-probability, those of the likeliest ones, itself included, by their texts and
-    encoded already, and where it stands in the choice's text. The first token of an echoed prompt has only null."""
+    """Parallel lists with one entry per token of a choice.
+
+    The lists hold the token's text, its log-probability, the encoded log-probabilities of the most likely tokens
+    including itself by their texts, and its offset in the choice's text. The first token of an echoed prompt has null
+    log-probabilities.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -111,9 +115,10 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A reply, or one event of a streamed reply.
+    """A reply, or one event of a streaming reply.
 
-    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all others.
+    With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
+    events.
     """
 
     id: str

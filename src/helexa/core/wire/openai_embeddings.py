@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: the request, and the shapes of the answer."""
+"""Request and response bodies of OpenAI embeddings."""
 
 import base64
 import struct
@@ -21,7 +21,7 @@ _Input = _Text | _Ids | Annotated[list[_Text], _Bounds] | Annotated[list[_Ids], 
 
 
 def _inputs(value: Any) -> list[str | list[int]]:
-    """One text or list of token ids, or several; none of them empty."""
+    """Return the list of inputs, each a text or a list of token ids and not empty."""
     if isinstance(value, str) or _is_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
@@ -48,14 +48,14 @@ class EmbeddingsRequest(WireRequest):
     user: str | None = None
 
     def refuse_unsupported(self) -> None:
-        """Refuse to cut vectors or texts, by name."""
+        """Reject parameters that truncate vectors or texts."""
         for name in ("dimensions", "truncate_prompt_tokens"):
             if self.extra(name) is not None:
                 raise unsupported_parameter(name)
 
 
 class EmbeddingData(TypedDict):
-    """One text's vector: numbers, or their bytes as little-endian float32 in base64; encoded already."""
+    """One text's encoded vector: a list of numbers, or little-endian float32 bytes in base64."""
 
     object: Literal["embedding"]
     index: int
@@ -63,7 +63,7 @@ class EmbeddingData(TypedDict):
 
 
 class EmbeddingsUsage(TypedDict):
-    """What it cost."""
+    """Token usage of the request."""
 
     prompt_tokens: int
     total_tokens: int
@@ -79,7 +79,7 @@ class Embeddings(TypedDict):
 
 
 def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
-    """Build the reply, of as many encoded vectors as there were texts, which had `tokens` together."""
+    """Build the reply from one encoded vector per text. `tokens` is the length of all texts together."""
     return Embeddings(
         object="list",
         data=[
@@ -92,7 +92,7 @@ def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
 
 
 def encoded(vector: Sequence[float], encoding: str | None) -> bytes:
-    """A vector as the reply has it, JSON."""
+    """Return a vector as JSON in the requested encoding."""
     if encoding == "base64":
         return b'"%s"' % base64.b64encode(struct.pack(f"<{len(vector)}f", *vector))
     return orjson.dumps(vector)

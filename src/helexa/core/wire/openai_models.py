@@ -1,4 +1,4 @@
-"""OpenAI's list of models, with the limits and capabilities that agents look for."""
+"""OpenAI's list of models, with the limits and capabilities that agents read."""
 
 from typing import Literal, NotRequired, TypedDict
 
@@ -6,7 +6,7 @@ from helexa.core.fleet import ModelInfo
 
 
 class LimitEntry(TypedDict):
-    """Token limits; a limit that is unknown is absent."""
+    """Token limits; unknown limits are absent."""
 
     context: int
     input: NotRequired[int]
@@ -14,7 +14,7 @@ class LimitEntry(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """One model. The flat limits repeat the nested ones, as some agents read only those."""
+    """One model. The flat limits repeat the nested limits, because some agents read only flat limits."""
 
     id: str
     object: Literal["model"]
@@ -61,5 +61,5 @@ def model_entry(info: ModelInfo, created: int) -> ModelEntry:
 
 
 def model_list(entries: list[ModelEntry]) -> ModelList:
-    """Build the list."""
+    """Build the list of models."""
     return ModelList(object="list", data=entries)

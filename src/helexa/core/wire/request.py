@@ -1,4 +1,4 @@
-"""Request bodies: JSON bytes to typed values, lenient about what is unknown and strict about what is known."""
+"""Parse request bodies into typed values. Unknown fields are kept, known fields are checked strictly."""
 
 from typing import Annotated, Any, Self
 
@@ -8,23 +8,23 @@ from helexa.core.errors import ApiError, invalid_body, malformed_json, missing_m
 
 
 class WireObject(BaseModel):
-    """Base of every object in a request: extra fields are kept, types are not coerced, numbers are finite."""
+    """Base class of all objects in a request: extra fields are kept, types are not coerced, numbers are finite."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, protected_namespaces=())
 
     def extra(self, name: str) -> Any:
-        """The value of a field that the schema does not declare, None when it is absent."""
+        """Return the value of an undeclared field, or None if absent."""
         return (self.model_extra or {}).get(name)
 
 
 class WireRequest(WireObject):
-    """Base of every request body that names a model."""
+    """Base class of all request bodies that name a model."""
 
     model: Annotated[str, BeforeValidator(lambda value: "" if value is None else value)] = ""
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Read a request body.
+        """Parse a request body.
 
         Raises:
             ApiError: 400 `malformed_json`, 400 `invalid_request_body` naming the field, 400 `missing_model_field`, or
@@ -38,10 +38,10 @@ class WireRequest(WireObject):
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Self:
-        """Read a request that was made of another dialect's.
+        """Validate a request that was converted from another API format.
 
         Raises:
-            ApiError: as `parse` does.
+            ApiError: as in `parse`.
         """
         try:
             request = cls.model_validate(value)
@@ -56,11 +56,11 @@ class WireRequest(WireObject):
         return self
 
     def refuse_unsupported(self) -> None:
-        """Raise `unsupported_parameter` for the first parameter that asks for what helexa does not do."""
+        """Raise `unsupported_parameter` for the first parameter that helexa does not implement."""
 
 
 def refusal_of(error: ValidationError) -> ApiError:
-    """Return a 400 that names the first field that is wrong, or says why the body is not JSON."""
+    """Return a 400 error that names the first invalid field, or the reason why the body is not JSON."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])

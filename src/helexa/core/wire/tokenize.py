@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, in vLLM's shapes."""
+"""Bodies of `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, compatible with vLLM."""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -10,7 +10,7 @@ from helexa.core.wire.request import WireRequest
 
 
 class TokenizeRequest(WireRequest):
-    """A text (`prompt`) or a conversation (`messages`) that is to be cut into tokens."""
+    """A text (`prompt`) or a conversation (`messages`) to tokenize."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
@@ -23,11 +23,11 @@ class TokenizeRequest(WireRequest):
 
     @property
     def has_image(self) -> bool:
-        """Whether any turn contains an image."""
+        """Return whether a message contains an image."""
         return any(message.has_image for message in self.messages or ())
 
     def refuse_unsupported(self) -> None:
-        """Refuse both or neither of text and conversation, and a template that is not the model's."""
+        """Reject both or neither of text and conversation, and a custom chat template."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:
@@ -44,13 +44,13 @@ class TokenizeRequest(WireRequest):
 
 
 class DetokenizeRequest(WireRequest):
-    """Token ids whose text is wanted."""
+    """Token ids to detokenize."""
 
     tokens: list[int]
 
 
 class Tokens(TypedDict):
-    """The reply to `POST /tokenize`. `token_strs` are the tokens as the vocabulary writes them, if asked for."""
+    """The reply to `POST /tokenize`. `token_strs` are the tokens as written in the vocabulary, if requested."""
 
     count: int
     max_model_len: int
@@ -59,6 +59,6 @@ class Tokens(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The reply to `POST /detokenize`; control tokens are spelled out."""
+    """The reply to `POST /detokenize`, including control tokens."""
 
     prompt: str

@@ -1,4 +1,4 @@
-"""What a request cost, as the OpenAI dialects report it."""
+"""Token usage of a request in the OpenAI API formats."""
 
 from typing import NotRequired, TypedDict
 
@@ -16,7 +16,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class HelexaTiming(TypedDict):
-    """Where the time went, and how many tokens the prefill computed (the cached ones are not)."""
+    """Duration of the phases, and the number of tokens computed by the prefill, without cached tokens."""
 
     prefill_ms: int
     decode_ms: int
@@ -24,7 +24,7 @@ class HelexaTiming(TypedDict):
 
 
 class Usage(TypedDict):
-    """The `usage` object. Details are absent at zero."""
+    """The `usage` object. Details are absent if zero."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -43,7 +43,7 @@ def usage(
     cached_tokens: int = 0,
     reasoning_tokens: int = 0,
 ) -> Usage:
-    """Build the `usage` object; cached tokens are part of the prompt's, reasoning tokens of the completion's."""
+    """Build the `usage` object. Cached tokens are part of the prompt's tokens, reasoning tokens of the answer's."""
     result = Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

@@ -1,1 +1,1 @@
-"""Client connections: accepting, limits, HTTP/1.1 parsing, one call at a time."""
+"""Client connections: accepting, limits, HTTP/1.1 parsing and request handling."""

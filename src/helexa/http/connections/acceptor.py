@@ -1,4 +1,4 @@
-"""Accepts connections within limits, so that this process never runs out of file descriptors."""
+"""Accept connections within limits, so that this process never runs out of file descriptors."""
 
 import asyncio
 import logging
@@ -21,12 +21,12 @@ _WARN_SECS = 60.0
 
 
 class Acceptor:
-    """Turns what connects to a listening socket into connections.
+    """Accepts connections on a listening socket.
 
     Above the limits, in this order:
 
     1. The connection that is idle for longest, and for at least `IDLE_SECS`, is closed to make room. If the new
-       connection's address is over its limit, only an idle connection of the same address is closed.
+      connection's address is over its limit, only an idle connection of the same address is closed.
     2. The new connection is rejected: its first request gets a 503.
     3. If too many connections are being rejected, no more are accepted until one of them ends.
 
@@ -51,12 +51,12 @@ class Acceptor:
         self._warned_at = -_WARN_SECS
 
     def start(self) -> None:
-        """Accept from now on."""
+        """Begin to accept connections."""
         self._socket.setblocking(False)
         self._resume()
 
     async def close(self) -> None:
-        """Accept no more. Open connections stay open."""
+        """Stop accepting. Open connections stay open."""
         self._closed = True
         self._pause()
         if self._timer is not None:
@@ -122,7 +122,7 @@ class Acceptor:
         return self._served < self._limits.total or self._evict(None)
 
     def _evict(self, address: str | None) -> bool:
-        """Close the connection that is idle for longest, of this address if one is given."""
+        """Close the connection that is idle for longest, of `address` if given. Return whether one was closed."""
         before = self._loop.time() - IDLE_SECS
         for connection, since in self._service.idle.items():
             if since > before:

@@ -1,4 +1,4 @@
-"""One request and its answer, between a connection and an application."""
+"""One request and its response, between a connection and an ASGI application."""
 
 import asyncio
 import logging
@@ -35,12 +35,12 @@ def body_secs(received: int) -> float:
 
 
 class Way(Protocol):
-    """What a call sees of its connection.
+    """A call's interface to its connection.
 
     Attributes:
-        address: of the client.
-        room: set once there is room to write; None while there is.
-        service: what all connections share.
+        address: the client's host.
+        room: set once the client can receive more data; None while it can.
+        service: state shared by all connections.
     """
 
     address: str
@@ -48,36 +48,36 @@ class Way(Protocol):
     service: Service
 
     def write(self, data: bytes) -> None:
-        """Send these bytes."""
+        """Send data."""
         ...
 
     def taken(self, size: int) -> None:
-        """So many bytes of a body are no longer held."""
+        """Record that the application has taken `size` bytes of a body."""
         ...
 
     def answered(self, call: "Call") -> None:
-        """An answer is complete."""
+        """Record that a response is complete."""
         ...
 
     def end(self) -> None:
-        """Send what is written, and end."""
+        """Send buffered data, then close the connection."""
         ...
 
 
 class Call:
-    """One request: what came of its body, and what went of its answer.
+    """One request: the state of its body and its response.
 
-    A client that does not speak HTTP/1.1 gets an answer without a length up to the connection's end, any other in
-    chunks. An answer that breaks off before its end ends the connection.
+    A client with HTTP/1.0 gets a response of unknown length up to the connection's end; other clients get chunks. A
+    response that breaks off before its end closes the connection.
 
-    A final answer to a request with `Expect: 100-continue` that was not told to continue also ends the connection,
-    unless its body has come all the same.
+    If a client sends `Expect: 100-continue` and gets a final response instead of `100 Continue`, the connection closes,
+    unless the body has arrived nevertheless.
 
     Attributes:
         keep_alive: another request may follow on the connection.
-        hang_up: whether the client is gone.
-        started: the head of the answer is sent.
-        complete: the answer is sent.
+        hang_up: tells whether the client has disconnected.
+        started: the response's head is sent.
+        complete: the response is sent.
     """
 
     __slots__ = (
@@ -120,20 +120,20 @@ class Call:
         self._waited = 0.0
         self._more = True
         self._news = False
-        self._event: asyncio.Event | None = None  # of which one is needed only by who waits
+        self._event: asyncio.Event | None = None  # created only for a task that waits
         self._chunked = False
         self._left: int | None = None
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the body that have not come; 0 if the head does not declare its length."""
+        """Bytes of the body that have not arrived; 0 if the head declares no length."""
         return max(0, (self._length or 0) - self._received)
 
     def feed(self, piece: bytes) -> int:
-        """Some of the body came.
+        """Add a piece of the body.
 
         Returns:
-            How many bytes of it are held now; none if it comes too late to be of use.
+            Number of bytes held for the application; 0 if the response is already complete.
         """
         self._received += len(piece)
         if self.complete:
@@ -144,17 +144,17 @@ class Call:
         return len(piece)
 
     def feed_end(self) -> None:
-        """All of the body came."""
+        """Mark the body as complete."""
         self._more = False
         self._tell()
 
     def lose(self) -> None:
-        """The client hung up."""
+        """Record that the client has disconnected."""
         self.hang_up.happen()
         self._tell()
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Have the application answer."""
+        """Run the application."""
         tasks = self._way.service.tasks
         task = self.hang_up.task
         error: ApiError | None = None
@@ -174,14 +174,15 @@ class Call:
             self._break_off(error or internal_error())
 
     async def receive(self) -> Message:
-        """Return the next of the body, or that the client is gone or has its answer.
+        """Return the next piece of the body, or a disconnect message once the client is gone or the response is
+        complete.
 
-        The body's memory is reserved here and released when the application returns. The length that the head declares
-        is reserved at once, a chunked body as it comes.
+        The body's memory is reserved here and released when the application returns. A declared length is reserved at
+        once, a chunked body as it arrives.
 
         Raises:
             ApiError: 503: the memory for bodies is used up.
-            TimeoutError: none of the body came for `BODY_SECS`, or it takes longer than `body_secs` allows.
+            TimeoutError: no data arrived for `BODY_SECS`, or the body takes longer than `body_secs` allows.
         """
         if (size := self._length or self._received) > self._reserved:
             self._reserve(size)
@@ -201,10 +202,10 @@ class Call:
         return {"type": "http.request", "body": self._take(), "more_body": self._more}
 
     async def send(self, message: Message) -> None:
-        """Send the answer's head or the next of its body; nothing if the client is gone.
+        """Send the response's head or the next piece of its body. Ignored if the client is gone.
 
         Raises:
-            RuntimeError: it is not the turn of such a message, or it would break the answer's framing.
+            RuntimeError: the message is out of order, or would break the response's framing.
         """
         if self._way.room is not None:
             await self._way.room.wait()
@@ -248,7 +249,7 @@ class Call:
     def _start(self, status: int, headers: Headers) -> None:
         line = STATUS_LINES[status]
         if self._expects and self._more:
-            self.keep_alive = False  # the client may send the body after all, or not: the next bytes are ambiguous
+            self.keep_alive = False  # the client may or may not send the body, so the next bytes are ambiguous
         lines = list(map(b": ".join, headers))
         left: int | None = None
         chunked = False

@@ -1,4 +1,4 @@
-"""What ends when the client of a request hangs up."""
+"""Cancel work when the client of a request disconnects."""
 
 import asyncio
 import select
@@ -7,16 +7,17 @@ from types import TracebackType
 
 
 class ClientGone(Exception):
-    """The client hung up."""
+    """The client disconnected."""
 
 
 class HangUp:
-    """Found in a request's scope as `extensions[HangUp.NAME]`. As a context it is cancelled at once when the client is
-    gone, without a task that waits for that.
+    """Disconnect state of a request, in the scope's `extensions[HangUp.NAME]`.
+
+    Used as a context manager, it cancels the context's code when the client disconnects, without a waiting task.
 
     Attributes:
-        gone: whether the client hung up before it had its whole answer.
-        task: that of the request; the context is entered there and nowhere else.
+        gone: the client disconnected before the response was complete.
+        task: task of the request; the context may be entered only in this task.
     """
 
     NAME = "helexa.hang_up"
@@ -29,7 +30,7 @@ class HangUp:
         self._watched = False
 
     def happen(self) -> None:
-        """The client is gone."""
+        """Record that the client has disconnected."""
         if self.gone:
             return
         self.gone = True
@@ -40,7 +41,7 @@ class HangUp:
         """Begin to watch.
 
         Raises:
-            ClientGone: it is gone already.
+            ClientGone: the client has already disconnected.
         """
         if self.gone:
             raise ClientGone
@@ -49,10 +50,10 @@ class HangUp:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End.
+        """Stop watching.
 
         Raises:
-            ClientGone: the client hung up; the block was cancelled.
+            ClientGone: the client disconnected and the context's code was canceled.
         """
         self._watched = False
         if self.gone and self.task is not None and kind is asyncio.CancelledError:
@@ -61,10 +62,10 @@ class HangUp:
 
 
 def is_gone(socket: int) -> bool:
-    """Whether the other side of a socket closed it, however much of what it sent is unread; only Linux tells that.
+    """Return whether the peer closed a socket, even if received data is unread. Always False outside Linux.
 
     Args:
-        socket: its file descriptor.
+        socket: file descriptor of the socket.
     """
     if sys.platform != "linux":
         return False

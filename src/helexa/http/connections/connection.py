@@ -1,4 +1,4 @@
-"""A client's connection, with what a server on a network must not take from strangers."""
+"""A client's HTTP/1.1 connection with limits against misbehaving clients."""
 
 import asyncio
 import logging
@@ -34,34 +34,37 @@ _ASGI = {"version": "3.0", "spec_version": "2.3"}
 class Connection(asyncio.Protocol):
     """One connection.
 
-    Its parser (llhttp, strict) refuses what is ambiguous about where a request ends. Added to that:
+    The strict parser (llhttp) rejects requests with an ambiguous end. Further rules:
 
-    - A head must be there within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. As much may come that
-      is neither a head's end nor a body: trailers, extensions of chunks.
-    - Who takes nothing of an answer for `TAKE_SECS` is cut off: a node works for them meanwhile.
-    - HTTP/1.1 has exactly one `Host`; a body comes as it is or `chunked`, and is never coded further.
-    - The authority of an absolute-form target replaces `Host` in the headers that the application sees.
-    - Requests are answered in their order. While many of them, or much of a body, wait to be taken, no more is read.
-      What comes behind a request that ends the connection is dropped.
-    - Who hangs up is noticed by all requests that wait on the connection, not by the last one only, and also while
-      nothing is read. Who closes its sending side is gone: nothing tells that from closing both.
-    - Who still sends a body when its answer ends the connection is heard for up to `LINGER_SECS` more: a client loses
-      an answer with the connection that it cannot send to.
-    - Trailers are dropped: they are no headers.
-    - A wish for another protocol (`Upgrade`, which some HTTP clients add to every first request) is ignored. The
-      parser takes what follows it for that protocol, and would lose the request's body.
-    - What cannot be read is refused in the envelope of all errors.
-    - A connection over the listener's limits gets a 503 to its first request, and `REJECTED_SECS` to send its head.
+    - A head must arrive within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. The same limits apply
+      to trailers and chunk extensions.
+    - A client that reads nothing of a response for `TAKE_SECS` is disconnected, because a node works for it meanwhile.
+    - HTTP/1.1 requests have exactly one `Host`. A body has a length or is `chunked`, without further encoding.
+    - The authority of an absolute-form target replaces `Host` in the headers for the application.
+    - Requests are answered in order. While too many requests or body bytes are queued, reading pauses. Data after a
+      request that ends the connection is dropped.
+    - All queued requests of the connection are notified if the client disconnects, even while reading is paused. A
+      client that closes its sending side counts as disconnected, because the two cases look the same.
+    - If the client still sends a body when its response ends the connection, the server reads for up to `LINGER_SECS`
+      more: many clients lose a response if they cannot send.
+    - Trailers are dropped.
+    - `Upgrade` headers, which some HTTP clients add to each first request, are ignored. The parser would take the data
+      after them for the other protocol and lose the request's body.
+    - Invalid requests get an error response in the usual envelope.
+    - A connection over the listener's limits gets a 503 for its first request, and has `REJECTED_SECS` to send its
+      head.
 
     Args:
+        service: state shared by all connections.
+        loop: the event loop.
         address: the client's host.
-        released: called once the connection is gone.
+        released: called once the connection is closed.
         rejected: the connection is over the listener's limits.
 
     Attributes:
         address: the client's host.
-        room: set once the client took enough of what is written; None while more may be.
-        service: what all connections share.
+        room: set once the client has read enough of the sent data; None while more may be sent.
+        service: state shared by all connections.
     """
 
     max_head_bytes = 32 << 10
@@ -89,21 +92,22 @@ class Connection(asyncio.Protocol):
         self._patience = Alarm(loop, self._lose_patience)
         self._lookout = Alarm(loop, self._look)
         self._awaits_head = True
-        self._deaf = False  # what still comes is dropped
+        self._deaf = False  # received data is dropped
         self._held_bytes = 0
         self._untaken_bytes = 0
         self._paused = False
-        self._unread: bytes | memoryview = b""  # what came and waits until more is taken
+        self._unread: bytes | memoryview = b""  # received data that waits until the application has read more
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
-        self._call: Call | None = None  # the one whose body comes
-        self._calls: deque[tuple[Call, Scope]] = deque()  # those without a complete answer: one runs, the others wait
+        self._call: Call | None = None  # the request whose body is arriving
+        # requests without a complete response: the first one runs, the others wait
+        self._calls: deque[tuple[Call, Scope]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client is there; its first head is awaited."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        """Handle a new connection: wait for its first head."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface
         self._server = transport.get_extra_info("sockname")[:2]
-        self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if it is gone already
+        self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if the client is already gone
         self.service.connections.add(self)
         self._alarm.set(REJECTED_SECS if self._rejected else HEAD_SECS)
         self._mark_idle()
@@ -111,7 +115,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """Handle the end of the connection."""
         for alarm in (self._alarm, self._patience, self._lookout):
             alarm.stop()
         self.resume_writing()
@@ -122,16 +126,16 @@ class Connection(asyncio.Protocol):
         self._released()
 
     def eof_received(self) -> None:
-        """The client sends no more, so it is gone."""
+        """Close the connection: the client sends no more data and counts as disconnected."""
         self.close()
 
     def pause_writing(self) -> None:
-        """The client is slower than the answer."""
+        """Pause sending: the client reads slower than the response is produced."""
         self.room = asyncio.Event()
         self._be_patient()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Resume sending."""
         if not self._transport.is_closing():
             self._patience.clear()
         if self.room is not None:
@@ -139,7 +143,7 @@ class Connection(asyncio.Protocol):
             self.room = None
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; what cannot be parsed ends the connection."""
+        """Parse received data. Invalid data ends the connection."""
         if self._paused:
             self._unread = b"".join((self._unread, data))
         elif len(data) <= PIECE_BYTES:
@@ -157,7 +161,7 @@ class Connection(asyncio.Protocol):
         *,
         keeps: bool,
     ) -> None:
-        """Start a request, or let it wait for the answers before its own.
+        """Start a request, or queue it behind earlier requests.
 
         Raises:
             ApiError: 503: the connection is over the listener's limits.
@@ -205,42 +209,44 @@ class Connection(asyncio.Protocol):
             self._regulate()
 
     def take_body(self, body: bytes) -> None:
-        """Hold some of a body."""
+        """Hold a piece of a body for the application."""
         if self._call is not None:
             self._held_bytes += self._call.feed(body)
             if self._held_bytes > _MAX_HELD_BYTES:
                 self._regulate()
 
     def take_end(self, *, keeps: bool) -> None:
-        """A request is complete."""
+        """Handle the end of a request."""
         call, self._call = self._call, None
         if call is None:
             return
         call.feed_end()
-        if not (call.keep_alive and keeps):  # a trailer may have said so
+        if not (call.keep_alive and keeps):  # a trailer may have changed `keeps`
             call.keep_alive = False
             self._deaf = True
             if call.complete:
                 self.close()
 
     def write(self, data: bytes) -> None:
-        """Send these bytes, in one piece with what else is written within this turn of the event loop: head and body of
-        an answer then cost one system call."""
+        """Send data, joined with all other data of the same event loop iteration.
+
+        Head and body of a response then cost one system call.
+        """
         if not self._unsent:
             self._loop.call_soon(self._flush)
         self._unsent.append(data)
         self._unsent_bytes += len(data)
         if self._unsent_bytes > _MAX_HELD_BYTES:
-            self._flush()  # only the transport knows when there is no more room
+            self._flush()  # only the transport knows when its buffer is full
 
     def taken(self, size: int) -> None:
-        """So many bytes of a body are no longer held."""
+        """Record that the application has taken `size` bytes of a body."""
         self._held_bytes -= size
         if self._paused:
             self._regulate()
 
     def answered(self, call: Call) -> None:
-        """The answer that was the turn of is complete."""
+        """Handle a complete response: start the next queued request, or wait for one."""
         self._calls.popleft()
         if not call.keep_alive or (self.service.stopping and not self._calls):
             self.end()
@@ -254,14 +260,14 @@ class Connection(asyncio.Protocol):
             self._regulate()
 
     def end(self) -> None:
-        """Send what is written, and end; a client that still sends a body is heard out before."""
+        """Send buffered data and close the connection. If the client still sends a body, read for a while before."""
         if self._call is None:
             self.close()
         else:
             self._linger()
 
     def close(self) -> None:
-        """Send what is written, and end."""
+        """Send buffered data, then close the connection."""
         self._deaf = True
         self.service.idle.pop(self, None)
         self._lose()
@@ -273,14 +279,14 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def evict(self) -> bool:
-        """Close the connection to make room for another; return False if an answer is not sent to its end."""
+        """Close the connection to make room for another; return False if a response is not fully sent."""
         if self._transport.get_write_buffer_size():
             return False
         self.close()
         return True
 
     def stop(self) -> None:
-        """End, after the answers that are under way."""
+        """Close the connection after the responses in progress."""
         if not self._calls:
             self.close()
 
@@ -317,7 +323,7 @@ class Connection(asyncio.Protocol):
             self._regulate()
 
     def _regulate(self) -> None:
-        """Read no more than the application takes."""
+        """Pause or resume reading, so that only a limited amount of data waits for the application."""
         full = not self._deaf and (self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING)
         if full == self._paused or self._transport.is_closing():
             return
@@ -348,7 +354,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _parse_slices(self, data: memoryview) -> None:
-        """Parse as much as may wait: a large piece holds thousands of small requests, unless it is one body."""
+        """Parse data until enough requests wait: a large piece may hold thousands of small requests, or one body."""
         while data and len(self._calls) <= _MAX_WAITING and not self._deaf:
             size = PIECE_BYTES if self._call is None else max(PIECE_BYTES, self._call.missing_bytes)
             self._parse(data[:size])
@@ -368,7 +374,7 @@ class Connection(asyncio.Protocol):
                 self._alarm.set(HEAD_SECS)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer what cannot be a request, and hear no more from here."""
+        """Send an error response for invalid data, and stop parsing the connection."""
         if self._deaf:
             return
         log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)

@@ -1,4 +1,4 @@
-"""How many connections a listener may have open."""
+"""Limits on the number of a listener's open connections."""
 
 from dataclasses import dataclass
 
@@ -13,9 +13,10 @@ class ConnectionLimits:
     """Limits of one listener.
 
     Attributes:
-        total: connections that are served at a time.
-        per_address: connections of one client address that are served at a time.
-        rejected: connections over these limits that are open for a 503. Further ones wait in the kernel's backlog.
+        total: largest number of served connections.
+        per_address: largest number of served connections of one client address.
+        rejected: largest number of connections over these limits that are open to receive a 503. Further connections
+            wait in the kernel's backlog.
     """
 
     total: int
@@ -24,7 +25,7 @@ class ConnectionLimits:
 
     @property
     def open(self) -> int:
-        """Descriptors that the listener takes at most."""
+        """Largest number of descriptors of the listener."""
         return self.total + self.rejected
 
     @classmethod
@@ -37,14 +38,14 @@ class ConnectionLimits:
         each: int = 1,
         others: int = 0,
     ) -> "ConnectionLimits":
-        """Return limits that leave descriptors for everything else.
+        """Return limits that leave descriptors for all other uses.
 
         Args:
-            descriptors: the limit on open files of this process.
-            total: the largest number of connections.
-            per_address: half of the resulting total if None, so that a client cannot use all connections, while a
-                reverse proxy, whose clients share one address, still can use many.
-            each: descriptors that one connection takes, for itself and for the requests made on its behalf.
+            descriptors: limit on open files of this process.
+            total: largest number of connections.
+            per_address: largest number per client address. If None, half of the resulting total: one client cannot use
+                all connections, and a reverse proxy, whose clients share one address, can still use many.
+            each: descriptors of one connection, including requests made on its behalf.
             others: descriptors that the process needs for other purposes.
         """
         rejected = max(_FEWEST, min(256, descriptors // 8))

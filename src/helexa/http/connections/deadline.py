@@ -1,13 +1,14 @@
-"""A deadline that is moved far more often than it is met."""
+"""A timer whose deadline is moved much more often than it expires."""
 
 import asyncio
 from collections.abc import Callable
 
 
 class Alarm:
-    """Rings once its time has come, unless that is moved or cleared before.
+    """Calls a function at a deadline, unless the deadline is moved or cleared before.
 
-    A timer that goes off too early is set anew then, which costs less than to cancel and set one with every move.
+    Moving the deadline later keeps the pending timer. The timer is set again when it fires too early, which costs less
+    than resetting it with each move.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
@@ -18,18 +19,18 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, secs: float) -> None:
-        """Ring in so many seconds, whatever was to be before."""
+        """Set the deadline to `secs` seconds from now. Replaces an earlier deadline."""
         self._at = at = self._loop.time() + secs
         if self._timer is None or at < self._due:
             self._cancel()
             self._wait(at)
 
     def clear(self) -> None:
-        """Do not ring."""
+        """Clear the deadline."""
         self._at = None
 
     def stop(self) -> None:
-        """Never ring again, and forget who was to be rung."""
+        """Disable the alarm and drop the function."""
         self._at = self._ring = None
         self._cancel()
 

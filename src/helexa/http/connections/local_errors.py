@@ -1,10 +1,10 @@
-"""Errors of a connection that this machine causes, and not the other end."""
+"""Recognize connection errors caused by this machine rather than by the other end."""
 
 import errno
 import os
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # the last: no port is left
+_LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}  # EADDRNOTAVAIL: no local port is free
 
 
 def is_local_error(error: Exception) -> bool:

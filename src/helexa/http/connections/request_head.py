@@ -1,4 +1,4 @@
-"""What a server reads in the head of any request, beside who sent it."""
+"""Parse and check the heads of requests."""
 
 import http
 import random
@@ -10,7 +10,7 @@ import orjson
 from helexa.core.errors import ApiError
 
 Headers = list[tuple[bytes, bytes]]
-"""The headers of a request or response: names, in lower case, and values."""
+"""Headers of a request or response: names in lower case, and values."""
 
 _PHRASES = {status.value: status.phrase for status in http.HTTPStatus}
 STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(200, 600)}
@@ -21,15 +21,15 @@ _JUDGED = frozenset({b"host", b"content-length", b"expect", b"transfer-encoding"
 
 
 def request_id(headers: Headers) -> str:
-    """The client's `x-request-id` if it is harmless, else a new one."""
+    """Return the client's `x-request-id` if it is valid, else a new id."""
     for name, value in headers:
         if name == b"x-request-id" and _ID.fullmatch(value):
             return value.decode()
-    return f"{random.getrandbits(128):032x}"  # it has to differ from others, not to be a secret
+    return f"{random.getrandbits(128):032x}"  # must be unique, not secret
 
 
 def refuse_encoded(headers: Headers) -> None:
-    """Refuse a compressed body: what it would grow to is unknown until it is too late.
+    """Reject a compressed body, because its decompressed size is unknown in advance.
 
     Raises:
         ApiError: 415.
@@ -40,14 +40,14 @@ def refuse_encoded(headers: Headers) -> None:
 
 
 Framing = tuple[int | None, bool]
-"""Bytes of a request's body, None if it is chunked; and whether the client waits for `100 Continue` to send it."""
+"""Length of a request's body, None if chunked; and whether the client waits for `100 Continue`."""
 
 
 def framing(version: str, method: bytes, headers: Headers) -> Framing:
-    """Read how a request's body comes.
+    """Return the framing of a request's body.
 
     Raises:
-        ApiError: 400: it is unclear where the request ends, or for whom it is.
+        ApiError: 400: the request's end or its recipient is ambiguous.
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
         raise malformed("this server speaks HTTP/1.1, and is no proxy")
@@ -59,7 +59,7 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
         if name == b"host":
             hosts += 1
         elif name == b"content-length":
-            length = int(value)  # the parser has rejected anything but one number
+            length = int(value)  # the parser has rejected invalid and repeated values
         elif name == b"expect":
             expects = value.lower() == b"100-continue"
         elif value.strip().lower() != b"chunked" or version == "1.0":
@@ -72,7 +72,7 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
 
 
 Target = tuple[bytes, bytes, bytes | None]
-"""Path and query of a request, and the host and port of an absolute-form target."""
+"""Path and query of a request, and host and port of an absolute-form target."""
 
 
 def target(url: bytes) -> Target:
@@ -93,12 +93,12 @@ def target(url: bytes) -> Target:
 
 
 def malformed(why: str) -> ApiError:
-    """A request that cannot be read."""
+    """Return the error for an invalid request."""
     return ApiError(400, "malformed_http", why)
 
 
 def refusal(error: ApiError) -> bytes:
-    """Return the last answer on a connection, to bytes that are not a request or to a connection over the limits."""
+    """Return a last response for a connection that sends invalid data or is over the limits."""
     body = orjson.dumps(error.envelope())
     own = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

@@ -1,4 +1,4 @@
-"""What comes on a connection, taken apart into heads and bodies of requests."""
+"""Parse a connection's bytes into heads and bodies of requests."""
 
 import logging
 from typing import Protocol
@@ -14,11 +14,11 @@ PIECE_BYTES = 8 << 10
 
 
 class Taker(Protocol):
-    """Who is told what came.
+    """Receiver of parsed requests.
 
     Attributes:
-        max_head_bytes: that a head may have.
-        max_headers: that a head may have.
+        max_head_bytes: size limit of a head, in bytes.
+        max_headers: largest number of headers of a head.
     """
 
     max_head_bytes: int
@@ -34,15 +34,15 @@ class Taker(Protocol):
         *,
         keeps: bool,
     ) -> None:
-        """Take a request's head; `keeps`: the client keeps the connection."""
+        """Handle a request's head. `keeps` is True if the client keeps the connection open."""
         ...
 
     def take_body(self, body: bytes) -> None:
-        """Some of its body came."""
+        """Handle a piece of the body."""
         ...
 
     def take_end(self, *, keeps: bool) -> None:
-        """All of it came."""
+        """Handle the end of the request."""
         ...
 
 
@@ -50,7 +50,7 @@ class Intake:
     """The parser of one connection.
 
     Attributes:
-        in_head: some of a head came, and not all.
+        in_head: a part of a head has arrived.
     """
 
     def __init__(self, taker: Taker) -> None:
@@ -62,14 +62,14 @@ class Intake:
         self._quiet_bytes = 0
 
     def close(self) -> None:
-        """Forget the parser and the taker, which refer to this."""
+        """Drop the parser and the receiver, which refer to this object."""
         del self._parser, self._taker
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse the next bytes: at most `PIECE_BYTES`, or more of one body.
+        """Parse the next bytes: at most `PIECE_BYTES`, or more bytes of one body.
 
         Raises:
-            ApiError: they cannot be parsed; nothing more can be.
+            ApiError: the bytes are invalid; the connection cannot be parsed any further.
         """
         self._quiet_bytes += len(data)
         try:
@@ -78,25 +78,25 @@ class Intake:
             raise self._reason(error) from None
         if self._quiet_bytes > self._taker.max_head_bytes + len(
             data
-        ):  # of this piece nobody knows yet where it belongs
+        ):  # the position of this piece's bytes is not known yet
             raise self._too_large()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Handle the beginning of a request."""
         self.in_head = True
         self._url = b""
         self._headers = []
 
     def on_url(self, url: bytes) -> None:
-        """Some of its target is there."""
+        """Handle a piece of the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header is there, or a trailer."""
+        """Handle a header or a trailer."""
         self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """A head is there."""
+        """Handle the end of a head."""
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
@@ -105,23 +105,24 @@ class Intake:
             return
         self._quiet_bytes = 0
         self.in_head = False
-        self._headers = []  # trailers end there
+        self._headers = []  # trailers are collected here and dropped
         self._taker.take_head(method, self._url, version, headers, comes, keeps=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
-        """Some of a body is there."""
+        """Handle a piece of a body."""
         self._quiet_bytes = 0
         self._taker.take_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is complete."""
-        if not self.in_head:  # else it is one of those that are parsed again
+        """Handle the end of a request."""
+        if not self.in_head:  # otherwise the head is parsed again without its upgrade header
             self._quiet_bytes = 0
             self._taker.take_end(keeps=self._parser.should_keep_alive())
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # who says `close` with the first may send more
+        # a client that sends `close` may still send further requests
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
     def _parse(self, rest: bytes | memoryview) -> None:
@@ -140,7 +141,7 @@ class Intake:
     def _check_size(self) -> None:
         if len(self._headers) > self._taker.max_headers:
             raise self._too_large()
-        if self._quiet_bytes + PIECE_BYTES > self._taker.max_head_bytes:  # else it cannot be that large
+        if self._quiet_bytes + PIECE_BYTES > self._taker.max_head_bytes:  # otherwise the head is below the limit
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             if size > self._taker.max_head_bytes:
                 raise self._too_large()
@@ -150,7 +151,7 @@ class Intake:
         return ApiError(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
     def _reason(self, error: httptools.HttpParserError) -> ApiError:
-        cause = error.__context__  # what a callback raised
+        cause = error.__context__  # the exception raised by a callback
         if isinstance(cause, ApiError):
             return cause
         if cause is None or isinstance(cause, httptools.HttpParserError):

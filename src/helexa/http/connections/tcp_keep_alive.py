@@ -1,4 +1,4 @@
-"""TCP keep-alive probes: how a connection without traffic notices that the other host is gone."""
+"""TCP keep-alive probes, to detect that the other host of an idle connection is gone."""
 
 import socket
 
@@ -14,5 +14,5 @@ def enable_tcp_keep_alive(connection: socket.socket) -> None:
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", IDLE_SECS), ("TCP_KEEPINTVL", INTERVAL_SECS), ("TCP_KEEPCNT", PROBES)):
-        if hasattr(socket, name):  # not every system has all of them
+        if hasattr(socket, name):  # some systems lack some of these options
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,1 +1,1 @@
-"""Admission: who may use a model now, who waits, and who is turned away."""
+"""Admission control: decide which requests run, wait or are rejected."""

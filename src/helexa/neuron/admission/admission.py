@@ -1,4 +1,4 @@
-"""Admission to one model: the gate, with a clock, tasks that wait at it, and words for those it turns away."""
+"""Admission control of one model: the gate with a clock, waiting tasks and error messages for rejected requests."""
 
 import asyncio
 import math
@@ -12,14 +12,16 @@ from helexa.neuron.admission.gate import ANONYMOUS, Gate, Limits, Reason, Ticket
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine_client.client import EngineClient
 
-_OUTPUT_TOKENS = 256  # that a request gets memory for beforehand; the few that say much more may be preempted
+_OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer answers may be preempted
 
 
 class Admission:
-    """Seats in a model's batch, and memory for what sits there. Ended by `close`.
+    """Slots and KV cache memory of one model's batch. Ended by `close`.
 
     Args:
-        engine: whose batch and memory they are.
+        config: limits from the configuration.
+        engine: engine that runs the batch.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -35,14 +37,16 @@ class Admission:
 
     @asynccontextmanager
     async def seat(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["Seat"]:
-        """Wait for a seat and hold it while in the block.
+        """Wait for a slot and hold the slot while the context is open.
 
         Args:
-            principal: who asks, as one word; empty for anonymous callers.
-            max_tokens: of output.
+            principal: principal of the request, as one word; empty for anonymous requests.
+            prompt_tokens: length of the prompt.
+            max_tokens: output limit.
 
         Raises:
-            ApiError: 413, 429 or 503: it was turned away, at once or after waiting, or the model is going away.
+            ApiError: 413, 429 or 503: the request was rejected, at once or after waiting, or the model is being
+                unloaded.
         """
         self._require_open()
         ticket = Ticket(
@@ -65,12 +69,12 @@ class Admission:
             self._settle(self._gate.leave(ticket, self._clock()))
 
     def close(self, error: ApiError) -> None:
-        """From now on everybody is refused with `error`, those who wait as well; those inside go on."""
+        """Reject waiting and later requests with `error`. Admitted requests continue."""
         self._closed = error
         self._settle(self._gate.close())
 
     def load(self, model: str) -> ModelLoad:
-        """How busy `model` is, as far as it is known here; reads only."""
+        """Return the current load of `model`, without changing state. Other fields keep their defaults."""
         gate, limits = self._gate, self._gate.limits
         self._look()
         return ModelLoad(
@@ -99,7 +103,7 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake those whose wait is over, and be back when time matters for the others."""
+        """Wake requests whose wait is over, and set the timer of the next deadline."""
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
@@ -120,7 +124,7 @@ class Admission:
 
     def _require_open(self) -> None:
         if self._closed is not None:
-            raise self._closed.with_traceback(None)  # one error for many, which must not collect where it was raised
+            raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
 
     def _look(self) -> None:
         self._gate.free = self._engine.free_pages
@@ -172,7 +176,7 @@ class Admission:
 
 
 class Seat:
-    """A seat that is held."""
+    """A held slot."""
 
     def __init__(self, gate: Gate, ticket: Ticket, pages: Callable[[int], int]) -> None:
         self._gate = gate
@@ -180,12 +184,12 @@ class Seat:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """The engine holds so many tokens in memory now, so that nothing needs to be kept for these any more."""
+        """Record that the engine holds memory for `tokens` tokens. Their reservation ends."""
         self._gate.hold(self._ticket, self._pages(tokens))
 
 
 def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
-    """The ceilings that are configured, and those that follow from the engine where nothing is."""
+    """Return the limits of a model: the configured limits, or defaults that follow from the engine's options."""
     most = engine.options.max_sequences
     seats = min(config.max_in_flight or most, most)
     anon_seats = share_of(seats) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, seats)

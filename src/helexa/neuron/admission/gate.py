@@ -1,11 +1,11 @@
-"""The gate in front of one model, as a state machine without a clock: tickets arrive, wait, go in and leave.
+"""Admission gate of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
 
-Whoever goes in takes a seat and memory at the same moment, and whoever waits holds nothing, so nobody can hold the one
-while waiting for the other.
+A request gets its slot and its memory at the same moment, and waiting requests hold neither. Requests therefore cannot
+deadlock over slots and memory.
 
-Principals take turns. A turn costs what the request takes of memory, so those who ask for much come less often; a
-principal that comes anew owes nothing. Where there are many seats nobody holds all: the last one is for somebody else.
-Anonymous callers are one principal, and go in only while nobody else waits.
+Principals take turns. A turn costs the memory of the request, so principals with large requests get fewer turns. A new
+principal starts without debt. If there are at least `_MANY_SEATS` slots, one principal can hold all slots but one.
+Anonymous requests count as one principal; they are admitted only if no request with a principal waits.
 """
 
 import math
@@ -17,16 +17,16 @@ from enum import StrEnum
 ANONYMOUS = ""
 
 _MANY_SEATS = 8
-_PASSES = 16  # how often a request that waits for memory is overtaken by smaller ones
-_LOOK_SECONDS = 0.25  # between looks at memory that others may have given back unasked
+_PASSES = 16  # how many smaller requests may be admitted ahead of a request that waits for memory
+_LOOK_SECONDS = 0.25  # interval of checks for memory that was freed without notice
 _RATE_SECONDS = 60.0
 _RATE_SEATS = 64
-_FIRST_RATE = 2.0  # seconds until a seat comes free, as long as none has
+_FIRST_RATE = 2.0  # assumed seconds per freed slot, until a slot is freed
 _LONGEST_RETRY = 120
 
 
 class Reason(StrEnum):
-    """Why a request was turned away."""
+    """Reasons for rejecting a request."""
 
     QUEUE_FULL = "queue_full"
     TIMEOUT = "timeout"
@@ -38,15 +38,16 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The ceilings of one model.
+    """Limits of one model.
 
     Attributes:
-        seats: requests inside.
-        queue: requests that wait.
-        wait, kv_wait: seconds, for a seat, and then for memory.
-        per_principal: requests of one principal, waiting ones included; 0 for no bound.
-        anon_seats, anon_pending: anonymous requests inside, and waiting ones included; 0 seats refuse them all.
-        pages: of memory in all.
+        seats: number of admitted requests.
+        queue: number of waiting requests.
+        wait, kv_wait: longest wait for a slot, and longest wait for memory after that, in seconds.
+        per_principal: number of admitted and waiting requests of one principal; 0 for no limit.
+        anon_seats, anon_pending: number of admitted anonymous requests, and number of admitted and waiting anonymous
+            requests. 0 `anon_seats` rejects all anonymous requests.
+        pages: number of KV pages in total.
     """
 
     seats: int
@@ -60,12 +61,12 @@ class Limits:
 
     @property
     def share(self) -> int:
-        """Seats that one principal may hold."""
+        """Return the number of slots that one principal may hold."""
         return share_of(self.seats)
 
 
 def share_of(seats: int) -> int:
-    """How many of so many seats one principal may hold."""
+    """Return how many of `seats` slots one principal may hold."""
     return seats - 1 if seats >= _MANY_SEATS else seats
 
 
@@ -74,14 +75,15 @@ class Ticket:
     """One request at the gate.
 
     Attributes:
-        pages: of memory that it goes in with.
-        least: pages without which it can never be served.
-        refused: why it was turned away, if it was.
-        number: in the order of arrival.
-        deadline: when it stops waiting.
-        starved: its turn came, but not the memory.
-        passed: how often others went in then.
-        held: pages that it holds by now, so that they are missing from those that are free.
+        principal: principal of the request; `ANONYMOUS` if it has none.
+        pages: KV pages reserved at admission.
+        least: fewest KV pages with which the request can be served.
+        refused: reason for the rejection, or None.
+        number: position in the order of arrival.
+        deadline: time at which the request stops waiting.
+        starved: the request's turn came, but its memory was not free.
+        passed: number of later requests admitted ahead of this one since then.
+        held: KV pages that the engine holds for the request.
     """
 
     principal: str
@@ -98,22 +100,24 @@ class Ticket:
 
     @property
     def owed(self) -> int:
-        """Pages that it was let in with and does not hold yet."""
+        """Return the number of pages reserved but not yet held by the engine."""
         return max(self.pages - self.held, 0)
 
     @property
     def claimed(self) -> int:
-        """Pages that it was let in with, or those that it holds if these are more."""
+        """Return the number of pages reserved, or the number of pages held if that is larger."""
         return max(self.pages, self.held)
 
 
 class Gate:
-    """Decides who goes in. Every method that may settle tickets returns those it has settled: inside, or refused.
+    """Decides which requests are admitted.
+
+    Methods that may settle tickets return the settled tickets, each either admitted or rejected.
 
     Attributes:
-        free: pages of memory that nobody holds, as last heard of.
-        waiting, inside: how many.
-        refusals: how many, by reason.
+        free: free KV pages at the last report of the engine.
+        waiting, inside: number of waiting requests, and of admitted requests.
+        refusals: number of rejections by reason.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -122,28 +126,28 @@ class Gate:
         self.waiting = 0
         self.inside = 0
         self.refusals = dict.fromkeys(Reason, 0)
-        self._lines: dict[str, deque[Ticket]] = {}  # who waits, by principal
+        self._lines: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
         self._seated: dict[str, int] = {}
-        self._turns: dict[str, float] = {}  # what each principal that is here has had
-        self._turn = 0.0  # where a newcomer begins
-        self._promised = 0  # pages of those inside that do not hold them yet, as far as was heard
-        self._claimed = 0  # pages of those inside, held or promised
+        self._turns: dict[str, float] = {}  # cost of the turns that each present principal has had
+        self._turn = 0.0  # starting value for new principals
+        self._promised = 0  # pages reserved but not reported as held
+        self._claimed = 0  # pages of admitted requests, held or reserved
         self._arrived = 0
         self._freed: deque[float] = deque(maxlen=_RATE_SEATS)
 
     @property
     def available(self) -> int:
-        """Pages that the next one may count on."""
-        # What a prompt holds is not heard of before its first token: until then it is missing from the first of these
-        # twice. The second does not know of pages that several share.
+        """Return the number of pages available to the next request."""
+        # The engine reports a prompt's pages only with its first token. Until then the first difference counts these
+        # pages twice. The second difference ignores pages that several requests share.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
     def seated(self, principal: str) -> int:
-        """How many of a principal are inside."""
+        """Return the number of admitted requests of `principal`."""
         return self._seated.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Somebody comes; goes in at once, or waits, or is turned away, perhaps somebody else for him."""
+        """Add a request. The gate admits it, queues it, or rejects it or another request in its place."""
         limits, who = self.limits, ticket.principal
         pending = self.seated(who) + len(self._lines.get(who, ()))
         if ticket.least > limits.pages:
@@ -166,7 +170,7 @@ class Gate:
         return settled
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Somebody is done, or waits no more. Whoever has arrived leaves once, whatever became of him."""
+        """Remove a request that ended or stopped waiting. Each request that arrived must leave once."""
         if ticket.inside:
             ticket.inside = False
             self.inside -= 1
@@ -176,13 +180,14 @@ class Gate:
             self._freed.append(now)
         elif ticket.waiting:
             self._step_out(ticket)
-        if ticket.principal not in self._lines and not self.seated(ticket.principal):  # nothing is kept of who is gone
+        # forget principals without requests
+        if ticket.principal not in self._lines and not self.seated(ticket.principal):
             self._seated.pop(ticket.principal, None)
             self._turns.pop(ticket.principal, None)
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
-        """Somebody inside holds so many pages by now."""
+        """Record that the engine holds `pages` pages for an admitted request."""
         if ticket.inside and pages > ticket.held:
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
@@ -191,7 +196,7 @@ class Gate:
             self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
-        """Time has passed, or memory has come free."""
+        """Admit and expire requests after time passed or memory was freed."""
         settled = self._admit(now)
         for ticket in [ticket for ticket in self._waiters() if ticket.deadline <= now]:
             self._step_out(ticket)
@@ -199,28 +204,28 @@ class Gate:
         return settled + self._admit(now)
 
     def next_tick(self, now: float) -> float | None:
-        """When time matters next, if it does."""
+        """Return the time of the next necessary `tick`, or None."""
         if not self.waiting:
             return None
         deadline = min(ticket.deadline for ticket in self._waiters())
         return min(deadline, now + _LOOK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Whole seconds until one more would probably go in, by how fast seats came free lately."""
+        """Return whole seconds until the gate could probably admit a request, from the recent rate of freed slots."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE
         return min(max(math.ceil((self.waiting + 1) * each), 1), _LONGEST_RETRY)
 
     def close(self) -> list[Ticket]:
-        """Everybody who waits goes away; the caller says why."""
+        """Remove all waiting requests and return them. The caller chooses their error."""
         waiters = list(self._waiters())
         for ticket in waiters:
             self._step_out(ticket)
         return waiters
 
     def _admit(self, now: float) -> list[Ticket]:
-        """Let in whoever may go, each principal's first in the order of turns."""
+        """Admit all requests that fit, the first request of each principal in the order of turns."""
         admitted: list[Ticket] = []
         while self.inside < self.limits.seats and (ticket := self._next(now)) is not None:
             self._step_out(ticket)
@@ -231,13 +236,13 @@ class Gate:
             self._claimed += ticket.claimed
             turn = self._turns[ticket.principal]
             self._turns[ticket.principal] = turn + ticket.pages
-            # It moves on whoever goes in: however many newcomers there are, nobody's turn is put off for ever.
+            # The starting value grows with each admission, so newcomers cannot delay a waiting principal forever.
             self._turn = max(self._turn, turn) + ticket.pages / len(self._turns)
             admitted.append(ticket)
         return admitted
 
     def _next(self, now: float) -> Ticket | None:
-        """Whose turn it is, of those who have the memory."""
+        """Return the next request in the order of turns whose memory is available."""
         known = [line[0] for who, line in self._lines.items() if line and who != ANONYMOUS]
         anonymous = self._lines.get(ANONYMOUS)
         heads = known or ([anonymous[0]] if anonymous else [])
@@ -260,7 +265,9 @@ class Gate:
         return self.limits.anon_seats if principal == ANONYMOUS else self.limits.share
 
     def _push_out(self, newcomer: Ticket) -> Ticket:
-        """The queue is too long: the newest anonymous waiter goes, else the newest one of whoever has most there."""
+        """Reject one request of an overlong queue: the newest anonymous request, else the newest of the principal with
+        most requests.
+        """
         anonymous = self._lines.get(ANONYMOUS)
         if anonymous and newcomer.principal != ANONYMOUS:
             victim, reason = anonymous[-1], Reason.ANON_YIELD
@@ -278,7 +285,7 @@ class Gate:
         return ticket
 
     def _step_out(self, ticket: Ticket) -> None:
-        """Take a ticket out of its line."""
+        """Remove a ticket from its principal's queue."""
         line = self._lines[ticket.principal]
         line.remove(ticket)
         if not line:

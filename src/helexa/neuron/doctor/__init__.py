@@ -1,1 +1,1 @@
-"""`neuron doctor`: what was found on this machine, in words, one file per thing that is looked at."""
+"""`neuron doctor`: check this machine and the configuration, one module per subject."""

@@ -1,4 +1,4 @@
-"""Examinations: everything is looked at, and said in words or in JSON."""
+"""Run all checks and print the findings as text or JSON."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ _MARKS = {"fine": "", "note": "note: ", "fault": "FAULT: "}
 
 
 def examine(settings: NeuronConfig) -> Iterator[Finding]:
-    """Look at all that a node needs, in the order in which it matters."""
+    """Yield findings about all requirements of a node, the most important first."""
     device = settings.harness.torch.device
     yield from examine_machine(settings, default_device() if device == "auto" else device)
     models = ", ".join(spec.model_id for spec in settings.default_models)
@@ -29,11 +29,12 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Look at all that running models takes, where nobody need reach them from elsewhere.
+    """Yield findings about all requirements of running models locally. Port and network exposure are not checked.
 
     Args:
-        device: that models run on.
-        why: it was chosen, and others were not.
+        settings: the node's configuration.
+        device: device of the models.
+        why: reason for the choice of `device`; may be empty.
     """
     torch = settings.harness.torch
     yield from look_at_machine(torch.device)
@@ -43,7 +44,7 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
 
 
 def report(found: Iterable[Finding], *, as_json: bool) -> bool:
-    """Print what was found; whether nothing keeps models from being served as configured."""
+    """Print the findings. Return whether nothing prevents serving the configured models."""
     findings: list[Finding] = []
     for finding in found:
         findings.append(finding)

@@ -1,4 +1,4 @@
-"""What one look found."""
+"""The result of one check."""
 
 from typing import Literal, NamedTuple
 
@@ -6,12 +6,12 @@ Level = Literal["fine", "note", "fault"]
 
 
 class Finding(NamedTuple):
-    """One sentence.
+    """A finding in one sentence.
 
     Attributes:
-        topic: what was looked at.
-        level: `fault` keeps models from being served as configured, `note` could be better.
-        text: what was found, and what to do about it.
+        topic: subject of the check.
+        level: `fault` prevents serving the configured models, `note` is a possible improvement.
+        text: the finding, and how to fix the problem.
     """
 
     topic: str

@@ -1,4 +1,4 @@
-"""A folder of files: whether they can be kept there, what is there, what was left behind, how much room there is."""
+"""Check a cache folder: write access, content, unfinished downloads and free space."""
 
 import os
 import shutil
@@ -12,10 +12,11 @@ _UNFINISHED = ".incomplete"
 
 
 def look_at_folder(folder: Path, what: str) -> Iterator[Finding]:
-    """Look at it and into it.
+    """Yield findings about the folder and its content.
 
     Args:
-        what: is kept there.
+        folder: the folder; may not exist yet.
+        what: description of the folder's content.
     """
     yield _look(folder, what)
     yield from _look_inside(folder)
@@ -26,7 +27,7 @@ def _look(folder: Path, what: str) -> Finding:
         present = next(path for path in (folder, *folder.parents) if path.exists())
         writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
         free = shutil.disk_usage(present).free
-    except OSError:  # it may not even be looked at
+    except OSError:  # the folder is not readable
         writable, free = False, 0
     if not writable:
         return Finding("cache", "fault", f"{what} are to be kept in {folder}, which cannot be written")
@@ -44,7 +45,7 @@ def _look_inside(folder: Path) -> Iterator[Finding]:
             try:
                 size = path.lstat().st_blocks * 512
             except OSError:
-                continue  # somebody has just removed it
+                continue  # another process has just removed the file
             total += size
             if name.endswith(_UNFINISHED):
                 left, unfinished = left + size, unfinished + 1

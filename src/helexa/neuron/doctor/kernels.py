@@ -1,6 +1,6 @@
-"""What computes: torch, and the kernels that engines would choose.
+"""Check torch and the kernels that engines would choose.
 
-Torch is asked in a process of its own, as engines have it: a torch that breaks breaks that one.
+Torch is imported in a separate process, as in engines, so that a broken torch cannot crash this process.
 """
 
 import os
@@ -16,18 +16,20 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 from helexa.neuron.hardware.discovery import torch_version
 
 NO_KERNELS = "no"
-"""What stands for the kernels of a device that cannot be used."""
+"""Kernel name of an unusable device."""
 
-_SURVEY_SECONDS = 300  # torch may have to be read from a slow disk, and the kernels compiled
+_SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may have to be compiled
 
 
 class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """What serves models on one device.
+    """The kernels for models on one device.
 
     Attributes:
-        dtype: of the activations.
-        reason: for these kernels, or against faster ones.
-        free_mb: memory that a model may take, in MiB; None where nobody knows.
+        device: name of the device in torch.
+        kernels: name of the kernels.
+        dtype: dtype of the activations.
+        reason: why these kernels are chosen, or why faster kernels are not.
+        free_mb: memory available to a model, in MiB; None if unknown.
     """
 
     device: str
@@ -38,12 +40,13 @@ class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Survey(msgspec.Struct, frozen=True, kw_only=True):
-    """Every device that torch can use.
+    """All devices that torch can use.
 
     Attributes:
-        threads: that an engine computes with on a CPU.
-        unusable: why the configured device cannot be used, if it cannot.
-        apart: pairs of CUDA devices of which one cannot reach the other's memory.
+        threads: number of threads of an engine on a CPU.
+        devices: the kernels for each device.
+        unusable: why the configured device is unusable, or None.
+        apart: pairs of CUDA devices without access to each other's memory.
     """
 
     threads: int
@@ -53,10 +56,12 @@ class Survey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """What torch says of every device, and whether `device` can be used.
+    """Yield findings about every device of torch, and whether `device` is usable.
 
     Args:
-        why: it was chosen.
+        settings: options of the engine.
+        device: device of the models.
+        why: reason for the choice of `device`; may be empty.
     """
     if not torch_version():
         yield Finding("torch", "fault", "torch is missing: pip install 'helexa[neuron]'")
@@ -89,10 +94,10 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
 
 
 def _survey(settings: TorchConfig, device: str) -> Survey:
-    """What torch says.
+    """Return the survey of torch's devices.
 
     Raises:
-        ValueError: it said why it cannot.
+        ValueError: the survey failed; the text is its last error line.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-m", "helexa.neuron.kernel_survey", options]

@@ -1,4 +1,4 @@
-"""The system, its processor and compiler, and its accelerators."""
+"""Check the operating system, CPU, compiler and accelerators."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from helexa.neuron.doctor.finding import Finding
 from helexa.neuron.hardware.discovery import discover, overlooked, torch_version
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
-# What /proc/cpuinfo calls them; the kernels have words for each.
+# Names in /proc/cpuinfo of the instruction sets that the kernels use.
 _INSTRUCTIONS = {
     "avx2": "AVX2",
     "avx512f": "AVX-512",
@@ -24,10 +24,10 @@ _INSTRUCTIONS = {
 
 
 def look_at_machine(device: str) -> Iterator[Finding]:
-    """What there is to compute with.
+    """Yield findings about the hardware.
 
     Args:
-        device: that is configured; `auto` takes whatever works.
+        device: configured device; `auto` is the best usable device.
     """
     facts = discover()
     memory = f"{facts.memory_total_mb} MiB of memory"
@@ -76,7 +76,7 @@ def _triton() -> Iterator[Finding]:
 
 
 def _instructions() -> list[str] | None:
-    """Those of `_INSTRUCTIONS` that the processor has; None where the system does not say."""
+    """Return the instruction sets of `_INSTRUCTIONS` that the CPU has; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

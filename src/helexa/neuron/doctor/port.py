@@ -1,4 +1,4 @@
-"""Whether the node can listen where it is to."""
+"""Check whether the node can listen on its address."""
 
 import psutil
 
@@ -8,7 +8,7 @@ from helexa.neuron.doctor.finding import Finding
 
 
 def look_at_port(host: str, port: int) -> Finding:
-    """Listen there for a moment. A port in use is no fault: it may be this node's own."""
+    """Try to listen on the address. A port in use is only a note, because the owner may be this node."""
     try:
         bind((host, port)).close()
     except AddressInUseError:
@@ -22,7 +22,7 @@ def look_at_port(host: str, port: int) -> Finding:
 
 
 def _owner(port: int) -> str | None:
-    """The process that listens there, if that may be known."""
+    """Return the process that listens on the port, or None if unknown."""
     try:
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
@@ -30,5 +30,5 @@ def _owner(port: int) -> str | None:
                 process = psutil.Process(connection.pid)
                 return f"process {connection.pid} ({' '.join(process.cmdline())[:100] or process.name()})"
     except (psutil.Error, OSError):
-        pass  # other users' processes are their own
+        pass  # other users' processes are not visible
     return None

@@ -1,6 +1,7 @@
-"""Grammars that keep an answer to a form, as llguidance reads them, and the check that one can be compiled.
+"""Grammars that constrain an answer, in llguidance's format, and a check that a grammar compiles.
 
-A grammar is a string, llguidance's JSON; the engine makes it a mask over the vocabulary. Building one is pure.
+A grammar is a string in llguidance's JSON. The engine compiles it to a token mask. Building a grammar has no side
+effects.
 """
 
 from helexa.neuron.grammar.answer import for_choice, for_lark, for_regex, for_schema

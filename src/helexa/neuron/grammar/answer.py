@@ -1,4 +1,4 @@
-"""Grammars for a whole answer: JSON, a regular expression, one of some strings, or what the client wrote in Lark."""
+"""Grammars of a whole answer: a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
 
 import re
 from collections.abc import Sequence
@@ -13,20 +13,23 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
-    """JSON of a schema, without any white space. `{"type": "object"}` is JSON mode.
+    """Return the grammar of JSON that matches a schema, without white space. `{"type": "object"}` is JSON mode.
 
     Args:
-        lenient: what cannot be enforced of the schema is left out of account; else the grammar will not compile.
+        schema: the JSON Schema.
+        lenient: ignore keywords that llguidance cannot enforce; otherwise the grammar does not compile.
 
     Raises:
-        ApiError: 400 `invalid_schema`: it is no schema.
+        ApiError: 400 `invalid_schema`: the value is not a schema.
     """
     rules = Rules()
     return rules.serialised(rules.schema("schema", checked_schema(schema, "the schema"), lenient=lenient))
 
 
 def for_regex(regex: str) -> str:
-    """Text that matches a regular expression as a whole, in the syntax of Rust's `regex`, which has no look-around."""
+    """Return the grammar of text that fully matches a regular expression in the syntax of Rust's `regex`, without
+    look-around.
+    """
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
@@ -35,10 +38,10 @@ def for_regex(regex: str) -> str:
 
 
 def for_choice(choices: Sequence[str]) -> str:
-    """One of some strings.
+    """Return the grammar of a choice between strings.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: there are none, or an empty one.
+        ApiError: 400 `invalid_grammar`: the list is empty or holds an empty string.
     """
     if not choices or not all(choices):
         raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
@@ -47,10 +50,10 @@ def for_choice(choices: Sequence[str]) -> str:
 
 
 def for_lark(lark: str) -> str:
-    """Text of a context-free grammar in llguidance's dialect of Lark.
+    """Return the grammar of a context-free grammar in llguidance's variant of Lark.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: it names special tokens, or is of another dialect.
+        ApiError: 400 `invalid_grammar`: the grammar names special tokens, or is not Lark.
     """
     if "::=" in lark:
         raise ApiError(

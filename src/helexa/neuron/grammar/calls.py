@@ -1,4 +1,4 @@
-"""One call of a tool, in the ways that families write it."""
+"""Grammars of one tool call, by tool-call format."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,13 +13,15 @@ _LINE = "\n"
 
 
 def json_call(rules: Rules, offer: Offer) -> str:
-    """`{"name": ..., "arguments": {...}}`."""
+    """Return the grammar of `{"name": ..., "arguments": {...}}`."""
     lead = f'{{"name": "{offer.name}", "arguments": '
     return f'{literal(lead)} {offer.arguments(rules)} "}}"'
 
 
 def schema_call(rules: Rules, offer: Offer, key: str) -> str:
-    """`{"name": ..., KEY: {...}}`, all of it JSON of one schema: so that JSON that is no call may stand there too."""
+    """Return the grammar of `{"name": ..., KEY: {...}}` as a single JSON schema, so that other JSON can be an
+    alternative.
+    """
     whole = {
         "type": "object",
         "properties": {"name": {"const": offer.name}, key: _moved(offer.arguments_schema, f"#/properties/{key}")},
@@ -30,7 +32,7 @@ def schema_call(rules: Rules, offer: Offer, key: str) -> str:
 
 
 def xml_call(rules: Rules, offer: Offer) -> str:
-    """`<function=NAME>` with tagged parameters, or JSON where the tool's schema asks for what tags cannot show."""
+    """Return the grammar of `<function=NAME>` with tagged parameters, or of JSON if tags cannot express the schema."""
     parameters = {name: Parameter(offer, name, _XML_TAGS) for name in offer.properties}
     if not (offer.is_plain and all(is_name(name) and one.is_exact for name, one in parameters.items())):
         return json_call(rules, offer)
@@ -43,14 +45,14 @@ def xml_call(rules: Rules, offer: Offer) -> str:
 
 
 def python_call(rules: Rules, offer: Offer) -> str:
-    """`NAME(KEY=VALUE, ...)`, with values in JSON.
+    """Return the grammar of `NAME(KEY=VALUE, ...)`, with values in JSON.
 
     Raises:
-        ApiError: 400 `unsupported_schema`: a strict tool's schema asks for what this cannot show.
+        ApiError: 400 `unsupported_schema`: the format cannot express the schema of a strict tool.
     """
     number = f"tool_{offer.index}"
-    later = ""  # what may follow when a parameter is written already
-    first: list[str] = []  # what may stand when none is
+    later = ""  # rule for parameters after the first written one
+    first: list[str] = []  # alternatives for the first written parameter
     optional = True
     for position, name in reversed([*enumerate(_writable(offer, offer.properties))]):
         one = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, offer, name)}")
@@ -64,7 +66,7 @@ def python_call(rules: Rules, offer: Offer) -> str:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema whose references lead from its new place to what they led to."""
+    """Return a schema whose references are adjusted to its new place `place`."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, Mapping):
@@ -77,10 +79,11 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(offer: Offer, names: Iterable[str]) -> list[str]:
-    """Those parameters whose names can be written.
+    """Return the names of parameters that the format can write.
 
     Raises:
-        ApiError: 400 `unsupported_schema`: one that is required cannot, or the strict schema is no list of parameters.
+        ApiError: 400 `unsupported_schema`: the format cannot write a required parameter, or a strict schema is not a
+            plain list of parameters.
     """
     if offer.strict and not offer.is_plain:
         raise _unsupported(offer, "its schema must be an object's with 'properties'")

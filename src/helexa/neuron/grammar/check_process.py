@@ -1,6 +1,6 @@
-"""The process in which grammars are compiled to see whether they can be: a hostile one may end it, and nothing else.
+"""Process that compiles grammars, so that a malicious grammar can crash only this process.
 
-It reads a line of JSON per grammar, a string, and answers each with a line of JSON, a `Verdict`. It ends with its
+It reads one grammar per line, a JSON string, and writes one `Verdict` per line, in JSON. It exits at the end of
 standard input.
 """
 
@@ -21,8 +21,8 @@ from helexa.neuron.grammar.limits import MAX_CPU_SECONDS, PARSER_LIMITS
 from helexa.neuron.grammar.verdict import Verdict
 from helexa.neuron.parsers.schema_types import DEFINITIONS
 
-_MEMORY_BYTES = 512 << 20  # of address space, beyond what it has when it starts
-_STACK_BYTES = 2 << 20  # less than any thread that compiles the same grammar later
+_MEMORY_BYTES = 512 << 20  # address space beyond the usage at start
+_STACK_BYTES = 2 << 20  # less than the stack of any thread that compiles the same grammar later
 _SEARCH_SECONDS = 0.3
 _MAX_TEXT = 1000
 _MAPS = (*DEFINITIONS, "properties", "patternProperties", "dependentSchemas")
@@ -31,7 +31,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> Verdict:
-    """Compile a grammar."""
+    """Compile a grammar. Return the result."""
     if not (error := _error_of(grammar)):
         return Verdict()
     for part in json.loads(grammar)["grammars"]:
@@ -53,7 +53,7 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """The JSON pointer of the innermost part of a schema that alone has the same error, as far as time allows."""
+    """Return the JSON pointer of the innermost schema part that alone has the same error, within a time limit."""
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
     end = time.process_time() + _SEARCH_SECONDS
@@ -85,17 +85,17 @@ def _serve() -> None:
     for line in sys.stdin.buffer:
         try:
             verdict = judge(json.loads(line))
-        except Exception as error:  # the grammar's doing, whatever it is
+        except Exception as error:  # any exception is caused by the grammar
             verdict = Verdict(f"it cannot be compiled: {type(error).__name__}")
         sys.stdout.buffer.write(msgspec.json.encode(verdict) + b"\n")
         sys.stdout.buffer.flush()
 
 
 def main() -> None:
-    """Answer until there is nothing more to be asked."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
+    """Serve until standard input ends."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the signal ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
+    if sys.platform == "linux":  # other systems do not enforce the limit on address space
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + _MEMORY_BYTES, used + _MEMORY_BYTES))
     threading.stack_size(_STACK_BYTES)

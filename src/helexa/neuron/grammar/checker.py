@@ -1,4 +1,4 @@
-"""Finding out whether a grammar can be compiled, before anything is begun for its request."""
+"""Check that a request's grammar compiles, before the request is admitted."""
 
 import asyncio
 import hashlib
@@ -19,14 +19,14 @@ _MAX_WAITING = 64
 _MAX_ERROR = 300
 _MAX_POINTER = 200
 _LINE_BYTES = 1 << 20
-_BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # what a stack that overflows or no memory comes to
-_SECONDS = 30.0  # by the clock, on a machine that has other work
+_BROKEN = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)  # exit codes after a stack overflow or failed allocation
+_SECONDS = 30.0  # wall-clock limit, on a machine with other work
 
 
 class GrammarChecker:
-    """Compiles grammars in a process of its own, which starts with the first and is replaced when one ends it.
+    """Compiles grammars in a separate process, which starts at the first check and is restarted after a crash.
 
-    What came of a grammar is remembered, of those asked for last.
+    The results of the most recent grammars are cached.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,15 @@ class GrammarChecker:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
 
     async def compile_check(self, grammar: str, param: str) -> None:
-        """Refuse a grammar that cannot be compiled.
+        """Raise if a grammar does not compile.
 
         Args:
-            param: the request's field that it comes from.
+            grammar: the serialized grammar.
+            param: name of the request's field with the grammar.
 
         Raises:
-            ApiError: 400 `invalid_schema` or `invalid_grammar`, saying where and why; 503: too many
-                grammars wait for this, or it cannot be done just now.
+            ApiError: 400 `invalid_schema` or `invalid_grammar` with place and reason; 503 if too many grammars wait or
+                the check failed.
         """
         try:
             encoded = grammar.encode()
@@ -93,7 +94,7 @@ class GrammarChecker:
                     if not (answer := await process.stdout.readline()):
                         await process.wait()
         finally:
-            if not answer:  # it died, or nobody waits for its answer any more
+            if not answer:  # the process died, or the check was canceled
                 await asyncio.shield(self._end())
         if answer:
             return msgspec.json.decode(answer, type=Verdict)

@@ -1,4 +1,4 @@
-"""Bounds on the digits of numbers: weak models write digits until their output limit ends them."""
+"""Limit the digits of numbers: weak models otherwise write digits until their output limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,21 +6,22 @@ from typing import Any
 from helexa.neuron.grammar.schema import type_names
 
 LARGEST = 10**18
-"""Of numbers whose schema states no bound: near the most that llguidance can bound."""
+"""Limit of numbers without bounds in their schema, near the largest bound that llguidance supports."""
 
 DECIMALS = 1e-10
-"""The step of numbers whose schema states none: the smallest that llguidance takes."""
+"""Step of numbers without a step in their schema: the smallest step that llguidance supports."""
 
-_LEAST_RANGE = 1e-6  # a smaller one may hold no multiple of a step
+_LEAST_RANGE = 1e-6  # a smaller range may contain no multiple of a step
 _LOWER, _UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _NUMERIC = frozenset({"integer", "number"})
-_ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})  # where bounds may contradict
+# with these keywords, additional bounds may contradict
+_ELSEWHERE = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "not", "if"})
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalProperties", "anyOf", "allOf", "oneOf")
 
 
 def bounded(schema: Any) -> Any:
-    """Return a schema whose numbers have at most 18 digits before the point and 10 after it, but for stated bounds."""
+    """Return a schema that limits unbounded numbers to 18 digits before and 10 after the decimal point."""
     if isinstance(schema, list):
         return [bounded(part) for part in schema]
     if not isinstance(schema, Mapping):
@@ -39,7 +40,7 @@ def bounded(schema: Any) -> Any:
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
-    """Return the bounds that a numeric schema lacks."""
+    """Return the missing bounds of a numeric schema."""
     stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
     if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
         return {}

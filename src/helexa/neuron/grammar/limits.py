@@ -1,10 +1,10 @@
-"""How much a grammar may cost, the same where it is checked and where it is used."""
+"""Limits on the cost of a grammar, for both the check and the engine."""
 
 MAX_BYTES = 1 << 19
-"""A grammar's length in UTF-8."""
+"""Length limit of a grammar, in UTF-8 bytes."""
 
 MAX_CPU_SECONDS = 1.0
-"""That compiling one may take."""
+"""CPU time limit of compiling a grammar."""
 
 PARSER_LIMITS = {
     "max_items_in_row": 2000,
@@ -15,4 +15,4 @@ PARSER_LIMITS = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
-"""The arguments of llguidance's `LLParserLimits`."""
+"""Arguments of llguidance's `LLParserLimits`."""

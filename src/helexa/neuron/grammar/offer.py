@@ -1,4 +1,4 @@
-"""A tool as a grammar sees it: its name, what its arguments may be, and how closely that is followed."""
+"""A tool in a grammar: its name, its arguments' schema, and whether the schema is enforced strictly."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.neuron.grammar.rules import Rules
 from helexa.neuron.grammar.schema import checked_schema
 
-# With one of these, that a property is not mentioned does not mean that there is none.
+# With these keywords, properties may exist that `properties` does not mention.
 _OPEN = frozenset({"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames"})
 _OPEN |= {"allOf", "anyOf", "oneOf", "not", "if", "$ref", "$dynamicRef", "dependentSchemas", "minProperties"}
 _NAME = re.compile(r"[\w.:/-]{1,128}")
@@ -17,12 +17,13 @@ _NAME = re.compile(r"[\w.:/-]{1,128}")
 
 @dataclass(frozen=True)
 class Offer:
-    """A tool that may be called.
+    """A callable tool.
 
     Attributes:
-        index: which one it is.
-        schema: the JSON Schema of its arguments.
-        strict: whatever the schema asks for counts; else what cannot be seen to is left out of account.
+        index: position in the list of tools.
+        name: name of the tool.
+        schema: JSON Schema of the arguments.
+        strict: enforce the whole schema; otherwise keywords that cannot be enforced are ignored.
     """
 
     index: int
@@ -31,7 +32,7 @@ class Offer:
     strict: bool
 
     def __post_init__(self) -> None:
-        """Refuse a tool that cannot be called.
+        """Check name and schema.
 
         Raises:
             ApiError: 400 `invalid_grammar` or `invalid_schema`.
@@ -42,34 +43,34 @@ class Offer:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """The schemas of the parameters that are named, in order."""
+        """The schemas of the named parameters, in order."""
         properties = self.schema.get("properties")
         return properties if isinstance(properties, Mapping) else {}
 
     @property
     def required(self) -> frozenset[str]:
-        """Parameters that each call must have."""
+        """The names of required parameters."""
         required = self.schema.get("required")
         return frozenset(key for key in required if isinstance(key, str)) if isinstance(required, list) else frozenset()
 
     @property
     def is_plain(self) -> bool:
-        """Whether the schema is a list of parameters and nothing else that counts."""
+        """Return whether the schema is a plain list of parameters."""
         return not self.schema.keys() & (_OPEN - {"additionalProperties"}) and self.required <= self.properties.keys()
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """That of the arguments as a JSON object. Only parameters that are named occur, where some are."""
+        """Schema of the arguments as a JSON object. If it names parameters, other parameters are not allowed."""
         schema = {**self.schema, "type": "object"}
         if "properties" in schema and not schema.keys() & _OPEN and self.required <= self.properties.keys():
             schema["additionalProperties"] = False
         return schema
 
     def arguments(self, rules: Rules) -> str:
-        """What refers to the arguments as a JSON object."""
+        """Return a reference to the arguments as a JSON object."""
         return rules.schema(f"tool_{self.index}", self.arguments_schema, spaced=True, lenient=not self.strict)
 
 
 def is_name(text: str) -> bool:
-    """Whether parsers would read `text` as the name of a tool or of a parameter."""
+    """Return whether the parsers accept `text` as the name of a tool or a parameter."""
     return _NAME.fullmatch(text) is not None

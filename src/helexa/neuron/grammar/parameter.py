@@ -1,4 +1,4 @@
-"""A parameter in a notation that writes arguments one by one between tags: strings bare, all else as JSON."""
+"""Grammar of a parameter between tags, where strings are written bare and other values as JSON."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,10 +10,11 @@ from helexa.neuron.grammar.schema import definitions, ends_somewhere, type_names
 from helexa.neuron.parsers.schema_types import resolved, with_definitions
 from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
-# What restricts a string, or makes something else of a schema altogether.
+# Keywords that restrict a string, or change the meaning of a schema.
 _RESTRICTING = frozenset({"pattern", "format", "minLength", "maxLength", "enum", "const", "allOf", "not", "if", "$ref"})
 _WITHOUT_TEXT = frozenset({"integer", "number", "boolean", "null"})
-_PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))  # read as strings only where these count
+# these texts parse as strings only if the schema's type is string
+_PROBES = (("7", '"7"'), ("true", '"true"'), ("[]", '"[]"'), ("{}", '"{}"'))
 _UNTAGGED = "helexa-untagged"
 
 
@@ -21,10 +22,13 @@ class Parameter:
     """One parameter of a tool.
 
     Args:
-        tags: what would end the value wherever it occurred, all beginning with `<`.
+        offer: the tool.
+        name: name of the parameter.
+        tags: strings that would end the value, all beginning with `<`.
 
     Attributes:
-        kind: how the value is written; `restricted` is bare text of which the schema asks more than can be seen to.
+        kind: syntax of the value. `restricted` is bare text whose schema has restrictions that the grammar cannot
+            enforce.
     """
 
     def __init__(self, offer: Offer, name: str, tags: tuple[str, ...]) -> None:
@@ -38,11 +42,11 @@ class Parameter:
 
     @property
     def is_exact(self) -> bool:
-        """Whether whatever is written is read as a value that the schema accepts."""
+        """Return whether every text that the grammar allows is parsed as a value that the schema accepts."""
         return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
 
     def value(self, rules: Rules, margin: str, tag: str) -> str:
-        """What refers to the value and the tag after it, with the same `margin` before the tag as before the value."""
+        """Return a reference to the value and the tag after it, with `margin` before the tag."""
         if self.kind in ("text", "restricted"):
             return rules.text_to(margin, tag, rules.add("VALUE", without(self._tags)))
         if self.kind == "option":
@@ -62,7 +66,7 @@ class Parameter:
         return "json"
 
     def _written_options(self) -> Iterable[str]:
-        """How the values that the schema lists are written so that they are read as what they are."""
+        """Yield the texts of the values that the schema lists, written so that the parser restores each value."""
         listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
         for option in listed if isinstance(listed, list) else ():
             for text in (option, json.dumps(option, ensure_ascii=False)):
@@ -77,7 +81,7 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Whether no text can occur in its JSON."""
+        """Return whether the JSON of the value contains no strings."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 
@@ -86,9 +90,9 @@ class Parameter:
         return ends_somewhere(self._schema, self._offer.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
-        """The schema of JSON in which no string could be taken for a tag; None where none can occur.
+        """Return the schema of JSON without tags in its strings; None if no tag can occur or the schema is recursive.
 
-        llguidance cannot intersect schemas that refer to themselves; those are left as they are.
+        llguidance cannot intersect recursive schemas; they remain unchanged.
         """
         if self._is_bare or not self._ends:
             return None
@@ -105,7 +109,7 @@ class Parameter:
 
 
 def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] | None = None) -> str:
-    """What refers to the value of a tool's parameter as JSON, which must be of the schema `limit` too."""
+    """Return a reference to a parameter's value as JSON, which must also match the schema `limit`."""
     schema = offer.properties[name]
     defined = definitions(offer.schema)
     if limit is not None:
@@ -118,7 +122,7 @@ def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] |
 
 
 def _has_plain_string(schema: Any, depth: int = 4) -> bool:
-    """Whether any string will do."""
+    """Return whether the schema allows any string."""
     if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
         return False
     if names := type_names(schema):

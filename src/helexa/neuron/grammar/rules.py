@@ -1,4 +1,4 @@
-"""A grammar in the making: rules in llguidance's dialect of Lark, and the JSON Schemas that they refer to."""
+"""Build a grammar: rules in llguidance's variant of Lark, and the JSON Schemas that the rules reference."""
 
 import json
 import re
@@ -9,18 +9,18 @@ from typing import Any
 from helexa.neuron.grammar.digits import bounded
 
 TokenId = Callable[[str], int | None]
-"""The id of the token that is spelled so, None where the vocabulary has none."""
+"""Returns the token id of a string, or None if the vocabulary has no such token."""
 
 _COMPACT = {"whitespace_flexible": False}
-# As chat templates write calls, which is what models have seen.
+# The spacing of calls in chat templates, which models have seen in training.
 _SPACED = _COMPACT | {"item_separator": ", ", "key_separator": ": "}
 
 
 class Rules:
-    """Collects rules.
+    """Collects the rules of a grammar.
 
     Args:
-        token_id: which markers are tokens: they are then asked for as such, however they could be spelled otherwise.
+        token_id: returns the token id of a marker. The grammar requires these markers as single tokens.
     """
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
@@ -29,60 +29,64 @@ class Rules:
         self._parts: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
-        """Define a rule; what refers to it. Names in capitals are terminals, `[lazy]` and the like may follow."""
-        self._lines[f"{name}: {body}"] = None  # which may be the same as before
+        """Define a rule and return its reference. Names in capitals are terminals; `[lazy]` and other options may
+        follow.
+        """
+        self._lines[f"{name}: {body}"] = None  # a dict, because the same rule may be added twice
         return name.partition("[")[0]
 
     def text_to(self, margin: str, marker: str, text: str) -> str:
-        """What refers to text up to a marker, and that.
+        """Return a reference to text followed by a marker.
 
         Args:
-            margin: the text's own end.
-            text: what refers to the terminal that the text without its end is, in which `marker` does not occur.
+            margin: string between text and marker.
+            marker: the marker after the text.
+            text: reference to the terminal of the text, which must not contain `marker`.
         """
-        if not self.is_token(marker):  # one lexeme, or the end would be taken for more of the text
+        if not self.is_token(marker):  # one lexeme: as separate lexemes, the marker would match as text
             return self.add(f"{text.lower()}_to_end[lazy]", f"{text} {literal(margin + marker)}")
         if margin:
             text = self.add(f"{text}_WITH_MARGIN", f"{text} {literal(margin)}")
         return f"{text} {self.marker(marker)}"
 
     def schema(self, name: str, schema: Any, *, spaced: bool = False, lenient: bool = False) -> str:
-        """What refers to JSON of this schema, whose numbers have bounded digits.
+        """Return a reference to JSON of a schema, with limited digits of numbers.
 
         Args:
-            name: what a complaint about it calls it, with `_` for blanks.
-            spaced: a blank stands after commas and colons; else none anywhere.
-            lenient: what llguidance does not know of JSON Schema is left out of account.
+            name: name of the schema in error messages, with `_` for spaces.
+            schema: the JSON Schema.
+            spaced: write a space after commas and colons; otherwise no white space.
+            lenient: ignore keywords that llguidance does not support.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
-        # Which draft it is of makes no difference, and llguidance would look its address up.
+        # The draft makes no difference, and llguidance would look up its address.
         stated = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )
         return self._part({"name": name, "json_schema": bounded(stated) | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
-        """What refers to a whole grammar in Lark."""
+        """Return a reference to a complete Lark grammar."""
         return self._part({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
-        """What refers to a grammar that is complete already."""
+        """Return a reference to a serialized grammar."""
         first, *parts = json.loads(grammar)["grammars"]
         for part in parts:
             self._part(part)
         return self.lark(name, first["lark_grammar"])
 
     def is_token(self, marker: str) -> bool:
-        """Whether a marker is one token."""
+        """Return whether a marker is a single token."""
         return self._token_id(marker) is not None
 
     def marker(self, marker: str) -> str:
-        """A marker as its token, or spelled."""
+        """Return a marker as its token, or as a literal string."""
         token = self._token_id(marker)
         return literal(marker) if token is None else f"<[{token}]>"
 
     def serialised(self, start: str) -> str:
-        """The grammar that begins with `start`."""
+        """Return the serialized grammar with the start rule `start`."""
         text = "\n".join([f"start: {start}", *self._lines, ""])
         return json.dumps({"grammars": [{"lark_grammar": text}, *self._parts.values()]}, ensure_ascii=False)
 
@@ -92,14 +96,16 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """Exactly this text, which must not be empty."""
+    """Return a literal that matches exactly `text`, which must not be empty."""
     return json.dumps(text, ensure_ascii=False)
 
 
 @lru_cache(64)
 def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
-    """Any text that none of `strings` occurs in and that does not begin with one of `beginnings`, not even after white
-    space, as the body of a terminal."""
+    """Return the body of a terminal that matches text without any of `strings`.
+
+    The text must not begin with one of `beginnings`, not even after white space.
+    """
     found, first = ("|".join(map(_pattern, some)) for some in (strings, beginnings))
     not_within = [f"~/(?s:.*)({found})(?s:.*)/"] if found else []
     not_first = [rf"~/\s*({first})(?s:.*)/"] if first else []

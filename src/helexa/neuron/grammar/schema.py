@@ -1,4 +1,4 @@
-"""JSON Schemas as clients send them, looked at before llguidance does."""
+"""Check clients' JSON Schemas before llguidance compiles them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,11 @@ _MAX_STEPS = 150
 
 
 def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
-    """A JSON Schema that is an object and not nested without end.
+    """Return a JSON Schema after checking its type and nesting depth.
 
     Args:
-        what: it is called in a complaint.
+        schema: the value from the request.
+        what: name of the schema in error messages.
 
     Raises:
         ApiError: 400 `invalid_schema`.
@@ -32,18 +33,18 @@ def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a schema allows by name; none where it does not say."""
+    """Return the types that `type` allows; empty if the schema has no `type`."""
     named = schema.get("type")
     return frozenset(name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The parts of a schema that others are defined in."""
+    """Return the definitions of a schema, by keyword."""
     return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 
 def ends_somewhere(part: Any, whole: Mapping[str, Any]) -> bool:
-    """Whether a part of a schema has no reference that leads back to itself, or anywhere but to a definition."""
+    """Return whether all references in a part of a schema lead to definitions, without cycles."""
     return _ends(part, whole, {}, 0)
 
 
@@ -56,7 +57,7 @@ def _ends(part: Any, whole: Mapping[str, Any], known: dict[str, bool], steps: in
         reference = part.get("$ref")
         if isinstance(reference, str):
             if reference not in known:
-                known[reference] = False  # while it is looked at
+                known[reference] = False  # marks the reference during its own check
                 target = _target(reference, whole)
                 known[reference] = target is not None and _ends(target, whole, known, steps + 1)
             if not known[reference]:

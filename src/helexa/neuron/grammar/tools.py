@@ -1,4 +1,4 @@
-"""Grammars that make a model call tools, in the notation that its parser reads."""
+"""Grammars of tool calls in the model's tool-call format."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16
-"""How many calls an answer may have that is made to call tools; without an end a small model may go on for ever."""
+"""Largest number of calls in an answer with a grammar of calls; small models may otherwise call without end."""
 
 
 @dataclass(frozen=True)
 class _Calls:
-    """Calls as a family writes them.
+    """Grammar of a list of calls.
 
     Attributes:
-        opener: the marker that they begin with; "" if they just begin.
-        rest: what follows it.
+        opener: marker at the beginning of the list; "" for none.
+        rest: grammar of the text after `opener`.
     """
 
     opener: str
@@ -42,23 +42,23 @@ def for_tools(
     answer: str = "",
     reasons: bool = True,
 ) -> str:
-    """Calls of tools with arguments that their schemas accept.
+    """Return the grammar of calls with arguments that match the tools' schemas.
 
     Args:
-        family: the name of the notation.
-        tools: the tools on offer.
-        choice: `required`: nothing but calls; a tool's name: nothing but calls of that; `auto`: text, calls or both,
-            where what begins as a call does is one.
-        parallel: there may be several, as far as the family has that.
-        strict: the tools whose schemas must be followed to the letter. What llguidance cannot enforce of the others' is
-            left out of account.
-        token_id: finds the markers that are tokens.
-        answer: the grammar of an answer, with `auto`: it is that or calls.
-        reasons: reasoning may come before, where it is framed as calls are, as in harmony.
+        family: name of the tool-call format.
+        tools: callable tools.
+        choice: `required`: calls only; a tool's name: calls of this tool only; `auto`: text, calls or both. Text that
+            begins like a call must be a call.
+        parallel: allow several calls, if the format supports them.
+        strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
+            enforce are ignored.
+        token_id: returns the token id of a marker, or None.
+        answer: grammar of an answer; with `auto`, the output is either the answer or calls.
+        reasons: allow reasoning before, in formats that frame reasoning like calls (harmony).
 
     Raises:
-        ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: there is no such
-            tool, or none at all, or one whose name cannot be written.
+        ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: the chosen tool
+            does not exist, there are no tools, or a tool's name is invalid.
     """
     if choice not in ("required", "auto"):
         if choice not in tools:
@@ -99,7 +99,7 @@ def _llama(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """With or without the tokens around the list, as the model likes, where it has them."""
+    """The tokens around the list are optional, if the vocabulary has them."""
     call = rules.add("call", _either(python_call(rules, offer) for offer in offers))
     listed = f'"[" {_several(call, ", ", limit)} "]"'
     start, end = "<|python_start|>", "<|python_end|>"
@@ -109,7 +109,7 @@ def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """The model takes the older or the newer notation, if it has a token of the newer one's."""
+    """Allow the older format, and the newer format if the vocabulary has its token."""
     opener, arguments = "[TOOL_CALLS]", "[ARGS]"
     call = rules.add("call", _either(json_call(rules, offer) for offer in offers))
     rest = f'" "? "[" {_several(call, ", ", limit)} "]"'
@@ -121,7 +121,7 @@ def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """The model takes the notation of V3 and R1 or that of V3.1."""
+    """Allow the format of V3 and R1 and the format of V3.1."""
     begin, separator, end = (rules.marker(f"<｜tool▁{part}｜>") for part in ("call▁begin", "sep", "call▁end"))
     either: list[str] = []
     for offer in offers:
@@ -135,7 +135,7 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str, reasons: bool) -> str:
-    """Reasoning, if the model wants to, then one call, which ends its turn; or text, then a call or an answer."""
+    """Return optional reasoning, then one call, which ends the turn; or text, then a call or an answer."""
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
     calls = _either(

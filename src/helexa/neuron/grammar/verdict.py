@@ -1,10 +1,10 @@
-"""What came of compiling a grammar."""
+"""Result of compiling a grammar."""
 
 import msgspec
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`error` is empty if it compiles; `part` and `pointer` say where it does not, if that is known."""
+    """`error` is empty for a valid grammar. `part` and `pointer` locate the error if known."""
 
     error: str = ""
     part: str = ""

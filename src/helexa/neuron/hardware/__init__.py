@@ -1,1 +1,1 @@
-"""CPU, accelerators and memory of this machine."""
+"""Discover CPU, accelerators and memory of this machine."""

@@ -1,4 +1,4 @@
-"""NVIDIA's accelerators, as NVML tells of them, numbered as torch numbers them in engines that this process starts."""
+"""NVIDIA devices as reported by NVML, numbered as torch numbers them in engines started by this process."""
 
 import logging
 import os
@@ -14,17 +14,20 @@ from helexa.core.fleet import Device, DeviceHealth
 log = logging.getLogger(__name__)
 
 HIDDEN = ("", "-1", "NoDevFiles")
-"""What `CUDA_VISIBLE_DEVICES` is where no device is to be seen."""
+"""Values of `CUDA_VISIBLE_DEVICES` that hide all devices."""
 
 _PATIENCE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What is there, which does not change while the process lives.
+    """The NVIDIA devices, constant during the process's lifetime.
 
     Attributes:
-        unavailable: why there is none although there is a driver.
+        devices: the visible devices.
+        cuda_version: highest CUDA version that the driver supports.
+        driver_version: version of the driver.
+        unavailable: why no device is usable although a driver is installed.
     """
 
     devices: list[Device] = field(default_factory=list[Device])
@@ -35,9 +38,9 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Those that engines can see; never fails, nor waits long for a driver that does not answer."""
+    """Return the devices visible to engines. Never raises, and limits the wait for an unresponsive driver."""
     found: list[Accelerators] = []
-    # A thread of its own: a driver that lost its device may never come back from a call.
+    # A separate thread: a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: found.append(_find()), name="nvml", daemon=True)
     thread.start()
     thread.join(_PATIENCE_SECONDS)
@@ -50,7 +53,7 @@ def accelerators() -> Accelerators:
 
 def _find() -> Accelerators:
     if os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
-        return Accelerators()  # not even a driver that does not work is missed
+        return Accelerators()  # devices are hidden on purpose, so a broken driver does not matter
     nvml, reason = _nvml()
     if nvml is None:
         return Accelerators(unavailable=reason)
@@ -72,7 +75,7 @@ def _find() -> Accelerators:
 
 
 def device_health() -> list[DeviceHealth]:
-    """Live readings of those that answer. May take long: drivers are locked while they are busy."""
+    """Return the current readings of the responsive devices. May take long, because busy drivers hold locks."""
     nvml, _ = _nvml()
     if nvml is None:
         return []
@@ -86,11 +89,12 @@ def device_health() -> list[DeviceHealth]:
 
 
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
-    """Which of all devices CUDA shows, in its order.
+    """Return the indexes of the visible devices, in CUDA's order.
 
     Args:
-        wanted: `CUDA_VISIBLE_DEVICES`, numbers or beginnings of UUIDs; CUDA stops at the first that names none.
-        uuids: of all devices, in the order of the bus.
+        wanted: value of `CUDA_VISIBLE_DEVICES`, numbers or UUID prefixes. CUDA ignores the first invalid entry and all
+            entries after it.
+        uuids: UUIDs of all devices, in bus order.
     """
     if wanted is None:
         return list(range(len(uuids)))
@@ -107,7 +111,7 @@ def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
 
 @cache
 def _nvml() -> tuple[Any, str | None]:
-    """The NVML library, ready for use, or None with the reason if a driver is there but does not work."""
+    """Return the initialized NVML library, or None with the reason if a driver is installed but does not work."""
     try:
         import pynvml
     except ImportError:
@@ -126,13 +130,13 @@ def _nvml() -> tuple[Any, str | None]:
 
 
 def _places(nvml: Any) -> list[int]:
-    """NVML's index of each device that engines can see, in their order."""
+    """Return NVML's index of each device visible to engines, in torch's order."""
     uuids = [_uuid(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
     return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
 def _uuid(nvml: Any, place: int) -> str:
-    """Empty for a device that is lost, which keeps its number all the same."""
+    """Return a device's UUID; empty for a lost device, which still keeps its index."""
     try:
         return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place))
     except nvml.NVMLError:
@@ -144,7 +148,7 @@ def _device(nvml: Any, index: int, place: int) -> Device:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     try:
         total = nvml.nvmlDeviceGetMemoryInfo(handle).total
-    except nvml.NVMLError:  # not every device says
+    except nvml.NVMLError:  # some devices do not report memory
         total = 0
     return Device(
         index=index,
@@ -165,7 +169,7 @@ def _reading(nvml: Any, index: int, place: int) -> DeviceHealth | None:
     def read(value: Callable[[], int]) -> int:
         try:
             return value()
-        except nvml.NVMLError:  # not every device has every sensor
+        except nvml.NVMLError:  # some devices lack some sensors
             return 0
 
     return DeviceHealth(
@@ -178,7 +182,7 @@ def _reading(nvml: Any, index: int, place: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Of the kernel's module and of the library, which must be the same."""
+    """Describe the versions of kernel module and library, which must be equal."""
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()

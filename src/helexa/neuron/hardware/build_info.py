@@ -1,4 +1,4 @@
-"""What runs here: the versions of helexa and of what it stands on, found without importing any of it."""
+"""Versions of helexa and its dependencies, determined without importing the dependencies."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """`GET /version`. May take a moment the first time: a checkout is asked for its commit."""
+    """Return the body of `GET /version`. The first call may run git in a checkout."""
     sha, dirty = _commit()
     torch = _torch_facts()
     return {
@@ -39,7 +39,7 @@ def build_facts() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str:
-    """The installed version of a package, empty when there is none."""
+    """Return the installed version of a package; empty if not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -47,8 +47,11 @@ def installed_version(package: str) -> str:
 
 
 def _commit() -> tuple[str, bool | None]:
-    """The commit, and whether files differ from it (None: nobody knows): what was said at the build, what pip noted
-    when it installed from a repository, or what the checkout says that this runs from."""
+    """Return the commit, and whether files differ from the commit (None: unknown).
+
+    The commit comes from `HELEXA_BUILD_SHA`, else from pip's record of an installation from a repository, else from the
+    checkout.
+    """
     said = os.environ.get("HELEXA_BUILD_SHA") or _noted_by_pip()
     if said and _SHA.fullmatch(said):
         return said, None
@@ -75,7 +78,7 @@ def _git(*arguments: str) -> str:
 
 
 def _torch_facts() -> dict[str, str]:
-    """The strings in torch's `version.py`."""
+    """Return the string constants in torch's `version.py`."""
     try:
         text = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
     except (OSError, metadata.PackageNotFoundError):

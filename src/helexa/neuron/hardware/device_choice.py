@@ -1,4 +1,4 @@
-"""On which device a model runs, and in which dtype: decided from facts alone, before anything is loaded."""
+"""Choose a model's device from hardware facts, before loading the model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.discovery import discover, has_apple_silicon, overlooked, torch_version
 from helexa.neuron.hardware.host_memory import host_memory
 
-_WORKING_SHARE = 1.2  # of a model's files: what it takes with what a step and a small cache need
+_WORKING_SHARE = 1.2  # factor on the size of a model's files, to include the buffers of a step and a small cache
 _WORKING_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device: its name to torch, and how much of its memory is free."""
+    """A CUDA device: its name in torch, and its free memory."""
 
     device: str
     free_bytes: int
@@ -22,7 +22,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A device, why it was chosen, and why better ones were not."""
+    """A device, the reason for its choice, and the reasons against better devices."""
 
     device: str
     reason: str
@@ -35,11 +35,13 @@ class DeviceChoice:
 def choose_device(
     model_bytes: int, gpus: Sequence[Gpu], *, mps: bool = False, skipped: Sequence[str] = ()
 ) -> DeviceChoice:
-    """The CUDA device with the most free memory if the model fits there, else Apple's, else the CPU.
+    """Return the CUDA device with the most free memory if the model fits there, else Apple's GPU, else the CPU.
 
     Args:
-        model_bytes: of the model's files, 0 if that is not known.
-        skipped: what is known to be wrong with devices that are not among these.
+        model_bytes: size of the model's files; 0 if unknown.
+        gpus: the usable CUDA devices.
+        mps: the machine has Apple's GPU.
+        skipped: known problems of other devices.
     """
     needed = int(model_bytes * _WORKING_SHARE) + _WORKING_BYTES
     passed_over = list(skipped)
@@ -53,7 +55,7 @@ def choose_device(
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
-    """The choice on this machine, as it is now."""
+    """Return the device for a model on this machine, by its current free memory."""
     facts = discover()
     if torch_version().endswith("+cpu"):
         named = [f"cuda:{one.index} is not used: this torch is built for CPUs alone" for one in facts.devices]
@@ -66,5 +68,5 @@ def device_for(model_bytes: int) -> DeviceChoice:
 
 
 def _free(device: Device, told: Mapping[int, int]) -> int:
-    """Bytes: as it tells. One that never tells of its memory computes in the host's, as far as is known."""
+    """Return a device's free bytes. A device that never reports memory is assumed to use host memory."""
     return told.get(device.index, 0) if device.vram_total_mb else host_memory()[0]

@@ -1,4 +1,4 @@
-"""What this machine is: its system, its CPU and its accelerators, found without torch and without failing."""
+"""Describe this machine's system, CPU and accelerators, without importing torch and without raising."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ _DRIVER = Path("/dev/nvidiactl")
 
 @cache
 def discover() -> Discovery:
-    """The facts that do not change while the process lives. `max_prompt_tokens` is left to the caller."""
+    """Return the facts that are constant during the process's lifetime. The caller sets `max_prompt_tokens`."""
     found = accelerators()
     return Discovery(
         hostname=socket.gethostname(),
@@ -38,18 +38,18 @@ def discover() -> Discovery:
 
 
 def default_device() -> str:
-    """Where a model runs when nothing else is said: the largest CUDA device that torch can use, else the CPU."""
+    """Return the default device: the CUDA device with the most memory that torch can use, else the CPU."""
     facts = discover()
     if torch_version().endswith("+cpu"):
         return "cpu"
     if facts.devices:
         return f"cuda:{max(facts.devices, key=lambda one: one.vram_total_mb).index}"
-    # Loads say what is wrong with the driver: on the CPU they would succeed, and be slow without a word.
+    # Loads on `cuda:0` fail and report the driver's problem. On the CPU they would succeed and be slow without notice.
     return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
 
 
 def overlooked() -> str | None:
-    """Why the CPU may be the wrong choice: there is NVIDIA's driver, and NVML tells of no device that is visible."""
+    """Return why the CPU may be the wrong choice: NVIDIA's driver is present, but NVML reports no visible device."""
     facts = discover()
     known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
     if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
@@ -61,13 +61,13 @@ def overlooked() -> str | None:
 
 
 def has_apple_silicon() -> bool:
-    """Whether the processor has an accelerator that computes in main memory, which torch calls `mps`."""
+    """Return whether the machine has Apple's GPU with unified memory, torch's `mps` device."""
     return sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 @cache
 def torch_version() -> str:
-    """The installed torch, which is not imported; empty when there is none."""
+    """Return the installed version of torch without importing torch; empty if not installed."""
     return installed_version("torch")
 
 

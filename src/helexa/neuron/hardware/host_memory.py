@@ -1,4 +1,4 @@
-"""The host's memory, as far as this process and its engines may use it."""
+"""Host memory that this process and its engines may use."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 
 
 def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, int]:
-    """Bytes that are free, and that there are in all: of the machine, or of what its container or service may have.
+    """Return free and total bytes of the machine, limited by the control group of the container or service.
 
     Args:
-        cgroup: folder of all control groups, version 2.
-        group: this process's below it; None for what the system says.
+        cgroup: root folder of control groups, version 2.
+        group: path of this process's control group below `cgroup`; None to ask the system.
     """
     machine = psutil.virtual_memory()
     free, total = machine.available, machine.total
     folder = cgroup / (_own_group() if group is None else group)
-    for each in (folder, *folder.parents):  # whatever is stated further up holds as well
+    for each in (folder, *folder.parents):  # limits of parent groups apply as well
         limit = _number(each / "memory.max") if each.is_relative_to(cgroup) else None
         if limit is not None and limit < machine.total:
             used = _number(each / "memory.current") or 0
@@ -27,7 +27,7 @@ def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, 
 
 
 def own_bytes(pid: int) -> int | None:
-    """Memory that a process holds and that cannot be read from a file again; None if there is no such process."""
+    """Return a process's memory that cannot be read again from a file; None if the process does not exist."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -39,7 +39,7 @@ def own_bytes(pid: int) -> int | None:
 
 
 def _own_group() -> str:
-    """The control group of this process, relative to that of all; empty if it has none."""
+    """Return the path of this process's control group, relative to the root group; empty if unknown."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -48,7 +48,7 @@ def _own_group() -> str:
 
 
 def _reclaimable(cgroup: Path) -> int:
-    """Bytes that are merely cached, of files and by the kernel; they are given up when somebody needs the room."""
+    """Return the bytes of file and kernel caches, which the kernel frees on demand."""
     try:
         lines = (cgroup / "memory.stat").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith(_RECLAIMABLE))
@@ -57,7 +57,7 @@ def _reclaimable(cgroup: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """What the file says, None if it is not there or says `max`."""
+    """Return the number in a file; None if the file is missing or holds `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What Triton needs beside itself: a C compiler and Python's headers, to build small libraries."""
+"""Check Triton's build requirements: a C compiler and Python's headers, to compile small libraries."""
 
 import importlib.util
 import os
@@ -10,16 +10,17 @@ from pathlib import Path
 
 from helexa.neuron.cache_folder import cache_root
 
-_LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"  # what it builds for this Python, in its cache
+# the library that Triton builds for this Python, in its cache
+_LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where kernels that were compiled are kept: `$TRITON_CACHE_DIR`, else beside the node's other files."""
+    """Return the folder of compiled kernels: `$TRITON_CACHE_DIR`, else a folder in the node's cache."""
     return Path(environ.get("TRITON_CACHE_DIR") or cache_root(None, environ) / "triton")
 
 
 def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
-    """What keeps Triton from working on a GPU, and what helps; None if nothing is known to."""
+    """Return what prevents Triton from working on a GPU, and the remedy; None if no problem is known."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install triton"
     if any(triton_cache(environ).glob(_LIBRARY)):

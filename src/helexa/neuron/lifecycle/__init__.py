@@ -1,1 +1,1 @@
-"""The models of a node: loading, unloading, recovery."""
+"""Load, unload and recover the models of a node."""

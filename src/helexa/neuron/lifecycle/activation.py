@@ -1,4 +1,4 @@
-"""The models that a node loads at start: in order, in the background, with what `/health` says of it meanwhile."""
+"""Load the default models at start, in order, in the background, and report progress to `/health`."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ LONGEST_PAUSE_SECONDS = 300.0
 class Activation:
     """Loads the default models one after another.
 
-    A model whose files cannot be fetched stays pending and is tried again after a pause, when the others have had
-    their turn; any other failure is final.
+    A model whose files cannot be downloaded stays pending. It is tried again after a pause, after the other models. Any
+    other error is final.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Activation:
         registry.awaited |= self._waiting.keys()
 
     def snapshot(self) -> fleet.Activation:
-        """How far it is."""
+        """Return the current progress."""
         pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
         return self._state.model_copy(update={"pending": pending}, deep=True)
 
     async def run(self) -> None:
-        """Load them all; returns when nothing is left to try."""
+        """Load all models; return when no model is pending."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             for model_id, spec in list(self._waiting.items()):

@@ -1,4 +1,4 @@
-"""How long a context a model may have here and now: decisions on numbers, the same for who asks and who is served."""
+"""Compute the context length that a model can offer now, for both admission and reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,24 +7,27 @@ from helexa.core.fleet import Limit
 from helexa.neuron.config import ContextLimitConfig
 
 LEAST_BY_RATE = 4096
-"""Tokens that a slow machine does not go below: what is shorter is of no use to a conversation."""
+"""Smallest limit of a slow machine, in tokens; shorter contexts are useless for conversations."""
 
 HOLD_SECONDS = 600.0
 
 _STEP = 1024
-_OUTPUT_PART = 4  # the part of a short context that is left to the answer
-_CPU = (600.0, 100.0)  # seconds that a prompt may take, and tokens a second while that is not measured
+_OUTPUT_PART = 4  # divisor: the part of a short context that is left to the answer
+# default prefill time limit in seconds, and assumed prompt tokens per second before a measurement
+_CPU = (600.0, 100.0)
 _ACCELERATOR = (120.0, 800.0)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an engine said of itself.
+    """Fixed properties of an engine.
 
     Attributes:
-        context: positions that a sequence may have, by training, configuration and cache.
-        pages, page_size, page_bytes: of the KV cache.
-        cpu: it runs on one.
+        context: positions of a sequence, limited by training, configuration and cache.
+        pages: number of KV pages.
+        page_size: tokens per KV page.
+        page_bytes: bytes per KV page.
+        cpu: the engine runs on a CPU.
     """
 
     context: int
@@ -36,11 +39,11 @@ class Facts:
 
 @dataclass(frozen=True)
 class Readings:
-    """What is known at this moment.
+    """Current measurements.
 
     Attributes:
-        missing_bytes: promised to the engine, but the machine does not have them any more.
-        tok_s_prefill: measured; 0 before anything was.
+        missing_bytes: memory that was granted to the engine but is in use by other programs.
+        tok_s_prefill: measured prompt tokens per second; 0 before a measurement.
     """
 
     missing_bytes: int = 0
@@ -48,9 +51,9 @@ class Readings:
 
 
 def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
-    """Tokens of prompt and answer together; of a prompt that leaves room for a full answer; and of that answer.
+    """Return three limits in tokens: the context, a prompt that leaves room for a full answer, and this answer.
 
-    A context of 0 says that there is no memory for any request.
+    A context of 0 means that there is no memory for any request.
     """
     context = min(facts.context, _cached_positions(facts, readings.missing_bytes))
     if settings.enabled:
@@ -63,36 +66,37 @@ def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig
 
 
 def rate_ceiling(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> int:
-    """Tokens of a prompt that is read in the time it may take."""
+    """Return the length of a prompt that is prefilled within the time limit, in tokens."""
     seconds = settings.target_prefill_latency_secs or (_CPU if facts.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (readings.tok_s_prefill or first_rate(facts, settings))), LEAST_BY_RATE)
 
 
 def first_rate(facts: Facts, settings: ContextLimitConfig) -> float:
-    """Prompt tokens a second to go by until they are measured."""
+    """Return the assumed prompt tokens per second before a measurement."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if facts.cpu else _ACCELERATOR)[1]
 
 
 class SteadyRate:
-    """A measured rate that is told so that limits made of it do not flap: it rises at once and falls late.
+    """A smoothed rate that keeps limits stable: it rises at once and falls late.
 
-    It falls when it has been lower for `HOLD_SECONDS`, to the highest that was measured meanwhile.
+    The rate falls after `HOLD_SECONDS` of lower measurements, to the highest of these measurements.
 
     Args:
-        first: what it is before anything is measured.
+        first: rate before a measurement.
+        clock: monotonic clock, in seconds.
 
     Attributes:
-        told: the rate to go by.
+        told: the smoothed rate.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
         self.told = first
         self._clock = clock
-        self._lower = 0.0  # the highest since then
+        self._lower = 0.0  # highest measurement since `_since`
         self._since: float | None = None
 
     def measure(self, rate: float) -> None:
-        """Take note of one measurement."""
+        """Add a measurement."""
         if rate >= self.told:
             self.told, self._since = rate, None
         elif self._since is None:
@@ -104,6 +108,6 @@ class SteadyRate:
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:
-    """Positions that the KV cache can really hold: a page is worth nothing without memory behind it."""
+    """Return the positions that the KV cache can really hold: pages without memory do not count."""
     gone = -(-missing_bytes // max(facts.page_bytes, 1))
     return max(facts.pages - gone, 0) * facts.page_size

@@ -1,4 +1,4 @@
-"""What a model's files say of it, read without loading it."""
+"""Describe a model from its files without loading it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -17,22 +17,22 @@ from helexa.neuron.weights.json_object import MAX_JSON_BYTES, parse_json, read_j
 from helexa.neuron.weights.text_part import text_config
 
 _LENGTH_BYTES = 8
-_UNCOUNTED = ("U8", "I8", "I32")  # several codes in one, or scales of codes
+_UNCOUNTED = ("U8", "I8", "I32")  # packed codes, or scales of quantized values
 
 
 @dataclass(frozen=True)
 class Description:
-    """A model as its files have it; None is unknown.
+    """A model's properties by its files; None is unknown.
 
     Attributes:
-        architecture: its `model_type`, or what a GGUF file calls it.
-        weights: how most of the weights are stored.
-        parameters: numbers in all tensors.
-        context_length: tokens that it was made for.
-        licence: as its file names it.
-        tools, reasoning: whether its template and vocabulary know of them.
-        sampling: what its maker recommends.
-        trouble: why it cannot be run here, empty if nothing speaks against it.
+        architecture: `model_type` of a checkpoint, or the architecture name in a GGUF file.
+        weights: storage format of most weights.
+        parameters: number of elements of all tensors.
+        context_length: trained context length, in tokens.
+        licence: license named in the file.
+        tools, reasoning: whether template and vocabulary support tool calls and reasoning.
+        sampling: recommended sampling parameters.
+        trouble: why this engine cannot run the model; empty if it can.
     """
 
     architecture: str
@@ -47,10 +47,10 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """The model at `path`: a GGUF file, or the folder of a checkpoint.
+    """Describe the model at `path`, a GGUF file or a checkpoint folder.
 
     Raises:
-        ModelFileError: its files are no model's, or damaged.
+        ModelFileError: the files are not a model, or damaged.
     """
     found = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
     try:
@@ -104,7 +104,7 @@ def _trouble(check: Callable[[Any], object], subject: object) -> str:
 
 
 def _sizes(path: Path) -> Counter[str]:
-    """How many numbers of which type a safetensors file holds, by its header."""
+    """Return the number of elements by dtype in a safetensors file, from its header."""
     sizes: Counter[str] = Counter()
     try:
         with path.open("rb") as file:

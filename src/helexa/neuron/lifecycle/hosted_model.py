@@ -1,4 +1,4 @@
-"""A model that lives on this node, and the life of its engine: serving, on its way back, or given up."""
+"""A model of this node and the state of its engine: serving, recovering or quarantined."""
 
 import asyncio
 import logging
@@ -20,27 +20,30 @@ log = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
-    """Starts an engine for one model, always in the same way; see `EngineClient.start` for the rest."""
+    """Starts an engine for one model, always with the same options. See `EngineClient.start`."""
 
     def __call__(
         self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
     ) -> Awaitable[EngineClient]:
-        """The engine, when it is ready."""
+        """Return the engine when it is ready."""
         ...
 
 
 class Resident:
-    """A model that is there, whatever becomes of its engine, from `open` until `close`.
+    """A model on this node from `open` until `close`, across restarts of its engine.
 
     Args:
-        launch: starts an engine for it, the first time and again.
-        restarts: decides when that may be.
+        model_id: id in requests, without a scheme.
+        spec: the load request.
+        text: tokenizer and chat template.
+        launch: starts an engine for the model, at first and after crashes.
+        restarts: decides when an engine may be restarted.
 
     Attributes:
-        status: `loading` before `open`, `loaded`, `recovering` while a new engine is on its way, or `poisoned`: no
-            engine lived, and nothing is tried any more.
-        reason: why it is recovering or poisoned, in one line.
-        model: what serves requests while it is loaded. It is replaced together with its engine.
+        status: `loading` before `open`, `loaded`, `recovering` during a restart, or `poisoned` (quarantined): too many
+            engines crashed, and no further restart is attempted.
+        reason: the cause of `recovering` or `poisoned`, in one line.
+        model: serves requests while the status is `loaded`; replaced together with its engine.
     """
 
     model: ServedModel
@@ -76,7 +79,7 @@ class Resident:
         """Start an engine.
 
         Raises:
-            HelexaError: it does not come up; the text says why.
+            HelexaError: the engine did not start; the text names the reason.
         """
         engine = await self._launch(on_progress=on_progress, on_exit=self._on_death)
         self.model = ServedModel(self._id, self._spec, self._text, engine, self._config, grammars=self._grammars)
@@ -84,7 +87,7 @@ class Resident:
         return self.model
 
     def info(self) -> ModelInfo:
-        """What `GET /models` says of it; never waits for an engine."""
+        """Return the entry in `GET /models`. Does not wait for an engine."""
         info = self.model.info(self.status)
         if self.status != "loaded":
             info.servable = Servable(ok=False, reason=self.status, detail=self.reason)
@@ -93,11 +96,11 @@ class Resident:
         return info
 
     def retire(self) -> None:
-        """From now on an engine that ends stays away."""
+        """Disable restarts of the engine."""
         self._closed = True
 
     async def close(self) -> None:
-        """End its engine; the memory is free when this returns."""
+        """End the engine; its memory is free on return."""
         self.retire()
         if self._recovery is not None:
             self._recovery.cancel()
@@ -113,7 +116,7 @@ class Resident:
         self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        """Bring an engine up; give the model up when that was needed too often."""
+        """Restart the engine. Quarantine the model after too many restarts."""
         while (pause := self._restarts.next(self._clock())) is not None:
             await self._sleep(pause)
             try:

@@ -1,4 +1,4 @@
-"""One loaded model: its text side, its engine, how busy it is, and what it may be asked for."""
+"""A loaded model: its tokenizer and formats, engine, admission control and limits."""
 
 import time
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from helexa.neuron.lifecycle.context_limit import Facts, Readings, SteadyRate, c
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
-_TELLING_TOKENS = 256  # shorter prompts do not tell how fast long ones are read
+_TELLING_TOKENS = 256  # shorter prompts say little about the prefill rate of long prompts
 
 
 class ServedModel:
     """A model that answers requests.
 
     Attributes:
-        id: its bare id, by which requests name it.
-        spec: what it was loaded from.
+        id: id in requests, without a scheme.
+        spec: the load request.
         text: tokenizer and chat template.
-        engine: the process that runs it.
-        admission: who may use it now.
-        grammars: finds out what grammars are good for.
+        engine: client of the engine process.
+        admission: admission control.
+        grammars: checks that grammars compile.
     """
 
     def __init__(
@@ -54,23 +54,23 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Largest number of tokens of prompt and answer together."""
         return self.limit.context
 
     @property
     def default_output(self) -> int:
-        """Most tokens of an answer whose request states no limit; 0 for all that the context leaves."""
+        """Output limit of requests that state no limit; 0 for the rest of the context."""
         return self._context_limit.default_output_tokens
 
     @property
     def limit(self) -> Limit:
-        """What requests may ask for now; never waits for the engine."""
+        """The current limits of requests. Does not wait for the engine."""
         readings = Readings(self.engine.missing_bytes, self._steady_rate.told)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property
     def servable(self) -> Servable:
-        """Whether the smallest request would be served now; never waits for the engine."""
+        """Whether the smallest request could be served now, with a reason. Does not wait for the engine."""
         if not self.engine.alive:
             return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
         if self.limit.context == 0:
@@ -80,7 +80,7 @@ class ServedModel:
         return Servable(ok=True)
 
     def require_servable(self) -> None:
-        """Refuse a request that cannot be served now.
+        """Raise if requests cannot be served now.
 
         Raises:
             ApiError: 503.
@@ -90,7 +90,7 @@ class ServedModel:
             raise service_unavailable(f"model '{self.id}' cannot answer now: {servable.detail}", retry_after=5)
 
     def info(self, status: ModelStatus = "loaded") -> ModelInfo:
-        """What `GET /models` says of it; reads only what is already known."""
+        """Return the entry in `GET /models`. Does not wait for the engine."""
         return ModelInfo(
             id=self.id,
             status=status,
@@ -105,7 +105,7 @@ class ServedModel:
         )
 
     def load(self) -> ModelLoad:
-        """What `GET /health` says of it."""
+        """Return the entry in `GET /health`."""
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
         load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
@@ -113,14 +113,14 @@ class ServedModel:
         return load
 
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
-        """Let a finished request count in the rates of tokens per second; cached tokens are no prefill."""
+        """Update the rates in tokens per second with a finished request. Cached tokens do not count as prefill."""
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
         if timing.read_tokens >= _TELLING_TOKENS and timing.read_ms > 0:
             self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:
-        """End the engine; its memory is free when this returns. Whoever waited for it is told to ask again."""
+        """End the engine; its memory is free on return. Waiting requests are rejected with a retry hint."""
         self.admission.close(service_unavailable(f"model '{self.id}' is being unloaded", retry_after=5))
         await self.engine.close(grace)
 

@@ -1,4 +1,4 @@
-"""When an engine that died may be started anew: pure decisions on times."""
+"""Decide when a crashed engine is restarted. Pure functions of time."""
 
 import math
 from collections import deque
@@ -8,23 +8,25 @@ _LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Restarts:
-    """Counts a model's restarts, so that one that keeps dying does not flap for ever.
+    """Counts a model's restarts and limits them, to stop crash loops.
 
     Args:
-        most: restarts within `window` seconds; one more is refused.
+        most: largest number of restarts within `window`.
+        window: length of the time window, in seconds.
     """
 
     def __init__(self, most: int, window: float) -> None:
         self.most = most
         self.window = window
         self._times: deque[float] = deque(maxlen=max(most, 1))
-        self._begun = -math.inf  # when the last one was to begin
-        self._quick = 0  # deaths in a row of engines that did not live long
+        self._begun = -math.inf  # time at which the last restart was due
+        self._quick = 0  # consecutive crashes shortly after a restart
 
     def next(self, now: float) -> float | None:
-        """Seconds to wait before the next restart, which is counted; None if there were too many.
+        """Count a restart and return the seconds to wait before it; None if there were too many restarts.
 
-        An engine that has lived for a while is replaced at once; after others the pauses become ever longer.
+        An engine that ran for at least `_CALM_SECONDS` is restarted at once. After quick crashes, the delay doubles
+        each time, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()

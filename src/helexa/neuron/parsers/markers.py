@@ -1,14 +1,14 @@
-"""Fixed strings looked for in text that arrives piece by piece."""
+"""Find fixed strings in text that arrives piece by piece."""
 
 import re
 from collections.abc import Iterable
 
 
 class Markers:
-    """Finds the first of some strings. None of them may begin with another one.
+    """Finds the first of several marker strings. No marker may be a prefix of another marker.
 
     Attributes:
-        strings: what is looked for.
+        strings: the marker strings.
     """
 
     def __init__(self, strings: Iterable[str]) -> None:
@@ -20,13 +20,14 @@ class Markers:
         self._reach = max(map(len, self.strings), default=1) - 1
 
     def cannot_begin_in(self, text: str) -> bool:
-        """Whether no marker begins in `text`, whatever follows."""
+        """Return whether no marker begins in `text`, regardless of the following text."""
         return self._first.search(text) is None
 
     def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
-        """Where the first marker from `start` on begins, and that marker.
+        """Return the position of the first marker from `start` on, and the marker.
 
-        Without one, the place up to which the text cannot be part of a marker: its end, if it has `ended`.
+        Without a marker, return the end of the text that cannot be part of a marker, and None. If `ended`, this is the
+        end of `text`.
         """
         if found := self._whole.search(text, start):
             return found.start(), found.group()
@@ -39,7 +40,7 @@ class Markers:
         return len(text), None
 
     def at(self, text: str, start: int, ended: bool) -> str | None:
-        """The marker that the text at `start` begins with; "" if it begins with none, None if that is still open."""
+        """Return the marker at position `start`; "" if there is none, None if more text is needed to decide."""
         if found := self._whole.match(text, start):
             return found.group()
         if not ended and (

@@ -1,4 +1,4 @@
-"""What was read of a model's text, on its way out as events."""
+"""Convert parsed parts of a model's text to output events."""
 
 import json
 import secrets
@@ -12,27 +12,27 @@ from helexa.neuron.parsers.schema_types import with_definitions
 from helexa.neuron.parsers.source import MAX_NAME, NotACall
 
 Tools = Mapping[str, Mapping[str, Any]]
-"""The tools on offer: the JSON Schema of each one's arguments, by name."""
+"""The callable tools: JSON Schema of each tool's arguments, by tool name."""
 
 
 def random_call_id() -> str:
-    """An id that no other call has."""
+    """Return a unique call id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class Output:
-    """Collects events between two pushes.
+    """Collects events between two calls of `drain`.
 
     Args:
-        tools: the tools that may be called; None where any name counts.
-        new_id: makes the id of a call.
+        tools: callable tools; None if any name is accepted.
+        new_id: returns the id of a new call.
 
     Attributes:
-        reasoning: what is read is the model's reasoning.
-        begun: there is text, or a call.
-        calls: how many calls have begun.
-        open_call: the arguments of the last call are not complete.
-        broken: those of an earlier one are not, and stay so.
+        reasoning: the current text is reasoning.
+        begun: the output has text or a call.
+        calls: number of calls that have begun.
+        open_call: the arguments of the last call are incomplete.
+        broken: the arguments of an earlier call are incomplete, and stay so.
     """
 
     def __init__(self, tools: Tools | None, new_id: Callable[[], str]) -> None:
@@ -46,44 +46,45 @@ class Output:
         self._events: list[OutputEvent] = []
 
     def drain(self) -> list[OutputEvent]:
-        """The events since the last time."""
+        """Return the events since the last `drain`."""
         events, self._events = self._events, []
         return events
 
     def text(self, text: str) -> None:
-        """The answer goes on."""
+        """Add answer text."""
         if text:
             self.begun = True
             self._events.append(TextDelta(text))
 
     def thought(self, text: str) -> None:
-        """The reasoning goes on."""
+        """Add reasoning."""
         if text:
             self._events.append(ReasoningDelta(text))
 
     def was_reasoning(self) -> None:
-        """What the answer said so far was none of it."""
+        """Mark the answer's text so far as reasoning."""
         if self.begun:
             self._events.append(WasReasoning())
 
     @property
     def calls_count(self) -> bool:
-        """Whether there are tools to call, as far as that is known."""
+        """Return whether calls are possible: tools are offered, or the tools are unknown."""
         return self._tools is None or bool(self._tools)
 
     @cached_property
     def quoted_names(self) -> Markers:
-        """The names of the offered tools as JSON strings; none where the tools are not known."""
+        """The names of the offered tools as JSON strings; none if the tools are unknown."""
         return Markers(json.dumps(name, ensure_ascii=False) for name in self._tools or ())
 
     def check(self, name: str, *, known: bool = False) -> None:
-        """Refuse what is no name.
+        """Check the name of a tool.
 
         Args:
-            known: it must be the name of a tool, because nothing else shows that this is a call.
+            name: name of the tool.
+            known: the name must belong to an offered tool, because nothing else marks the text as a call.
 
         Raises:
-            NotACall: it is none.
+            NotACall: the name is invalid, or unknown although `known` is set.
         """
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise NotACall
@@ -91,14 +92,14 @@ class Output:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """The JSON Schema of a tool's parameter, with what it refers to; empty where it has none."""
+        """Return the JSON Schema of a tool's parameter with its definitions; empty if the parameter has no schema."""
         whole = (self._tools or {}).get(tool, {})
         properties = whole.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
         return with_definitions(schema, whole) if isinstance(schema, Mapping) else {}
 
     def start(self, name: str) -> None:
-        """A call begins."""
+        """Begin a call."""
         self._events.append(ToolCallStart(self.calls, self._new_id(), name))
         self.calls += 1
         self.begun = True
@@ -106,10 +107,10 @@ class Output:
         self.open_call = True
 
     def arguments(self, fragment: str) -> None:
-        """The call that was started last has further arguments."""
+        """Add a piece of the current call's arguments."""
         if fragment:
             self._events.append(ToolCallDelta(self.calls - 1, fragment))
 
     def end(self) -> None:
-        """The arguments of the call that was started last are complete."""
+        """Mark the arguments of the current call as complete."""
         self.open_call = False

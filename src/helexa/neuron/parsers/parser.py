@@ -1,4 +1,4 @@
-"""A model's text while it is generated: reasoning, tool calls, and the text that is neither."""
+"""Parse a model's output during generation into reasoning, tool calls and text."""
 
 from collections.abc import Callable
 
@@ -12,27 +12,28 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 
 
 class OutputParser:
-    """Tells apart what a model says, as it says it; the same however its text is cut.
+    """Separates reasoning, tool calls and text of a model's output. The result does not depend on how the text is
+    split.
 
-    What is no call is text, as it was written. Left out are the markers, the syntax around names and arguments, and
-    white space before a call that begins the answer, between calls, after them, and around reasoning.
-    A call's arguments are checked as they are passed on: where they go wrong or stop, the call stays as far as it
-    came, not valid JSON, and the rest is text. A client must not run such a call, and will not be able to.
+    Text that is not a call is reported unchanged. The parser drops markers, the syntax around names and arguments, and
+    white space before a call that begins the answer, between calls, after calls, and around reasoning. A call's
+    arguments are checked as they are passed on. If they become invalid or stop, the call stays incomplete with invalid
+    JSON, so a client cannot run it, and the rest is text.
 
-    Reasoning stands before all text. Further on its marks are text, but for one that ends what no mark began, neither
-    here nor in the prompt: it is left out, and what came before it was reasoning.
+    Reasoning comes before all text. Later reasoning markers are text. The exception is a closing marker without an
+    opening marker in prompt and answer: it is dropped, and the text before it was reasoning.
 
     Args:
-        family: the notation of the model's tool calls; None reads none.
-        reasoning: the marks around its reasoning; None looks for none.
-        in_reasoning: the prompt has opened such a block already.
-        reasoned: the prompt has opened and closed one.
-        untagged: calls as JSON in the text count, until a call in the family's notation comes.
-        tools: the tools that may be called; None where they are not known.
-        new_id: makes the id of a call.
+        family: tool-call format of the model; None parses no calls.
+        reasoning: markers around the model's reasoning; None parses no reasoning.
+        in_reasoning: the prompt has opened a reasoning block.
+        reasoned: the prompt has opened and closed a reasoning block.
+        untagged: accept calls written as plain JSON in the text, until a call in the family's format occurs.
+        tools: callable tools; None if unknown.
+        new_id: returns the id of a new call.
 
     Attributes:
-        markers: special tokens that must be let through into the text, because what they mark cannot be told without.
+        markers: special tokens that the detokenizer must keep in the text, because the parser needs them.
     """
 
     def __init__(
@@ -60,30 +61,30 @@ class OutputParser:
         self._first_openers = Markers([*openers, *leading, *marks])
         self._source = Source()
         self._output = Output(tools, new_id)
-        self._plain = False  # what comes is text, unless a marker begins in it
+        self._plain = False  # the text is plain unless a marker begins in it
         self._reading = self._read(in_reasoning and reasoning is not None)
-        next(self._reading)  # to where the first text is needed
+        next(self._reading)  # run to the first read of text
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, by what is known now.
+        """Return whether the next text is reasoning, by the text parsed so far.
 
-        A token belongs to the reasoning if this was true before it was pushed or is true afterwards.
+        A token belongs to the reasoning if this was true before the token was pushed or is true afterwards.
         """
         return self._output.reasoning
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the arguments of the last call are incomplete, as they stay if this is so after `flush`."""
+        """Return whether the arguments of the last call are incomplete. After `flush` they stay incomplete."""
         return self._output.open_call
 
     @property
     def broken(self) -> bool:
-        """Whether a call before the last one is incomplete, as it stays."""
+        """Return whether a call before the last one stayed incomplete."""
         return self._output.broken
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Take the next text; return what it shows."""
+        """Parse the next text. Return the completed events."""
         if self._plain and self._source.empty and self._openers.cannot_begin_in(text):
             return [TextDelta(text)] if text else []
         self._source.feed(text)
@@ -91,10 +92,10 @@ class OutputParser:
         return self._output.drain()
 
     def flush(self, *, cut: bool = False) -> list[OutputEvent]:
-        """What was held back, once no more text will come.
+        """End the text and return the events held back.
 
         Args:
-            cut: because of a limit: a call that lacks its end is not complete.
+            cut: the text ended because of a limit; a call without its end is incomplete.
         """
         self._source.ended, self._source.cut = True, cut
         return self.push("")
@@ -115,7 +116,7 @@ class OutputParser:
             found = yield from self._block(found)
 
     def _block(self, opener: str) -> Reading[str]:
-        """Take what `opener` begins; the opener of what comes directly after it, or ""."""
+        """Parse the block that `opener` begins. Return the opener directly after the block, or ""."""
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
             return (yield from self._mark(self._reasoning, opener))
@@ -158,7 +159,7 @@ class OutputParser:
         return (yield from self._margin(self._first_openers))
 
     def _margin(self, openers: Markers) -> Reading[str]:
-        """Take white space, which is text unless a call or nothing follows; the opener that follows, or ""."""
+        """Parse white space, which is text unless a call or nothing follows. Return the opener that follows, or ""."""
         source = self._source
         if found := (yield from source.upcoming(openers)):
             return found

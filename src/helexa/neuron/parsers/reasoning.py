@@ -1,4 +1,4 @@
-"""The reasoning in a model's text, between a pair of markers."""
+"""Parse reasoning between a pair of markers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from helexa.neuron.parsers.source import Reading, Source
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """What stands before and after reasoning. Both may be special tokens, to be let through into the text."""
+    """The markers before and after reasoning. Special tokens among them must be kept in the text."""
 
     open: str
     close: str
 
     def opened_by(self, turn: str) -> bool:
-        """Whether the last turn of a prompt, which the answer goes on with, has a block that is not closed."""
+        """Return whether the prompt's last turn, which the answer continues, has an open reasoning block."""
         return turn.rfind(self.open) > turn.rfind(self.close)
 
     def closed_by(self, turn: str) -> bool:
-        """Whether it has one that is."""
+        """Return whether the prompt's last turn has a closed reasoning block."""
         return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Take a block from its opening marker on."""
+        """Parse a block from its opening marker on."""
         source.take(source.at + len(self.open))
         yield from self.read_inside(source, output)
 
     def read_inside(self, source: Source, output: Output) -> Reading[None]:
-        """Take the rest of a block, which may never end. White space at both its ends and after it is dropped."""
+        """Parse the rest of a block, which may lack its end. White space at its ends and after the block is dropped."""
         output.reasoning = True
         yield from source.space()
         source.settle()
-        space: list[str] = []  # what may be the block's margin
+        space: list[str] = []  # white space that may end the block
 
         def pass_on(piece: str) -> None:
             source.settle()
@@ -49,7 +49,7 @@ class ReasoningMarks:
             yield from self.read_end(source)
 
     def read_end(self, source: Source) -> Reading[None]:
-        """Take the closing marker and the white space after it."""
+        """Read the closing marker and the white space after it."""
         source.take(source.at + len(self.close))
         yield from source.space()
         source.settle()
@@ -69,7 +69,7 @@ _KNOWN = (
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """The marks that a model uses: a pair of its tokens, else one that its chat template writes."""
+    """Return the reasoning markers of a model: a pair of its tokens, else a pair in its chat template; else None."""
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:
             if present(marks.open) and present(marks.close):

@@ -1,4 +1,4 @@
-"""What types of values a JSON Schema asks for."""
+"""Find the value types that a JSON Schema allows."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 _MAX_DEPTH = 16
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords of JSON Schema under which a schema keeps what its references lead to."""
+"""Keywords of JSON Schema that hold the targets of references."""
 
 _KINDS: dict[type, str] = {
     str: "string",
@@ -20,13 +20,15 @@ _KINDS: dict[type, str] = {
 
 
 def with_definitions(part: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A part of a schema, with what it may refer to."""
+    """Return a part of a schema together with the definitions of the whole schema."""
     defined = {key: whole[key] for key in DEFINITIONS if key in whole}
     return {**part, **defined} if defined else part
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A schema that is nothing but a reference, or the only part of `allOf`, as what that is."""
+    """Return the target of a schema that is only a reference or a single-element `allOf`, merged with its other
+    keywords.
+    """
     for _ in range(_MAX_DEPTH):
         reference, parts = schema.get("$ref"), schema.get("allOf")
         if isinstance(reference, str):
@@ -40,12 +42,12 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types that a schema with its definitions allows, as far as it says; none where it does not."""
+    """Return the types that a schema with its definitions allows; empty if the schema names no type."""
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Whether a value that is written bare is a string, whatever is written."""
+    """Return whether every bare value is a string under this schema."""
     types = schema_types(schema)
     return "string" in types and "null" not in types
 
@@ -57,7 +59,7 @@ def _types(schema: Any, root: Mapping[str, Any], seen: set[str], depth: int) -> 
     asked = [frozenset(kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))]
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference not in seen:
-        seen.add(reference)  # each is looked at once, however many lead to it
+        seen.add(reference)  # visit each reference once
         asked.append(_types(_target(reference, root), root, seen, depth - 1))
     asked += [_types(part, root, seen, depth - 1) for part in _listed(schema, "allOf")]
     for key in ("anyOf", "oneOf"):
@@ -81,7 +83,7 @@ def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a reference to a definition leads to, None for any other."""
+    """Return the definition that a reference names; None for other references."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None

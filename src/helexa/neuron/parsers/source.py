@@ -1,4 +1,4 @@
-"""Text that arrives piece by piece, and the steps in which parsers read it."""
+"""Buffer incoming text and provide the basic steps of incremental parsing."""
 
 import re
 from collections.abc import Callable, Generator
@@ -8,27 +8,28 @@ from helexa.neuron.parsers.markers import Markers
 
 T = TypeVar("T")
 Reading = Generator[None, None, T]
-"""A parser at work: it yields where it needs more text."""
+"""A parser coroutine: it yields when it needs more text."""
 
 _SPACE = re.compile(r"\s*")
 MAX_NAME = 128
 
 
 class NotACall(Exception):
-    """The text is none of the family's calls from here on."""
+    """The text from the current position on is not a call of the family."""
 
 
 class Source:
-    """What the model said and nobody has read yet.
+    """Buffer of the model's unread text.
 
-    Readers take text from its front, and never leave more unread than they need to see the end of. What is taken is
-    remembered until it is settled, so that a parser that took something for a call can give it back as text.
+    Parsers read from the front, and leave no more text unread than they need to detect an end. Text that was read is
+    remembered until it is settled. If text turns out not to be a call, the parser returns the unsettled text as plain
+    text.
 
     Attributes:
-        text: the piece at hand.
-        at: how much of it is read.
-        ended: no more will come.
-        cut: because of a limit, not because it is complete.
+        text: the buffered text.
+        at: position of the first unread character in `text`.
+        ended: no more text will arrive.
+        cut: the text ended because of a limit and is incomplete.
     """
 
     def __init__(self) -> None:
@@ -40,49 +41,49 @@ class Source:
 
     @property
     def empty(self) -> bool:
-        """Whether all that came is read."""
+        """Return whether the buffer has no unread text."""
         return self.at == len(self.text)
 
     @property
     def complete(self) -> bool:
-        """Whether all is read that the model had to say."""
+        """Return whether the model's complete text has been read."""
         return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
-        """Add the next piece."""
+        """Append the next piece of text."""
         self.text = self.text[self.at :] + text
         self.at = 0
 
     def take(self, end: int) -> str:
-        """Read the text at hand up to `end`."""
+        """Read and return the text up to position `end`."""
         taken = self.text[self.at : end]
         self.at = end
         self._taken.append(taken)
         return taken
 
     def settle(self) -> None:
-        """What was taken so far is passed on in some form."""
+        """Forget the text read so far: it has been passed on."""
         self._taken.clear()
 
     @property
     def unsettled(self) -> str:
-        """What was taken since it was last settled."""
+        """The text read since the last settlement."""
         return "".join(self._taken)
 
     def give_back(self) -> str:
-        """What was taken since it was last settled, which settles it."""
+        """Settle the text read since the last settlement and return it."""
         taken = self.unsettled
         self._taken.clear()
         return taken
 
     def peek(self) -> Reading[str]:
-        """The next character, left unread; "" at the end."""
+        """Return the next character without reading it; "" at the end."""
         while self.empty and not self.ended:
             yield
         return self.text[self.at : self.at + 1]
 
     def space(self) -> Reading[None]:
-        """Take white space, as far as it goes."""
+        """Read all following white space."""
         while True:
             if not self.empty and (found := _SPACE.match(self.text, self.at)):
                 self.take(found.end())
@@ -91,10 +92,10 @@ class Source:
             yield
 
     def name(self) -> Reading[str]:
-        """Take a tool's name: letters, digits and `_.-:/`.
+        """Read a tool's name: letters, digits and `_.-:/`.
 
         Raises:
-            NotACall: there is none, or one too long to be one.
+            NotACall: the name is empty or longer than `MAX_NAME`.
         """
         taken = ""
         while True:
@@ -112,7 +113,9 @@ class Source:
         return taken
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Take text up to a marker, which is left unread; both, and "" for the marker if none comes within `limit`."""
+        """Read text up to a marker, which is left unread. Return the text and the marker, or "" if none is within
+        `limit`.
+        """
         taken = ""
         while True:
             end, found = ends.find(self.text, self.at, self.ended)
@@ -124,10 +127,10 @@ class Source:
             yield
 
     def key(self, end: str) -> Reading[str]:
-        """Take a parameter's name, which may be any in one line, and what `end`s it.
+        """Read a parameter's name, any text without line breaks, and the string `end` after the name.
 
         Raises:
-            NotACall: there is none, or one too long to be one.
+            NotACall: the name is empty or longer than `MAX_NAME`.
         """
         taken, found = yield from self.short(Markers([end, "\n"]), MAX_NAME)
         if not taken or found != end:
@@ -136,30 +139,30 @@ class Source:
         return taken
 
     def marker(self, markers: Markers) -> Reading[str]:
-        """Take the marker that comes next; "" if none of them does."""
+        """Read the marker that comes next. Return the marker, or "" if other text comes next."""
         found = yield from self.upcoming(markers)
         if found:
             self.take(self.at + len(found))
         return found
 
     def upcoming(self, markers: Markers) -> Reading[str]:
-        """The marker that comes next, left unread; "" if none of them does."""
+        """Return the marker that comes next without reading it; "" if other text comes next."""
         while (found := markers.at(self.text, self.at, self.ended)) is None:
             yield
         return found
 
     def expect(self, markers: Markers) -> Reading[str]:
-        """Take the marker that comes next.
+        """Read the marker that comes next.
 
         Raises:
-            NotACall: none of them does.
+            NotACall: none of the markers comes next.
         """
         if not (found := (yield from self.marker(markers))):
             raise NotACall
         return found
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> Reading[str]:
-        """Take text into `sink`, as it comes, up to a marker, which is left unread; "" if the text ended first."""
+        """Read text into `sink`, up to a marker. Return the unread marker, or "" if the text ended first."""
         while True:
             end, found = markers.find(self.text, self.at, self.ended)
             if end > self.at:

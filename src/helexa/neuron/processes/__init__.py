@@ -1,1 +1,1 @@
-"""Support for server and engine processes."""
+"""Support of server and engine processes: parent-death watch, heartbeat, heap settings and file locks."""

@@ -1,4 +1,4 @@
-"""Marks model files that engines on this machine use, so that `helexa rm` leaves these files alone."""
+"""Mark model files that engines on this machine use, so that `helexa rm` does not remove these files."""
 
 import fcntl
 import os
@@ -12,7 +12,8 @@ def mark_used(model: Path) -> None:
     The mark is a shared lock. File systems without locks leave the model unmarked.
     """
     with suppress(OSError):
-        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)  # stays open: the process's end releases the lock
+        # stays open: the lock is released when the process ends
+        descriptor = os.open(model, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 

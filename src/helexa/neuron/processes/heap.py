@@ -1,4 +1,4 @@
-"""The C library's heap: what threads needed once goes back to the system."""
+"""Settings of the C library's heap, so that memory is returned to the system."""
 
 import ctypes
 import gc
@@ -10,23 +10,23 @@ _KEPT_BYTES = 4 << 20
 
 
 def bound() -> None:
-    """Let the threads of this process share two heaps that keep little of what is free. To be called before any starts.
+    """Limit this process to two heaps that keep little free memory. Call before starting threads.
 
-    Left alone, glibc gives every thread a heap of its own, and lets each keep as much as it once needed, which is some
-    20 MiB for reading a vocabulary or a long prompt. Sharing costs up to a sixth more CPU time where all threads cut
-    long prompts into tokens at once, and nothing otherwise. Other C libraries are left as they are.
+    By default, glibc gives each thread its own heap, and each heap keeps its peak size, about 20 MiB after reading a
+    vocabulary or a long prompt. Shared heaps cost up to a sixth more CPU time if all threads tokenize long prompts at
+    once, and nothing otherwise. Other C libraries are not changed.
     """
     option = getattr(_library(), "mallopt", None)
     if option is not None:
         option(_ARENA_MAX, _ARENAS)
         option(_TRIM_THRESHOLD, _KEPT_BYTES)
-        option(_MMAP_THRESHOLD, _KEPT_BYTES)  # would grow with what is freed, and the other one with it
+        option(_MMAP_THRESHOLD, _KEPT_BYTES)  # by default this threshold and the trim threshold grow with freed blocks
 
 
 def give_back() -> None:
-    """Free what a model leaves that nobody uses any more. Takes some milliseconds.
+    """Free the memory of a removed model. Takes some milliseconds.
 
-    A vocabulary is small in the eyes of Python's collector, which may leave it in a cycle for days.
+    Python's collector counts objects, not bytes, and may leave a vocabulary in a reference cycle for days.
     """
     gc.collect()
     trim = getattr(_library(), "malloc_trim", None)

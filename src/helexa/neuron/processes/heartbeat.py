@@ -1,8 +1,8 @@
-"""A count of an engine's progress, in memory that the engine and its server share.
+"""Count an engine's progress in memory that the engine and its server share.
 
-The engine increments the count as it works: after each item of a native kernel, each layer, each piece of a file. The
-server compares two readings: an engine whose count stands still hangs, and an engine whose count grows is alive,
-however slow it is. An increment costs nanoseconds and needs no thread, no message and no system call.
+The engine increments the count during its work: after each item of a native kernel, each layer, each piece of a file.
+The server compares two readings. If the count does not change, the engine hangs; if it grows, the engine is alive, even
+if slow. An increment costs nanoseconds and needs no thread, message or system call.
 """
 
 import ctypes
@@ -11,18 +11,18 @@ import os
 import struct
 import tempfile
 
-_COUNTS = struct.Struct("=2q")  # Python's count, the native kernels' count; each has one writer at a time
+_COUNTS = struct.Struct("=2q")  # Python's count and the native kernels' count; each has one writer at a time
 _SIZE = mmap.PAGESIZE
 
 
 class _Engine:
-    """The counts of this process: in its own memory until `attach`."""
+    """The counts of this process: in private memory until `attach`."""
 
     counts = (ctypes.c_int64 * 2)()
 
 
 class Heartbeat:
-    """The server's side: memory for the count of one engine.
+    """The server's side: shared memory for the count of one engine.
 
     Attributes:
         fd: descriptor of the memory, for the engine to inherit; valid until `release_fd`.
@@ -38,11 +38,11 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """How often the engine has made progress; it only grows."""
+        """Number of progress increments of the engine; it only grows."""
         return sum(_COUNTS.unpack_from(self._memory))
 
     def release_fd(self) -> None:
-        """Close the descriptor; the memory stays mapped."""
+        """Close the descriptor. The memory stays mapped."""
         os.close(self.fd)
 
     def close(self) -> None:
@@ -51,14 +51,14 @@ class Heartbeat:
 
 
 def attach(fd: int) -> None:
-    """Count in the memory behind a descriptor from now on. Called once, when an engine process starts."""
+    """Use the shared memory behind `fd` for the counts. Called once, when an engine process starts."""
     memory = mmap.mmap(fd, _SIZE)
     os.close(fd)
     _Engine.counts = (ctypes.c_int64 * 2).from_buffer(memory)
 
 
 def beat() -> None:
-    """Count one piece of progress."""
+    """Increment the engine's progress count."""
     _Engine.counts[0] += 1
 
 

@@ -1,12 +1,12 @@
-"""A lifeline: what the server starts ends with the server, however that ends and whatever it is doing just then.
+"""Parent-death watch: processes started by the server are killed when the server exits or crashes.
 
-Standard input is a pipe whose other end the server holds and never writes to; the system closes it when the server is
-gone, and a thread waits for that.
+Standard input is a pipe whose other end the server holds and never writes to. The system closes the pipe when the
+server exits, and a thread waits for the end of the pipe.
 
     python -m helexa.neuron.processes.parent_death MODULE ARGUMENTS...
     python -m helexa.neuron.processes.parent_death /PATH/OF/PROGRAM ARGUMENTS...
 
-runs a module or a program of somebody else's so.
+These commands run a third-party module or program under the watch.
 """
 
 import os
@@ -19,9 +19,9 @@ from contextlib import suppress
 
 
 def hold() -> None:
-    """From now on this process, and all that it starts, is killed as soon as standard input ends.
+    """Start the watch: this process and its children are killed when standard input ends.
 
-    To be called by a process that was started in a session of its own.
+    The process must lead a separate process group.
     """
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
 
@@ -36,7 +36,7 @@ def _watch() -> None:
 
 
 def main() -> None:
-    """Hold on, then be the module or run the program that is named."""
+    """Start the watch, then run the named module or program."""
     hold()
     del sys.argv[0]
     if sys.argv[0].startswith("/"):

@@ -1,1 +1,1 @@
-"""A request on a loaded model: inference, output events, constraints, records."""
+"""Run requests on a loaded model: inference, output events, output constraints and request records."""

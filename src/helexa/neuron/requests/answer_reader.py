@@ -1,4 +1,4 @@
-"""Reading one answer while it is generated: from token ids to what they say."""
+"""Convert the token ids of one answer to output events during generation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,17 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What an assistant's answer may hold beside text, and what becomes of it.
+    """The parts that an assistant's answer may have beside text, and their representation in events.
 
     Attributes:
-        tools: that may be called: the JSON Schema of each one's arguments, by name.
-        parallel: more than one may be called; else the answer ends where a second call begins.
-        must_call: the answer is calls only, and ends where a call repeats an earlier call of the same answer.
-        spelled_thoughts: reasoning is part of the text, between the model's marks.
-        thinking_budget: most tokens of reasoning; then it is ended, and the answer begins. None for no bound.
-        untagged_calls: calls may stand in the text as JSON, if the model's family has such calls. No grammar holds the
-            answer, whose JSON would be what the client asked for.
+        tools: JSON Schema of each callable tool's arguments, by tool name.
+        parallel: the answer may call several tools; otherwise a second call ends the answer.
+        must_call: the answer consists of calls only. A call that repeats an earlier call of the same answer ends it.
+        spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
+        thinking_budget: largest number of reasoning tokens. Then the reasoning is closed and the answer begins. None
+            for no limit.
+        untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
+            False if a grammar constrains the answer, because then JSON is the requested answer.
     """
 
     tools: Tools = field(default_factory=dict[str, dict[str, object]])
@@ -45,30 +46,32 @@ class AnswerForm:
 
     @property
     def runs_on(self) -> bool:
-        """The answer ends where the engine ends it, and nowhere before."""
+        """Return whether only the engine ends the answer, never the reader."""
         return self.parallel and not self.must_call and self.thinking_budget is None
 
 
 class AnswerReader:
-    """Reads what a sequence's outputs say.
+    """Converts a sequence's outputs to events.
 
-    Stop strings count in the text only, not in reasoning and calls.
+    Stop strings match in the text only, not in reasoning and calls.
 
     Args:
-        stop_ids: the tokens that end the answer and are none of it.
-        form: of an assistant's answer; None where all is text.
-        room: reasoning is not ended where so many tokens have been said, because nothing could follow.
-        logprobs: the outputs have log-probabilities, to be told.
-        scored: they have those of the prompt's tokens, too. Then each token of the answer is told, also one that ends
-            it, so that a client can count from the end.
+        text: tokenizer, formats and sampling defaults of the model.
+        prompt: token ids of the prompt.
+        stops: stop strings.
+        stop_ids: tokens that end the answer and are not part of it.
+        form: allowed parts of an assistant's answer; None if the whole output is text.
+        room: number of tokens after which reasoning is no longer closed early, because no space for an answer remains.
+        logprobs: the outputs carry log-probabilities to report.
+        scored: the outputs also carry log-probabilities of the prompt's tokens. Then every token of the answer is
+            reported, including the token that ends the answer, so that a client can count from the end.
 
     Attributes:
-        tokens: how many the answer has, with the one that ended it, and without what was said beyond its end.
-        reasoning_tokens: how many of them were reasoning, or its marks.
-        stopped: a stop string was found, or a call that is not allowed: what the engine generates from here on is not
-            wanted.
-        overthought: nor is it where the reasoning takes more than its budget. The rest of the last output is left out.
-        written: the tokens so far, where there is a budget.
+        tokens: number of tokens of the answer, including the token that ended it and excluding tokens after its end.
+        reasoning_tokens: number of reasoning tokens, including the reasoning markers.
+        stopped: the reader found a stop string or a disallowed call. Further output of the engine is discarded.
+        overthought: the reasoning exceeded its budget. The rest of the last output is discarded.
+        written: tokens of the answer so far, if there is a reasoning budget.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class AnswerReader:
         self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
         self._tells_all = self._scores_missing = scored
         self._unscored = prompt if scored else ()
-        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # that of the first token means nothing
+        self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # the first token's log-probability has no meaning
         self._spelling = False
         self._calls = 0
         self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
@@ -107,21 +110,21 @@ class AnswerReader:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text, if one did."""
+        """The stop string that ended the text, or None."""
         return self._stops.found
 
     def reason(self, output: TokenOutput) -> FinishReason:
-        """Why the answer ended with `output`, the last one that was read."""
+        """Return why the answer ended. `output` is the last output that was read."""
         if output.finish == "length" and not self.stopped:
             return "length"
         if self.stop_string is not None or self._calls == 0 or self._parser is None:
             return "stop"
         if self._parser.broken:
-            return "stop"  # a call that is not whole cannot be answered, nor can those after it
+            return "stop"  # an incomplete call and calls after it cannot be answered
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
-        """What can be shown by now."""
+        """Read an output and return the events that it completes."""
         tokens = output.tokens
         self.tokens += len(tokens)
         if self._scores_missing:
@@ -148,7 +151,7 @@ class AnswerReader:
         return self._shown()
 
     def _score(self, output: TokenOutput) -> None:
-        """Show the log-probabilities of the prompt's tokens as soon as all are there."""
+        """Report the log-probabilities of the prompt's tokens once all have arrived."""
         assert self._logprobs is not None
         self._prompt_logprobs += output.prompt_logprobs
         if len(self._prompt_logprobs) == len(self._unscored):
@@ -159,7 +162,7 @@ class AnswerReader:
             raise ValueError("the engine told too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
-        """Go on as if the model had said `tokens`, which end its reasoning; what can be shown by now."""
+        """Continue as if the model had generated `tokens`, which close its reasoning. Return the resulting events."""
         self._budget, self.overthought = None, False
         self.tokens += len(tokens)
         self.written += tokens
@@ -210,7 +213,7 @@ class AnswerReader:
                 case TextDelta(text):
                     self._say(text)
                 case WasReasoning() if self._marks is not None:
-                    pass  # reasoning is text here
+                    pass  # reasoning is reported as text
                 case ToolCallStart() if self._calls > 0 and not self._parallel:
                     self._let_go()
                     self.stopped = True
@@ -227,7 +230,7 @@ class AnswerReader:
             self._end_call()
 
     def _end_call(self) -> None:
-        """Stop where the call that has just ended repeats an earlier one."""
+        """Stop if the call that just ended repeats an earlier call."""
         if self._repeated_calls is not None and not self.stopped:
             self._show_all(self._repeated_calls.end())
             self.stopped = self._repeated_calls.found
@@ -238,7 +241,7 @@ class AnswerReader:
             self._tell(text)
 
     def _let_go(self) -> None:
-        """The text ends, or is interrupted: what might have become a stop string did not."""
+        """Release held text at the end of a text: it did not become a stop string."""
         if held := self._stops.flush():
             self._tell(held)
 
@@ -269,7 +272,7 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
 
 
 def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """The same in fewer events: one for all that goes on."""
+    """Join consecutive events of the same kind and call."""
     joined: list[OutputEvent] = []
     for _, group in groupby(events, _kind):
         first, *more = group

@@ -1,4 +1,4 @@
-"""Several answers to one or more prompts, as one stream of events."""
+"""Merge several answers to one or more prompts into one event stream."""
 
 import asyncio
 import logging
@@ -14,22 +14,23 @@ logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[InferenceEvent, None]
 
-_HELD = 4  # events of each run that may wait for a slow reader
-_MOST_INSIDE = 16  # runs of one request at a time
+_HELD = 4  # events of each run that may wait for a slow client
+_MOST_INSIDE = 16  # largest number of concurrent runs of one request
 
 
 async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
-    """Run all at once, or as many as there is room for, and say whose each event is; closing the iterator cancels them.
+    """Run all answers and tag each event with its choice. Closing the iterator cancels all runs.
 
-    The others begin when the first has read the prompt, which they then find in the KV cache. One that fails fails all.
-    The last event counts the tokens of all, and each prompt once.
+    At most `_MOST_INSIDE` runs are active at once. Later runs begin when the first run has read the prompt, so that
+    they find the prompt in the KV cache. If one run fails, all runs fail. The last event counts the tokens of all runs,
+    and each prompt once.
 
     Args:
-        runs: what begins each of them, again if it is turned away while another one runs.
-        per_prompt: number of runs that answer the same prompt, one after the other in `runs`.
+        runs: functions that begin a run. A run that is rejected while other runs are active is begun again later.
+        per_prompt: number of consecutive runs that answer the same prompt.
 
     Raises:
-        ApiError: before the first event only: the first run was refused. Later refusals are a `Failed` event.
+        ApiError: before the first event only: the first run was rejected. Later rejections are a `Failed` event.
     """
     events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_HELD * len(runs))
     tasks: list[asyncio.Task[None]] = []
@@ -62,14 +63,14 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
 
 
 class _Inside:
-    """The runs that have begun and not ended: `count`, and `left`, which is set when the next one ends."""
+    """Active runs: `count` is their number, `left` is set when the next run ends."""
 
     def __init__(self) -> None:
         self.count = 0
         self.left = asyncio.Event()
 
     def leave(self) -> None:
-        """One has ended."""
+        """Record that a run ended."""
         self.count -= 1
         self.left.set()
         self.left = asyncio.Event()
@@ -79,7 +80,7 @@ Events = asyncio.Queue[tuple[int, InferenceEvent]]
 
 
 async def _begin(index: int, begin: Callable[[], Run], events: Events, inside: _Inside) -> None:
-    """Run one, as soon as there is room for it beside the others."""
+    """Begin a run once fewer than `_MOST_INSIDE` runs are active, and forward its events."""
     while True:
         while inside.count >= _MOST_INSIDE:
             await inside.left.wait()
@@ -90,7 +91,7 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, inside: _
                 event = await anext(run)
             except Exception as error:
                 inside.count -= 1
-                others = inside.count or left.is_set()  # they had the room, or had it until just now
+                others = inside.count or left.is_set()  # other runs hold the capacity, or held it until just now
                 if not (others and isinstance(error, ApiError) and error.retry_after is not None):
                     await events.put((index, _failed(error)))
                     return
@@ -102,7 +103,7 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, inside: _
 
 
 async def _pump(index: int, run: Run, events: Events, inside: _Inside) -> None:
-    """Pass on what comes of one that is inside, until it ends."""
+    """Forward the events of an active run until the run ends."""
     try:
         async for event in run:
             await events.put((index, event))

@@ -1,4 +1,4 @@
-"""One request on one model: token ids in, events out, and one place where every run ends."""
+"""Run one request on one model: token ids in, events out."""
 
 import logging
 import secrets
@@ -25,8 +25,8 @@ from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GATHERED = 64  # tokens: no more than a page, as the gate is to know what is held
-_GREEDY_BELOW = 1e-3  # colder than this, float32 logits overflow before they tell tokens apart
+_GATHERED = 64  # tokens: at most a KV page, because admission must learn how many pages are held
+_GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
 
@@ -44,21 +44,23 @@ def run(
     turn: int = 0,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Answer each of `prompts`, as often as is asked for; closing the iterator cancels it in the engine.
+    """Answer each of `prompts` `request.n` times. Closing the iterator cancels the runs in the engine.
 
     Args:
-        prompts: one at least. The answers to one prompt come one after the other among the choices.
-        form: of an assistant's answer; None where all is text.
-        constraint: what it must be; None for anything.
-        principal: who asks, as one word, empty for anonymous callers. They take turns, and what is cached of the prompt
-            is shared with requests of the same principal only.
-        turn: leading tokens of the prompt that stay when its last turn is said anew, or 0 if that is not known.
-
-        counts_prompt: a single answer has a `PromptCounted` event before its first output.
+        model: the loaded model.
+        prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive choice
+            indexes.
+        request: sampling parameters and limits.
+        form: allowed parts of an assistant's answer; None if the whole output is text.
+        constraint: grammars of the answer; None for an unconstrained answer.
+        principal: principal of the request, as one word; empty for anonymous requests. Principals take turns. Cached
+            prompts are shared between requests of the same principal only.
+        turn: number of leading prompt tokens that remain when the prompt's last turn is rewritten, or 0 if unknown.
+        counts_prompt: yield a `PromptCounted` event before the first output. Applies to single answers only.
 
     Raises:
-        ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy,
-            or the engine is down. Later failures are a `Failed` event.
+        ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy, or
+            the engine is down. Later failures are a `Failed` event.
     """
     runs = [
         partial(_one, model, prompt, request, form, constraint, principal, turn, choice)
@@ -94,7 +96,7 @@ async def _one(
         scored=request.scores_prompt,
     )
     end = RunEnd(model, len(prompt), reader)
-    # Whoever wants the whole answer is not woken for each token, unless the reader may end it at any.
+    # Non-streaming requests are not woken per token, unless the reader may end the answer at any token.
     gather = 1 if request.stream or request.stop or not (form is None or form.runs_on) else _GATHERED
 
     outputs: TokenStream | None = None
@@ -137,7 +139,7 @@ async def _one(
                     yield event
                 end.resume()
                 outputs = generate()
-        # The engine is done with the request by now, however slowly the rest is read.
+        # The engine has finished the request: a slow client no longer occupies the batch.
         for event in said:
             yield event
         if output.finish == "error" and not reader.stopped:
@@ -146,7 +148,7 @@ async def _one(
             yield end.finish(reader.reason(output), reader.stop_string)
     except Exception as error:
         if not end.admitted:
-            end.closed = True  # a refusal, which is logged as one
+            end.closed = True  # a rejected request, which is logged as a rejection
             raise
         if isinstance(error, ApiError):
             yield end.fail(error)
@@ -158,7 +160,7 @@ async def _one(
 
 
 def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
-    """Return how many tokens the answer may have.
+    """Return the largest number of output tokens.
 
     Raises:
         ApiError: the model does not serve now, the prompt does not fit, or a token id is unknown.
@@ -168,18 +170,20 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
     request.check_logprobs(len(prompt), limit)
     vocab_size = model.engine.ready.vocab_size
     request.check_vocabulary(vocab_size)
-    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens that the model was never given
+    if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
         token = model.text.tokenizer.token_text(largest)
         raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
     return limit
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
-    """Return how many tokens the answer may have: `requested` or `default`, and what the context leaves at most.
+    """Return the largest number of output tokens: `requested` or `default`, limited by the free context.
 
     Args:
-        requested: None if the request states no limit.
-        default: 0 for all that the context leaves.
+        prompt: token ids of the prompt.
+        requested: limit of the request; None if the request states no limit.
+        context_length: context length of the model, in tokens.
+        default: limit if the request states no limit; 0 for the whole free context.
 
     Raises:
         ApiError: the prompt is empty, or leaves no room in the context.
@@ -193,16 +197,19 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
-    """Resolve each parameter: the request's value, else the model's own (`defaults`), else helexa's.
+    """Resolve each sampling parameter: the request's value, else the model's default (`defaults`), else helexa's
+    default.
 
     Args:
-        choice: which of several answers it is for; each draws with a seed of its own.
+        request: parameters of the request.
+        defaults: sampling defaults of the model.
+        choice: index of the answer, which is added to the request's seed.
     """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:
         asked: float | None = getattr(request, name)
         value = defaults.get(name, fallback) if asked is None else asked
-        return min(max(value, low), high)  # a request was checked already, a model's file was not
+        return min(max(value, low), high)  # requests are validated, but a model's file may hold any value
 
     temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)
     return SamplingParams(

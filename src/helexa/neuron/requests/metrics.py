@@ -1,4 +1,4 @@
-"""Prometheus metrics of a node, in a registry of their own. Labels are bounded: routes, error codes, loaded models."""
+"""Prometheus metrics of a node, in a separate registry. Labels are bounded: routes, error codes, loaded models."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -14,20 +14,20 @@ from helexa.neuron.requests.request_record import Exchange, RunRecord
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
 _OTHER = "other"
-_MAX_MODELS = 100  # that were ever loaded; what comes after is counted together
+_MAX_MODELS = 100  # number of model labels; further models are counted as `other`
 _DURATION = (0.005, 0.05, 0.25, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 _PHASE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 
-disable_created_metrics()  # one more series per counter and histogram that no dashboard reads
+disable_created_metrics()  # they add one series per counter and histogram that dashboards do not read
 
 
 class Metrics:
-    """What a node counts.
+    """Metrics of a node.
 
     Args:
-        routes: the path that stands for each endpoint.
+        routes: label of each endpoint function, a route's path.
     """
 
     def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
@@ -55,7 +55,7 @@ class Metrics:
         self._token = histogram("time_per_output_token", "Between the tokens of an answer", _TOKEN, "model")
 
     def observe(self, exchange: Exchange, endpoint: Callable[..., Any] | None) -> None:
-        """Count one exchange that ended; `endpoint` is what served it."""
+        """Count a finished request. `endpoint` is the function that served it, or None."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(exchange.status)).inc()
         self._duration.labels(route).observe(exchange.duration)
@@ -65,11 +65,11 @@ class Metrics:
             self._observe_run(run)
 
     def watch(self, collector: Collector) -> None:
-        """Ask `collector` too, at every scrape."""
+        """Add `collector` to every scrape."""
         self._registry.register(collector)
 
     def text(self) -> bytes:
-        """The Prometheus text exposition."""
+        """Return the Prometheus text exposition."""
         return generate_latest(self._registry)
 
     def _observe_run(self, run: RunRecord) -> None:
@@ -89,11 +89,11 @@ class Metrics:
 
 
 class NodeCollector(Collector):
-    """What the node says of itself, as metrics: `/health` and `/models` in Prometheus' words.
+    """The data of `/health` and `/models` as Prometheus metrics.
 
     Args:
-        health, models: say it; neither may wait.
-        events: how often what happened.
+        health, models: return the current data without blocking.
+        events: number of model events by name.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class NodeCollector(Collector):
         self._events = events
 
     def collect(self) -> Iterator[Metric]:
-        """Read everything."""
+        """Yield all metrics with their current values."""
         health = self._health()
         yield _gauge("uptime_seconds", "Since the start", [((), health.uptime_secs)])
         yield _gauge("memory_free_bytes", "Of the host", [((), (health.memory_free_mb or 0) << 20)])

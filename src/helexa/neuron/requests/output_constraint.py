@@ -1,4 +1,4 @@
-"""What holds an answer to the shape that its request wants, or makes it call tools."""
+"""Constrain an answer to the requested shape or to tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,8 @@ class Constraint:
     """Grammars of an answer.
 
     Attributes:
-        grammar: of all that the model says, its reasoning included; empty where it is free.
-        cut: of what it says after reasoning that was ended for it; empty where it is free.
+        grammar: grammar of the whole output, reasoning included; empty if unconstrained.
+        cut: grammar of the output after reasoning that the server closed; empty if unconstrained.
     """
 
     grammar: str
@@ -38,10 +38,10 @@ class Constraint:
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """What holds a continuation to the shape that is asked for.
+    """Return the constraint of a continuation's requested shape, or None.
 
     Raises:
-        ApiError: 400, the shape cannot be had.
+        ApiError: 400: the shape is not supported.
     """
     if (shape := request.shape) is None:
         return None
@@ -53,13 +53,17 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """What holds the answer to `prompt` to the shape or the calls that are asked for.
+    """Return the constraint of an answer's requested shape or calls, or None.
 
     Args:
-        thinks: it may think before it answers, even if the prompt does not begin that.
+        model: the loaded model.
+        chat: the request.
+        tools: tools of the request, in the OpenAI format.
+        prompt: token ids of the prompt.
+        thinks: the model may reason before it answers, even if the prompt does not begin the reasoning.
 
     Raises:
-        ApiError: 400, the shape cannot be had, or the model has no notation for calls.
+        ApiError: 400: the shape is not supported, or the model has no tool-call format.
     """
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
     schemas = schemas_of(tools)
@@ -77,7 +81,7 @@ async def chat_constraint(
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
-    """The JSON Schema of each tool's arguments, by name."""
+    """Return the JSON Schema of each tool's arguments, by tool name."""
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
@@ -128,7 +132,9 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 
 
 def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Nothing, as long as a model whose calls come after reasoning may think; then any call, or an answer."""
+    """Return a constraint for the output after closed reasoning, if calls follow reasoning; the reasoning itself is
+    free.
+    """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
     if not (model.text.notation.frames_calls and callable_tools and chat.most_thoughts):
         return None

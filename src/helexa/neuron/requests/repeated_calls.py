@@ -1,7 +1,7 @@
-"""Detects a tool call that repeats an earlier call of the same answer.
+"""Detect a tool call that repeats an earlier call of the same answer.
 
-A small model that has to call a tool may make the same call again and again, until its output limit: the grammar of a
-forced answer leaves it the choice between one more call and the end of the answer.
+A small model that must call a tool may repeat the same call until its output limit: the grammar of a forced call allows
+only a further call or the end of the answer.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ CallEvent = ToolCallStart | ToolCallDelta
 
 
 class RepeatedCalls:
-    """Withholds the events of a call as long as the call may still turn out to repeat an earlier one.
+    """Withholds the events of a call as long as the call may still repeat an earlier call.
 
-    Two calls are the same if their names and the text of their arguments are.
+    Two calls are equal if their names and the text of their arguments are equal.
 
     Attributes:
-        found: the last call that ended repeats an earlier one. Its events are never returned.
+        found: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class RepeatedCalls:
         self._withheld: list[CallEvent] = []
 
     def push(self, event: CallEvent) -> Sequence[CallEvent]:
-        """Take the next event of a call; return the events that can be shown."""
+        """Take the next event of a call. Return the events to report."""
         if isinstance(event, ToolCallStart):
             self._name, self._arguments = event.name, ""
             may_repeat = bool(self._earlier)
@@ -39,7 +39,7 @@ class RepeatedCalls:
         return [] if may_repeat and self._may_repeat() else self.release()
 
     def end(self) -> Sequence[CallEvent]:
-        """End the current call, if there is one; return its events that were withheld, unless it is a repetition."""
+        """End the current call, if there is one. Return its withheld events, unless the call is a repetition."""
         if not self._name:
             return []
         call = (self._name, self._arguments)
@@ -49,7 +49,7 @@ class RepeatedCalls:
         return [] if self.found else self.release()
 
     def release(self) -> Sequence[CallEvent]:
-        """Return what is withheld, if anything."""
+        """Return the withheld events."""
         events, self._withheld = self._withheld, []
         return events
 

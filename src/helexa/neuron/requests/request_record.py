@@ -1,4 +1,4 @@
-"""The record of one request: filled while it is served, logged and counted once when it ends, however it ends."""
+"""The record of one request: filled during the request, then logged and counted once, also after errors."""
 
 import time
 from contextvars import ContextVar
@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What came of a run of a model.
+    """The result of one run of a model.
 
     Attributes:
-        model: its id.
+        model: model id.
         reason: `stop`, `length`, `tool_calls`, `error` or `cancelled`.
-        cached_tokens: of the prompt, found in the KV cache.
-        admitted: the engine was given the prompt.
-        queue, prefill, decode: seconds.
-        first_token: seconds from the prompt to the first token, waiting included; None when there was none.
+        prompt_tokens: length of the prompt.
+        completion_tokens: length of the answer.
+        cached_tokens: number of prompt tokens found in the KV cache.
+        queue, prefill, decode: duration of each phase, in seconds.
+        first_token: seconds from the prompt to the first token, including the wait; None without a token.
+        admitted: admission control sent the prompt to the engine.
     """
 
     model: str
@@ -35,11 +37,11 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
-        method, path: as they came.
-        status: sent to the client, 0 before that.
-        refusals: codes of the errors that were sent; each has its line in the log.
-        runs: of a model, one for each answer; each has its line in the log.
-        started: when the request came (`time.perf_counter`).
+        method, path: as received.
+        status: HTTP status sent to the client; 0 before the response begins.
+        refusals: codes of the errors that were sent. Each error has its own log line.
+        runs: one record per answer. Each run has its own log line.
+        started: time of the request's arrival (`time.perf_counter`).
     """
 
     method: str = ""
@@ -51,7 +53,7 @@ class Exchange:
 
     @property
     def duration(self) -> float:
-        """Seconds since it began."""
+        """Return seconds since the request's arrival."""
         return time.perf_counter() - self.started
 
 
@@ -59,10 +61,10 @@ _current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def begin(exchange: Exchange) -> None:
-    """Make it the one that is served here and now."""
+    """Set the record of the current request."""
     _current.set(exchange)
 
 
 def current() -> Exchange:
-    """The one that is served here and now; outside of a request, one that nobody looks at."""
+    """Return the record of the current request; outside of a request, return an unused record."""
     return _current.get() or Exchange()

@@ -1,4 +1,4 @@
-"""Responses that were given, kept in memory for a while so that the next one may go on from them."""
+"""Keep responses in memory for a limited time, so that a later request can continue from a response."""
 
 import secrets
 import time
@@ -11,13 +11,13 @@ from helexa.neuron.config import ResponsesConfig
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response.
+    """A stored response.
 
     Attributes:
-        principal: whose it is; nobody else finds it.
-        body: the response itself, JSON.
-        items: the conversation until its end, input and output, JSON.
-        until: when it ends, on the store's clock.
+        principal: owner; other principals cannot find the response.
+        body: the response as JSON.
+        items: the conversation up to the response's end, input and output, as JSON.
+        until: time of expiry, on the store's clock.
     """
 
     principal: str
@@ -27,15 +27,15 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes that it counts for."""
+        """Return the size that counts toward the limit, in bytes."""
         return len(self.body) + len(self.items)
 
 
 class ResponseStore:
-    """Keeps responses until their time is over or there is no room, whichever comes first.
+    """Keeps responses until they expire or the limits are reached.
 
-    Room is made at the expense of the principal who has most of it, oldest first: so one who fills the store loses
-    his own.
+    At a limit, the store drops the oldest response of the principal with the most bytes. A principal that fills the
+    store therefore loses its own responses first.
     """
 
     def __init__(self, config: ResponsesConfig, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,7 +44,7 @@ class ResponseStore:
         self._most_entries = config.store_entries
         self._seconds = config.store_secs
         self._clock = clock
-        self._entries: dict[str, StoredResponse] = {}  # the oldest first
+        self._entries: dict[str, StoredResponse] = {}  # oldest first
         self._held: Counter[str] = Counter()  # bytes by principal
         self._bytes = 0
 
@@ -53,20 +53,20 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Whether anything is kept at all."""
+        """Return whether the store keeps responses."""
         return self._most_bytes > 0
 
     @property
     def prefix(self) -> str:
-        """How the ids of its responses begin: otherwise in each process, so that a gateway finds the one to ask."""
+        """Prefix of response ids, unique per process. A gateway finds the right node by the prefix."""
         return f"resp_{self._mark}"
 
     def new_stem(self) -> str:
-        """What the ids of a response and of its items have in common."""
+        """Return the common part of the ids of a response and its items."""
         return self._mark + secrets.token_hex(12)
 
     def put(self, id: str, principal: str, body: bytes, items: bytes) -> None:
-        """Keep a response; one that is larger than all the room is not kept."""
+        """Store a response, unless it is larger than the whole store."""
         entry = StoredResponse(principal, body, items, self._clock() + self._seconds)
         if entry.size > self._most_bytes:
             return
@@ -79,13 +79,13 @@ class ResponseStore:
             self._drop(next(id for id, entry in self._entries.items() if entry.principal == greediest))
 
     def find(self, id: str, principal: str) -> StoredResponse | None:
-        """The response with this id, if it is this principal's."""
+        """Return the response with this id, or None if `principal` has no response with the id."""
         self._expire()
         entry = self._entries.get(id)
         return entry if entry is not None and entry.principal == principal else None
 
     def remove(self, id: str, principal: str) -> bool:
-        """Forget a response; whether it was there."""
+        """Remove a response. Return whether it existed."""
         found = self.find(id, principal) is not None
         if found:
             self._drop(id)

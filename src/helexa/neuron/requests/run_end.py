@@ -1,4 +1,4 @@
-"""The end of a run, on every path."""
+"""Account for the end of a run, on every code path."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnd:
-    """The one way out of a run: the last event, the accounting and the completion log line, once, on every path."""
+    """The end of a run on every code path: the last event, the accounting and the completion log line, exactly once."""
 
     def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader) -> None:
         self.closed = False
@@ -31,20 +31,20 @@ class RunEnd:
 
     @property
     def admitted(self) -> bool:
-        """Whether the run has begun."""
+        """Return whether the run was admitted."""
         return self._entered is not None
 
     def started(self) -> Started:
-        """The run begins."""
+        """Record the admission. Return the run's first event."""
         self._entered = time.perf_counter()
         return Started(self._prompt_tokens)
 
     def prompt_counted(self) -> PromptCounted:
-        """The engine has begun to read the prompt."""
+        """Return the event for the begin of the prefill."""
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Take note of an output that was read; how many tokens of prompt and answer the engine holds now."""
+        """Record an output that was read. Return the number of prompt and answer tokens that the engine holds."""
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
         if not self._resumed:
@@ -53,12 +53,14 @@ class RunEnd:
         return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
 
     def resume(self) -> None:
-        """Another sequence goes on with the answer: what the engine says of its time and cache is not the run's."""
+        """Record that a second sequence continues the answer. The engine's timing and cache hits of it are not the
+        run's.
+        """
         self._resumed = True
         self._timing = None
 
     def finish(self, reason: FinishReason, stop_string: str | None) -> Finished:
-        """The answer is complete."""
+        """Record a complete answer. Return the run's last event."""
         timing = self._close(reason)
         return Finished(
             reason=reason,
@@ -72,12 +74,12 @@ class RunEnd:
         )
 
     def fail(self, error: ApiError) -> Failed:
-        """The answer stays incomplete."""
+        """Record a failed run. Return the run's last event."""
         self._close("error")
         return Failed(error)
 
     def abandon(self, unread: int = 0) -> None:
-        """End a run whose client is gone, unless it ended already. `unread` tokens came that were not read."""
+        """End a run whose client disconnected, unless the run has ended. `unread` is the number of tokens not read."""
         if not self.closed:
             self._close("cancelled", client_gone=True, unread=unread)
 
@@ -85,7 +87,7 @@ class RunEnd:
         self.closed = True
         timing = self._timing or self._measured()
         if self._first_token is not None:
-            # As seen from here, a wait in the engine looks like prefill.
+            # Without the engine's timing, a wait in the engine looks like prefill.
             prefilled = self._prompt_tokens - self._cached_tokens if self._timing is not None else 0
             self._model.record(timing, prefilled, self._reader.tokens)
         first_token = None if self._first_token is None else self._first_token - self._begin
@@ -122,7 +124,7 @@ class RunEnd:
         return timing
 
     def _measured(self) -> Timing:
-        """The timing as seen from here, for runs that ended before the engine reported its own."""
+        """Return the timing measured in the server, for runs that ended before the engine reported timing."""
         now = time.perf_counter()
         if self._entered is None:
             return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)

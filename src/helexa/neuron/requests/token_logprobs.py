@@ -1,4 +1,4 @@
-"""The log-probabilities of an answer's tokens, told with the text that the tokens make."""
+"""Report the log-probabilities of an answer's tokens together with the text of the tokens."""
 
 from helexa.neuron.engine.ipc.messages import Logprob
 from helexa.neuron.events import TokenLogprob
@@ -6,10 +6,11 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 
 class TokenLogprobs:
-    """Keeps those of tokens whose text has not been shown yet.
+    """Holds log-probabilities of tokens until their text is reported.
 
     Args:
-        complete: tokens that were left out of the text are told, too.
+        tokenizer: tokenizer of the model.
+        complete: also report tokens without text in the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
@@ -18,29 +19,29 @@ class TokenLogprobs:
         self._waiting: list[TokenLogprob] = []
 
     def add(self, token: int, logprob: Logprob) -> None:
-        """Take the next token's."""
+        """Add the log-probability of the next token."""
         self._waiting.append(self.told(token, logprob))
 
     def told(self, token: int, logprob: Logprob) -> TokenLogprob:
-        """Return the log-probability of a token, spelled."""
+        """Return the log-probability of a token, with the token's text and bytes."""
         chosen, likeliest = logprob
         top = tuple((*self._spelled(other), value) for other, value in likeliest)
         return TokenLogprob(*self._spelled(token), chosen, top)
 
     def rest(self) -> tuple[TokenLogprob, ...]:
-        """Take all that wait."""
+        """Return all held log-probabilities and clear them."""
         rest, self._waiting = tuple(self._waiting), []
         return rest
 
     def clear(self) -> None:
-        """What the tokens so far have said is no text."""
+        """Discard the held log-probabilities: their tokens are not text."""
         self._waiting.clear()
 
     def of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Take those of the tokens that make up `text`, the next that is shown.
+        """Return the log-probabilities of the tokens of `text`, the next reported text, and remove them.
 
-        Tokens before them were left out of the text. Where no tokens make it up, because a character is broken or a
-        token was cut in two, it is all that wait.
+        Earlier tokens have no text in the answer; they are dropped unless `complete`. If no tokens match `text`,
+        because a character is broken or a token is cut in two, all held log-probabilities are returned.
         """
         shown = text.encode()
         start = b"".join([token.bytes for token in self._waiting]).find(shown)

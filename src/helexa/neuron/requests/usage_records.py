@@ -1,4 +1,4 @@
-"""Token counts of requests that ended lately, for gateways that were cut off from an answer before its usage came."""
+"""Keep token counts of recent requests, for gateways whose connection broke before the usage arrived."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ _ID = re.compile(rb"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class UsageRecord:
-    """Token counts of one request; of several answers to one prompt, the prompt counts once."""
+    """Token counts of one request. A prompt with several answers counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,7 +26,7 @@ class UsageRecord:
 
     @classmethod
     def of(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
-        """Return the sum of the runs of one request. A run that never left the queue used nothing."""
+        """Return the totals of one request's runs. Runs that were never admitted count 0."""
         begun = [run for run in runs if run.admitted]
         return cls(
             max((run.prompt_tokens for run in begun), default=0),
@@ -36,10 +36,10 @@ class UsageRecord:
 
 
 class UsageRecords:
-    """The records, by the id that a gateway made up for each request.
+    """Usage records by the id that a gateway assigned to each request.
 
-    The id begins with a secret of the gateway, so nobody else can read a record. A record is kept for
-    `KEPT_SECONDS`, and there are at most `MOST_KEPT`.
+    The id begins with a secret of the gateway, so other clients cannot read a record. A record is kept for
+    `KEPT_SECONDS`, and there are at most `MOST_KEPT` records.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class UsageRecords:
         self._ended: OrderedDict[str, tuple[float, UsageRecord]] = OrderedDict()
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Take note of a request that starts; return its id, empty if the request has none."""
+        """Register a request that starts. Return its usage id, or an empty string if the request has none."""
         for name, value in headers:
             if name == _HEADER and _ID.fullmatch(value):
                 usage_id = value.decode()
@@ -56,7 +56,7 @@ class UsageRecords:
         return ""
 
     def end(self, usage_id: str, runs: Iterable[RunRecord]) -> None:
-        """Keep the token counts of a request that ended."""
+        """Store the token counts of a request that ended."""
         now = time.monotonic()
         self._ended[usage_id] = now, UsageRecord.of(runs)
         if running := self._running.pop(usage_id, None):
@@ -65,7 +65,7 @@ class UsageRecords:
             self._ended.popitem(last=False)
 
     async def find(self, usage_id: str) -> UsageRecord | None:
-        """Return the token counts of a request once it has ended, None if its id is unknown."""
+        """Wait for the request's end. Return its token counts, or None if the id is unknown."""
         running = self._running.get(usage_id)
         if running is not None:
             await running.wait()

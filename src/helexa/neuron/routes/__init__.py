@@ -1,1 +1,1 @@
-"""The node's HTTP routes, one file per surface."""
+"""The node's HTTP routes, one module per group of endpoints."""

@@ -1,4 +1,4 @@
-"""Request bodies: read within limits of size, time and type."""
+"""Read request bodies within limits of size, time and content type."""
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -9,13 +9,14 @@ MAX_BODY_BYTES = 64 << 20
 
 
 async def read_json(request: Request) -> bytes:
-    """Return the bytes of a body that is declared as JSON.
+    """Return the bytes of a JSON body.
 
-    A web page of another site can send a body of any other type, or of none, without a preflight request.
+    A web page of another site can send a body of any other content type without a preflight request, so the type is
+    required.
 
     Raises:
-        ApiError: 415 without a JSON content type or for a compressed body, 413 over `MAX_BODY_BYTES`, 408 when the
-            client stops sending, 400 when it goes away.
+        ApiError: 415 without a JSON content type or for a compressed body, 413 over `MAX_BODY_BYTES`, 408 if the client
+            stops sending, 400 if the client disconnects.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""Serve `POST /v1/chat/completions`."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -22,7 +22,7 @@ from helexa.neuron.routes.usage import counts_prompt, reports_usage
 from helexa.neuron.text.templates.chat_template import TemplateError
 
 _THINKING_HEADER = "x-include-thinking"
-_THINKING_VARIABLES = ("enable_thinking", "thinking")  # as templates call it
+_THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
 
 
 async def chat_completions(request: Request) -> Reply:
@@ -50,17 +50,19 @@ async def converse(
     spelled_thoughts: bool = False,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Go on with a conversation, in no dialect.
+    """Run a conversation and return its events, independent of the API format.
 
     Args:
-        thinks: whether the model is to think before it answers if the client does not say; None leaves it to the chat
-            template.
-        spelled_thoughts: what it thinks is part of the text.
+        model: the loaded model.
+        chat: the request.
+        principal: principal of the request; empty for anonymous requests.
+        thinks: reasoning setting if the client states none; None leaves the choice to the chat template.
+        spelled_thoughts: report reasoning as part of the text.
         counts_prompt: see `run`.
 
     Raises:
-        ApiError: the conversation is nothing that the model's template can render, or has images, or the answer cannot
-            be held to what is asked for.
+        ApiError: the conversation has images, the model's template cannot render it, or the requested answer constraint
+            is not supported.
     """
     tools = chat.offered_tools
     prompt, turn = await rendered(model, chat, thinks=thinks)
@@ -86,7 +88,7 @@ async def converse(
 
 
 async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
-    """Return the prompt that a conversation becomes, and where its last turn begins if the engine has a use for that.
+    """Return a conversation's prompt, and the begin of its last turn if the engine uses the position, else 0.
 
     Raises:
         ApiError: the conversation has images, or the model's template cannot render it.
@@ -94,22 +96,22 @@ async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None
     if chat.has_image:
         raise vision_unsupported(model.id)
     variables = thinking_variables(model, chat.thinks(thinks)) | chat.template_variables
-    # Long conversations take a while to cut into tokens.
+    # Tokenizing a long conversation takes time.
     return await asyncio.to_thread(_prompt, model, chat.messages, chat.offered_tools, variables)
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """A conversation as the model's chat template takes it."""
+    """Return a conversation in the form that the model's chat template accepts."""
     turns = [message.for_template() for message in messages]
     if "developer" not in model.text.template.source:
-        for turn in turns:  # OpenAI's newer name for the system's role, which most templates refuse
+        for turn in turns:  # OpenAI's newer name of the system role, which most templates reject
             if turn["role"] == "developer":
                 turn["role"] = "system"
     return turns
 
 
 def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
-    """What tells the model's chat template whether to have it think, under the names that it knows."""
+    """Return the template variables that switch reasoning on or off, under the names that the template uses."""
     return (
         {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
     )
@@ -121,7 +123,7 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """The prompt, and where its last turn begins if the engine has a use for that."""
+    """Return the prompt, and the begin of its last turn if the engine uses the position, else 0."""
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter("tools", f"model '{model.id}' was not made for tools: its chat template has none")
     turns = template_turns(model, messages)

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`."""
+"""Serve `POST /v1/completions`."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from helexa.neuron.routes.usage import reports_usage
 
 
 async def completions(request: Request) -> Reply:
-    """Continue texts, or lists of token ids."""
+    """Continue texts or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
     completion.check_vocabulary(model.text.tokenizer.vocab_size)
@@ -43,7 +43,7 @@ def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[i
 
 
 def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
-    """The text that each choice begins with."""
+    """Return the prompt text of each choice."""
     decode = model.text.tokenizer.decode
     texts = [one if isinstance(one, str) else decode(one) for one in completion.prompt]
     return [text for text in texts for _ in range(completion.n or 1)]

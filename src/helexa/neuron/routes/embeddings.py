@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`."""
+"""Serve `POST /v1/embeddings`."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from helexa.neuron.requests.request_record import RunRecord, current
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 
-_AT_ONCE = 4  # texts of one request
+_AT_ONCE = 4  # concurrent texts of one request
 _RETRY_AFTER_SECONDS = 2
 
 logger = logging.getLogger(__name__)
 
 
 async def create_embeddings(request: Request) -> Response:
-    """The vectors of texts, each of length 1."""
+    """Return one vector of length 1 per text."""
     asked = EmbeddingsRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(asked.model)
     model.require_servable()
@@ -46,10 +46,10 @@ async def create_embeddings(request: Request) -> Response:
 
 
 class _Batch:
-    """The texts of one request on their way to be vectors.
+    """The texts of one request.
 
     Attributes:
-        vectors: as the reply has them, empty where there is none yet.
+        vectors: encoded vector of each text; empty until computed.
     """
 
     def __init__(self, model: ServedModel, prompts: Sequence[list[int]], principal: str, encoding: str | None) -> None:
@@ -62,10 +62,10 @@ class _Batch:
         self._working = 0
 
     async def run(self) -> None:
-        """Make all vectors, a few at a time; each text takes its own turn, so that a long list keeps nobody waiting.
+        """Compute all vectors, a few at a time. Each text is admitted separately, so a long list does not block others.
 
         Raises:
-            ApiError: the model is too busy for a single one, or its engine failed.
+            ApiError: the model is too busy for any text, or its engine failed.
         """
         begun, reason = time.perf_counter(), "cancelled"
         try:
@@ -81,7 +81,7 @@ class _Batch:
             _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
 
     async def _work(self) -> None:
-        """Take texts until there are none. Who is refused a seat leaves them to those who have one."""
+        """Process texts until none is left. A rejected worker leaves its text to the workers that still run."""
         self._working += 1
         try:
             while self._waiting:
@@ -102,10 +102,10 @@ class _Batch:
 
 
 def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list[int]]:
-    """The inputs as token ids that the model has.
+    """Return the inputs as token ids.
 
     Raises:
-        ApiError: one is empty, too long, or has an unknown token.
+        ApiError: an input is empty, too long, or has an unknown token.
     """
     encode, vocab_size, most = model.text.tokenizer.encode, model.engine.ready.vocab_size, model.context_length
     prompts: list[list[int]] = []
@@ -122,7 +122,7 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
 
 
 async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list[float]:
-    """One text's vector, of length 1.
+    """Return the vector of one text, normalized to length 1.
 
     Raises:
         ApiError: the engine failed.

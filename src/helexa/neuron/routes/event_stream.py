@@ -1,9 +1,9 @@
-"""What all streams of server-sent events share."""
+"""Constants and helpers of all server-sent event streams."""
 
 from starlette.types import Receive
 
 KEEP_ALIVE_SECONDS = 1.0
-"""Time without an event after which a stream sends a comment."""
+"""Seconds without an event after which a stream sends a comment."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -1,4 +1,4 @@
-"""What the node is and how it is: `/version`, `/discovery`, `/health`."""
+"""Serve `/version`, `/discovery` and `/health`."""
 
 import asyncio
 
@@ -12,12 +12,12 @@ from helexa.neuron.hardware.discovery import discover
 
 
 async def version(request: Request) -> Response:
-    """`GET /version`: what was built, of what."""
+    """`GET /version`: versions of helexa and its dependencies."""
     return JsonResponse(await asyncio.to_thread(build_facts))
 
 
 async def discovery(request: Request) -> Response:
-    """`GET /discovery`: facts that do not change while the process lives."""
+    """`GET /discovery`: facts that do not change during the process's lifetime."""
     facts = await asyncio.to_thread(discover)
     longest = request.app.state.max_prompt_tokens
     return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())

@@ -1,4 +1,4 @@
-"""A load as it goes, for whoever asked for it: server-sent events, until the model serves or it is known why not."""
+"""Stream a load's progress as server-sent events until the model is loaded or the load failed."""
 
 import asyncio
 import time
@@ -15,12 +15,12 @@ LOOK_SECONDS = 0.25
 
 
 class LoadStream:
-    """An ASGI response: `progress` events, then `loaded` or `error`. The load goes on when its watcher hangs up.
+    """An ASGI response: `progress` events, then `loaded` or `error`. The load continues if the client disconnects.
 
     Args:
-        load: ends with the load. Cancelling it must leave the load alone.
-        progress: how far it is, None while nobody knows.
-        outcome: the last event once it is done, its name and its data.
+        load: task that ends with the load. Canceling the task must not cancel the load.
+        progress: returns the current progress, or None if unknown.
+        outcome: returns name and data of the last event, once the load has ended.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Loading, unloading and describing models. Failures here are flat: `{"error": "text"}`."""
+"""Load, unload and describe models. Errors of these routes are flat: `{"error": "text"}`."""
 
 import asyncio
 import logging
@@ -38,13 +38,13 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class UnloadRequest(BaseModel):
-    """`POST /models/unload`."""
+    """Body of `POST /models/unload`."""
 
     model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
 
 
 class LoadRequest(ModelSpec):
-    """`POST /models/load`: a model, and whether its load is to be told as it goes."""
+    """Body of `POST /models/load`: a model, and whether to stream progress events."""
 
     model_id: str = Field(min_length=1, max_length=_LONGEST_NAME)
     source: str | None = Field(default=None, max_length=_LONGEST_NAME)
@@ -54,14 +54,17 @@ class LoadRequest(ModelSpec):
 
 
 async def models(request: Request) -> Response:
-    """`GET /models`: every loaded, recovering or loading model; never waits for an engine."""
+    """`GET /models`: every loaded, recovering or loading model. Does not wait for engines."""
     registry = _registry(request)
     return JsonResponse([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
 
 async def load(request: Request) -> Response | LoadStream:
-    """`POST /models/load`: answers when the model serves, or with the reason why it cannot; meanwhile with events, for
-    those who ask for a stream. What is refused at once is refused plainly."""
+    """`POST /models/load`: respond when the model is loaded or the load failed.
+
+    If the client requests a stream, the response is a stream of progress events. Requests that fail at once get a plain
+    error response in both cases.
+    """
     asked = _parsed(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), asked)
     if asked.stream or "text/event-stream" in request.headers.get("accept", ""):
@@ -78,7 +81,7 @@ async def load(request: Request) -> Response | LoadStream:
 
 
 async def unload(request: Request) -> Response:
-    """`POST /models/unload`: answers when the model's memory is free."""
+    """`POST /models/unload`: respond when the model's memory is free."""
     wanted = _parsed(UnloadRequest, await read_json(request))
     try:
         await _registry(request).unload(wanted.model_id)
@@ -90,7 +93,7 @@ async def unload(request: Request) -> Response:
 
 
 async def endpoint(request: Request) -> Response:
-    """`GET /models/{id}/endpoint`: where the model is served."""
+    """`GET /models/{id}/endpoint`: return the URL that serves the model."""
     model_id = request.path_params["model_id"]
     try:
         _registry(request).get(model_id)
@@ -100,7 +103,7 @@ async def endpoint(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """`GET /models/{id}/capabilities`: what a loaded model can do; 404 means "cannot say"."""
+    """`GET /models/{id}/capabilities`: return a loaded model's capabilities; 404 means unknown."""
     model_id = request.path_params["model_id"]
     try:
         model = _registry(request).get(model_id)
@@ -110,7 +113,7 @@ async def capabilities(request: Request) -> Response:
 
 
 class _Watch:
-    """A load, and the last that was heard of it."""
+    """A load and its latest progress."""
 
     def __init__(self, registry: Registry, spec: ModelSpec) -> None:
         self._registry = registry
@@ -119,7 +122,7 @@ class _Watch:
         self.load = asyncio.create_task(registry.load(spec, self._hear))
 
     def progress(self) -> dict[str, Any] | None:
-        """How far it is; of a load that somebody else has begun, what `/models` says."""
+        """Return the latest progress, or the state in `/models` if another request began the load."""
         if self._heard is not None:
             return self._heard
         info = next((info for info in self._registry.loading() if info.id == self._id), None)
@@ -131,7 +134,7 @@ class _Watch:
 
 
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
-    """Status and body of a load that failed."""
+    """Return status and body of a failed load's response."""
     match error:
         case SourceError() | DoesNotFitError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
@@ -142,7 +145,7 @@ def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, A
 
 
 def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
-    """How a watched load ended: what an answer of its own would have said, and its status."""
+    """Return the last event of a load: the status and body that a plain response would have."""
     error = shutting_down() if load.cancelled() else load.exception()
     if error is None:
         return "loaded", {"status": "loaded"}
@@ -182,7 +185,7 @@ def _log_refusal(request: Request, status: int, body: dict[str, Any]) -> None:
     tell(log, logging.WARNING, "refused", path=request.url.path, status=status, code=code, error=error)
 
 
-# The ids have slashes in them, written as such or as %2F.
+# Model ids contain slashes, written as `/` or `%2F`.
 routes = [
     Route("/models", models),
     Route("/models/load", load, methods=["POST"]),

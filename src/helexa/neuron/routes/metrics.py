@@ -1,4 +1,4 @@
-"""`GET /metrics`: what the node counts, as Prometheus reads it."""
+"""Serve `GET /metrics` in Prometheus' text format."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -8,7 +8,7 @@ from helexa.neuron.requests.metrics import TEXT_FORMAT
 
 
 async def metrics(request: Request) -> Response:
-    """The Prometheus text; never waits for an engine."""
+    """Return all metrics without waiting for an engine."""
     return Response(request.app.state.metrics.text(), headers={"content-type": TEXT_FORMAT})
 
 

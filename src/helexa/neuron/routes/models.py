@@ -1,4 +1,4 @@
-"""`GET /v1/models` and `GET /v1/models/{id}`: what is served, in OpenAI's shape."""
+"""Serve `GET /v1/models` and `GET /v1/models/{id}` in OpenAI's format."""
 
 import time
 
@@ -13,7 +13,7 @@ from helexa.neuron.lifecycle.model import ServedModel
 
 
 async def list_models(request: Request) -> Response:
-    """List the models of this node; one whose engine is on its way back is listed as not loaded."""
+    """List the models of this node. A recovering model is listed as not loaded."""
     infos: list[ModelInfo] = request.app.state.registry.infos()
     created = int(time.time())
     return JsonResponse(model_list([model_entry(info, created) for info in infos]))

@@ -1,4 +1,4 @@
-"""Who a request is for: the identity that a gateway has checked and put on it."""
+"""The principal of a request, from headers that a gateway sets."""
 
 from hashlib import blake2b
 
@@ -9,12 +9,12 @@ _KEY = "x-helexa-key-id"
 
 
 def principal_of(request: Request) -> str:
-    """The principal as one short word, empty without one: whose turn it is, and whose pages in the KV cache these are.
+    """Return the principal as one short word; empty without the headers. It selects fair share and cached prompts.
 
-    A gateway drops these headers when clients send them and writes them itself, so whoever comes through it finds only
-    his own prompts cached. A node believes them: whoever reaches it directly can name any principal and, by what is
-    answered quickly, test guesses of that principal's prompts, or take its turns. So a node's port is for its gateway
-    alone.
+    A gateway drops these headers from clients' requests and sets them itself. Clients of a gateway therefore share
+    cached prompts only with themselves. A node trusts the headers: a client with direct access to a node can name any
+    principal, use its fair share and, by response times, test guesses of its prompts. Only gateways should reach a
+    node's port.
     """
     account, key = request.headers.get(_ACCOUNT), request.headers.get(_KEY)
     if not account or not key:

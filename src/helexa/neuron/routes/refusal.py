@@ -1,6 +1,6 @@
-"""Refusals: how every error leaves the node, in the one envelope, with one log line each.
+"""Error responses: every error is returned in the same envelope, with one log line.
 
-Hand `HANDLERS` to the application; what a route raises comes out as JSON of the right status.
+Pass `HANDLERS` to the application. Errors raised by routes become JSON responses with the right status.
 """
 
 import logging
@@ -21,28 +21,28 @@ logger = logging.getLogger(__name__)
 
 
 def refusal(error: ApiError) -> Response:
-    """The response that carries `error`."""
+    """Return the error response for `error`."""
     return Response(
         orjson.dumps(error.envelope()), error.status, headers=error.headers(), media_type="application/json"
     )
 
 
 def log_refusal(path: str, error: ApiError) -> None:
-    """Write the one line that says who was refused what and why, with the numbers."""
+    """Log an error response: path, status, code and details."""
     current().refusals.append(error.code or "internal")
     facts = {"path": path, "status": error.status, "type": error.type, "code": error.code, "detail": str(error)}
     tell(logger, logging.WARNING, "refused", **facts | error.extras)
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
-    """Answer an `ApiError`."""
+    """Handle an `ApiError`."""
     assert isinstance(error, ApiError)
     log_refusal(request.url.path, error)
     return refusal(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer what the router refuses by itself: an unknown path, a wrong method."""
+    """Handle errors of the router: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
@@ -53,14 +53,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
-    """Return the refusal for an error that came from a lack of file descriptors, None for any other error."""
+    """Return the error response for a lack of file descriptors, None for any other error."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None
 
 
 async def on_os_error(request: Request, error: Exception) -> Response:
-    """Answer a lack of file descriptors; any other error of the system is unexpected."""
+    """Handle a lack of file descriptors. Any other OS error is unexpected."""
     api_error = descriptor_shortage(error)
     if api_error is None:
         raise error
@@ -69,7 +69,7 @@ async def on_os_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
-    """Answer any other failure: the client learns nothing of it, the server logs the traceback."""
+    """Handle any other exception: log the traceback; the client gets no details."""
     current().refusals.append("internal")
     tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
     return refusal(internal_error())

@@ -1,4 +1,4 @@
-"""Replies: a run's events on the wire, streamed or whole, until they end or the client hangs up."""
+"""Send a run's events as a stream or as one body, until the run ends or the client disconnects."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from helexa.neuron.routes.projectors.projector import Projector
 from helexa.neuron.routes.refusal import log_refusal
 
 PATIENCE_SECONDS = 3.0
-"""That a stream may have nothing to say before it begins; while it has not, a refusal is still a plain one."""
+"""Seconds a stream waits for its first event. During this time an error is still a plain error response."""
 
 logger = logging.getLogger(__name__)
 
@@ -24,24 +24,24 @@ logger = logging.getLogger(__name__)
 class Reply:
     """An ASGI response made of a run's events.
 
-    Nothing is sent before the first event, so what the run refuses is still a plain refusal; but a stream that waits
-    for longer than `PATIENCE_SECONDS` begins, and a refusal is then an event. When the client hangs up the run is
+    Nothing is sent before the first event, so a rejected run gets a plain error response. A stream that waits longer
+    than `PATIENCE_SECONDS` begins with a comment; a later rejection is an event. If the client disconnects, the run is
     closed at once, streamed or not.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
         self._events = events
         self._projector = projector
-        self._streamed = stream  # a bound method here would be a cycle for every request
+        self._streamed = stream  # a bound method here would be a reference cycle in every request
         self._came = time.monotonic()
         self._begun = False
-        self._quiet_since: float | None = None  # None while nothing may be sent but the reply itself
+        self._quiet_since: float | None = None  # None while only the reply itself may be sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the reply.
 
         Raises:
-            ApiError: the run was refused or, when it is not streamed, failed; nothing has been sent.
+            ApiError: the run was rejected, or a run without streaming failed; nothing has been sent.
         """
         send_reply = self._stream if self._streamed else self._whole
         sender = asyncio.create_task(send_reply(scope["path"], send))
@@ -61,10 +61,10 @@ class Reply:
             if not sender.cancelled():
                 sender.result()
         finally:
-            del sender  # it has the error, which has this frame: a cycle for every refusal
+            del sender  # the task holds the error, whose traceback holds this frame: a reference cycle
 
     def _until_due(self) -> float:
-        """Seconds until something should be sent."""
+        """Return the seconds until the next keep-alive is due."""
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:
@@ -110,6 +110,6 @@ class Reply:
     async def _write(self, event: InferenceEvent, send: Send) -> None:
         frames = self._projector.frames(event)
         if frames:
-            self._quiet_since = None  # a keep-alive must not cut in while the client is slow to take this
+            self._quiet_since = None  # no keep-alive inside a frame while the client is slow to read
             await send({"type": "http.response.body", "body": frames, "more_body": True})
         self._quiet_since = time.monotonic()

@@ -1,4 +1,4 @@
-"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`: a model's tokens."""
+"""Serve `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ from helexa.neuron.text.templates.chat_template import TemplateError
 
 
 async def tokenize(request: Request) -> Response:
-    """The tokens of a text, or of the prompt that a conversation becomes; the engine is not asked."""
+    """Return the tokens of a text or of a conversation's prompt. The engine is not involved."""
     asked = TokenizeRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(asked.model)
     if asked.has_image:
@@ -29,7 +29,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def detokenize(request: Request) -> Response:
-    """The text of tokens."""
+    """Return the text of tokens."""
     asked = DetokenizeRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(asked.model)
     tokenizer = model.text.tokenizer
@@ -41,7 +41,7 @@ async def detokenize(request: Request) -> Response:
 
 
 async def tokenizer_info(request: Request) -> Response:
-    """Return what the model's files say about its tokenizer, for clients that tokenize for themselves."""
+    """Return tokenizer metadata of the model's files, for clients with their own tokenizer."""
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)

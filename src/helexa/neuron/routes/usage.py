@@ -1,4 +1,4 @@
-"""How a gateway learns token counts that the gateway's client does not see or did not wait for."""
+"""Report token counts to a gateway that its client did not request or wait for."""
 
 import asyncio
 from dataclasses import asdict
@@ -17,24 +17,24 @@ _INCLUDE_USAGE, _PROMPT = "x-helexa-include-usage", "prompt"
 
 
 def reports_usage(request: Request) -> bool:
-    """Whether the gateway wants a usage chunk at the end of a stream, whatever `stream_options` says.
+    """Return whether the gateway wants a usage chunk at the end of a stream, regardless of `stream_options`.
 
-    The gateway drops this header from its clients' requests, adds its own, and removes the chunk for clients that did
-    not ask for it.
+    The gateway drops this header from its clients' requests, adds its own, and removes the chunk if the client did not
+    request it.
     """
     return request.headers.get(_INCLUDE_USAGE) in ("1", _PROMPT)
 
 
 def counts_prompt(request: Request) -> bool:
-    """Whether the gateway wants a stream's prompt counts before the answer, in a chunk with `helexa_prompt`.
+    """Return whether the gateway wants a stream's prompt counts before the answer, in a chunk with `helexa_prompt`.
 
-    The gateway asks for the Messages API, whose first event has these counts.
+    The gateway requests these counts for the Messages API, whose first event contains them.
     """
     return request.headers.get(_INCLUDE_USAGE) == _PROMPT
 
 
 async def get_usage(request: Request) -> Response:
-    """`GET /usage/{id}`: the token counts of a request that ended lately, or that ends within `WAIT_SECONDS`.
+    """`GET /usage/{id}`: the token counts of a request that ended recently, or that ends within `WAIT_SECONDS`.
 
     The id is the request's `x-helexa-usage-id`.
     """

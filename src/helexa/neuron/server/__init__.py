@@ -1,1 +1,1 @@
-"""The HTTP application of a node."""
+"""The HTTP application of a node: middleware, lifecycle and health."""

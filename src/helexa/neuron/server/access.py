@@ -1,4 +1,5 @@
-"""Which requests a node accepts: those with its API key, or, on a node without a key, those of no foreign web page.
+"""Access checks of a node: with an API key, requests must carry it; without one, requests of other web pages are
+rejected.
 
 | | with `api_key` | without |
 |---|---|---|
@@ -8,7 +9,7 @@
 | `Origin` is not the node's own | | 403 |
 
 Only browsers send `Origin`. On a network, gateways reach nodes by any DNS name, so `Host` is checked there for browsers
-only. That suffices to stop DNS rebinding from changing anything: browsers send `Origin` with every POST and DELETE.
+only. This check stops DNS rebinding from changing anything: browsers send `Origin` with every POST and DELETE.
 """
 
 import hmac
@@ -23,7 +24,7 @@ from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, wit
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.routes.refusal import log_refusal, refusal
 
-_RESERVED_SUFFIXES = (b".localhost", b".internal")  # domains that nobody can register, so no page has them
+_RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which cannot be registered by web sites
 
 
 class AccessGuard:

@@ -1,4 +1,4 @@
-"""The node's HTTP application: its routes, its state, what lives as long as it does, and the server it runs in."""
+"""The node's HTTP application: routes, state, background tasks and server."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ from helexa.neuron.sources.sources import Sources
 log = logging.getLogger(__name__)
 
 MAX_PROMPT_TOKENS = 131072
-"""What `/discovery` gives as the node's longest prompt when the configuration bounds none; each model has its own."""
+"""Longest prompt in `/discovery` if the configuration sets no limit. Each model has its own limit."""
 
 _DRAIN_SECONDS = 5
 _DRAIN_POLL_SECONDS = 0.05
@@ -46,13 +46,14 @@ _ENDING_SECONDS = 3
 
 
 def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = None) -> Starlette:
-    """The application of one node. It serves at once; the default models follow in the background.
+    """Return the application of a node. It serves at once; the default models load in the background.
 
     `app.state` holds `registry`, `responses`, `usage`, `activation`, `health`, `metrics`, `port` and
     `max_prompt_tokens`.
 
     Args:
-        engine_command: the command line of an engine process, instead of the usual one.
+        config: the node's configuration.
+        engine_command: command line of an engine process, instead of the default.
     """
     harness = config.harness.torch
     device = harness.device
@@ -61,7 +62,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         if device == "cpu" and (reason := overlooked()) is not None:
             log.warning("%s", reason)
     if device.startswith("cuda"):
-        discover()  # loads ask for it, and may not wait for it then
+        discover()  # fill the cache now: later loads need the result without waiting
     registry = Registry(config, Sources(config), device=device, spawn=partial(Child.spawn, engine_command))
     activation = Activation(registry, config.default_models)
     kept = ResponseStore(config.responses)
@@ -106,7 +107,7 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
 
 
 class _App(Starlette):
-    """An application that logs, counts and checks every request, also those that no route takes."""
+    """Starlette application that logs, counts and checks every request, including requests without a route."""
 
     def __init__(self, config: NeuronConfig, counted: Metrics, **options: Any) -> None:
         super().__init__(**options)
@@ -121,17 +122,17 @@ class _App(Starlette):
 
 
 class NodeConnection(Connection):
-    """A connection that takes what a gateway took from its client, and what it added."""
+    """An HTTP connection whose size limits admit any request the gateway accepted plus the headers it adds."""
 
     max_head_bytes = Connection.max_head_bytes + (8 << 10)
     max_headers = Connection.max_headers + 28
 
 
 class NodeServer(Listener):
-    """Runs the application on a socket that already listens.
+    """Runs the application on a listening socket.
 
-    SIGTERM or SIGINT refuses further requests in words, gives those that run a few seconds, ends the engines and exits
-    with 0. A second one exits at once; engines end with this process, however it does.
+    At SIGTERM or SIGINT, the server rejects new requests with an error response, gives running requests a few seconds,
+    ends the engines and exits with code 0. A second signal exits at once. Engines always end with this process.
     """
 
     def __init__(self, app: Starlette) -> None:
@@ -146,23 +147,23 @@ class NodeServer(Listener):
         self._leaving: asyncio.Task[None] | None = None
 
     def run(self, bound: socket.socket) -> None:
-        """Serve in an event loop of its own until a signal, then end the process."""
+        """Serve in a new event loop until a signal, then exit the process."""
         run(self.serve(bound))
 
     async def serve(self, bound: socket.socket) -> None:
-        """Serve until a signal, then end the process."""
+        """Serve until a signal, then exit the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(NotImplementedError):  # not every system's loop can
+            with suppress(NotImplementedError):  # some event loops have no signal handlers
                 loop.add_signal_handler(number, self._stop)
         collect_seldom()
         await super().serve(bound)
         logging.shutdown()
-        # Past this point only threads could be waited for, and one of them may hang in somebody else's download.
+        # A normal exit would wait for threads, and a thread may hang in a download.
         os._exit(0)
 
     async def end(self) -> None:
-        """End what still runs with an error that its client can read."""
+        """End running requests with an error response."""
         ending = asyncio.create_task(self._registry.close())
         await super().end()
         ending.cancel()
@@ -175,7 +176,7 @@ class NodeServer(Listener):
         self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        """Stop when nothing runs any more, or when that takes too long; until then others are told to go elsewhere."""
+        """Stop once no request runs, or after `_DRAIN_SECONDS`. Meanwhile new requests are rejected."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while any(model.load().in_flight for model in self._registry.models()):  # noqa: ASYNC110

@@ -1,4 +1,4 @@
-"""What the node says of itself at this moment, from readings that are taken beforehand."""
+"""Report the node's health from periodic readings."""
 
 import asyncio
 import logging
@@ -17,13 +17,16 @@ READING_SECONDS = 5.0
 
 
 class HealthMonitor:
-    """Reads the machine every few seconds, so that a report never waits for it. The last good readings stay when later
-    ones fail, or say that there is no memory at all.
+    """Reads memory and accelerators every few seconds, so that reports do not block on the readings.
+
+    The last good readings remain if later readings fail or report no memory.
 
     Args:
-        memory: reads free and all bytes of the host's memory, at once.
-        responses: how the ids of responses begin that are kept here, if any are.
-        devices: reads the accelerators; a busy driver may let it take long.
+        registry: models of the node.
+        activation: loading state of the default models.
+        responses: prefix of the ids of stored responses; None without a response store.
+        memory: returns the free and total bytes of host memory, without blocking.
+        devices: returns the state of the accelerators; may block on a busy driver.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class HealthMonitor:
         self._begun = time.monotonic()
 
     def report(self) -> Health:
-        """The node's health; never waits."""
+        """Return the node's health without blocking."""
         free, total = self._memory
         return Health(
             uptime_secs=int(time.monotonic() - self._begun),
@@ -62,7 +65,7 @@ class HealthMonitor:
         )
 
     async def run(self) -> None:
-        """Keep the readings fresh until cancelled."""
+        """Refresh the readings until canceled."""
         await asyncio.gather(_repeat(self._take_memory), _repeat(self._take_devices))
 
     async def _take_memory(self) -> None:

@@ -1,8 +1,8 @@
-"""`102 Processing` responses for clients that ask for signs of life while a response is being made.
+"""`102 Processing` responses for clients that request keep-alive signals during long requests.
 
-A client asks with the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`, where
-`from` is the client's own address on the connection. If `from` differs from the address that the node sees, a proxy is
-in between. Some proxies take a 102 for the response itself (nginx 1.22 does), so the node then sends none.
+A client sends the header `x-helexa-keep-alive: SECONDS` or `x-helexa-keep-alive: SECONDS; from=HOST:PORT`, where `from`
+is the client's own address on the connection. If `from` differs from the address that the node sees, a proxy is in
+between. Some proxies take a 102 for the response itself (nginx 1.22 does), so the node then sends none.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _VALUE = re.compile(rb"(\d{1,6})(?:\s*;\s*from=(\S+))?")
 
 
 class Interim:
-    """Wraps an application, whose responses it precedes with interim responses where the client asked for them."""
+    """ASGI middleware that sends interim responses before the response if the client requests them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class Interim:
 
 
 def interval_secs(scope: Scope) -> float | None:
-    """Return the interval that a request asks for, within `MIN_SECS` and `MAX_SECS`; None if it gets no 102."""
+    """Return the requested interval, limited to `MIN_SECS` and `MAX_SECS`; None if the request gets no 102."""
     for name, value in scope["headers"]:
         if name == HEADER:
             wish = _VALUE.fullmatch(value.strip())

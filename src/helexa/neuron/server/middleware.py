@@ -1,4 +1,4 @@
-"""What every request passes first and last: it gets its id, its line in the log, and is counted."""
+"""Assign request ids, log requests and count them."""
 
 import logging
 
@@ -18,7 +18,7 @@ _POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"}
 
 
 class Front:
-    """An application around another."""
+    """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, usage: UsageRecords) -> None:
         self._app = app

@@ -1,1 +1,1 @@
-"""Model sources: from an id such as `huggingface:org/name` to a file on this machine."""
+"""Model sources: resolve an id such as `huggingface:org/name` to a file or folder on this machine."""

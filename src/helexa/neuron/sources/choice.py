@@ -1,4 +1,4 @@
-"""Which files of a repository make up its model, decided from their names alone."""
+"""Choose the files of a repository's model by file name."""
 
 import difflib
 import re
@@ -18,17 +18,18 @@ _PREFERENCE = (
     *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
 )
-"""Which quantization is used unless one is named: about 4 bits, then better ones, then those that lose much."""
+"""Order of preference if no quantization is named: about 4 bits, then higher precision, then lower precision."""
 
 _BESIDE_SAFETENSORS = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
-    """Of a repository's files those that make up the model: a GGUF model, or the checkpoint and what describes it.
+    """Return the names of a repository's model files: the parts of a GGUF model, or a checkpoint with its metadata
+    files.
 
-    Without `quant` a checkpoint is preferred, then the GGUF file of the most useful size. With `quant` it is the GGUF
-    file of that quantization, else one whose name contains `quant` (underscores aside), else a checkpoint that can be
-    quantised so while it loads.
+    Without `quant`, a checkpoint is preferred, then the GGUF file that comes first in `_PREFERENCE`. With `quant`, the
+    order is: the GGUF file of that quantization, a GGUF file whose name contains `quant` (ignoring underscores), a
+    checkpoint that the engine can quantize to `quant` during loading.
 
     Raises:
         SourceError: `empty_repo`, or `quant_not_found` with the nearest name.
@@ -37,7 +38,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
         (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
         key=lambda name: (_rank(name), name),
     )
-    # Where there is an index, a file that it cannot name holds the same weights once more.
+    # Files that the shard index does not list contain the same weights again.
     twice = "consolidated" if SHARD_INDEX in names else "/"
     checkpoint = sorted(
         name
@@ -62,7 +63,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
 
 
 def quant_tag(name: str) -> str:
-    """The quantization in the name of a GGUF file, such as `Q4_K_M`; empty if there is none."""
+    """Return the quantization in the name of a GGUF file, such as `Q4_K_M`; empty if the name has no quantization."""
     match = _TAG.search(_file_name(name))
     return match[1].upper() if match else ""
 
@@ -73,7 +74,7 @@ def _rank(name: str) -> int:
 
 
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
-    quant = quant[:100]  # it may be as long as a request
+    quant = quant[:100]  # the value may be as long as a request
     available = list(dict.fromkeys(_ENDING.sub("", _file_name(name)).rpartition("-")[2] for name in ggufs))
     has = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
     if dense:
@@ -93,7 +94,7 @@ def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool)
 
 
 def model_path(snapshot: Path, files: Sequence[str]) -> Path:
-    """Where the model is that consists of `files`: the first GGUF file, or the folder of a checkpoint."""
+    """Return the path of the model made of `files`: the first GGUF file, or the checkpoint folder."""
     return snapshot / files[0] if files[0].lower().endswith(".gguf") else snapshot
 
 

@@ -1,4 +1,4 @@
-"""Reaching a host that has several addresses, some of which may lead nowhere."""
+"""Connect to a host with several addresses, some of which may be unreachable."""
 
 import os
 import selectors
@@ -11,22 +11,25 @@ _NEXT_SECONDS = 0.25
 
 
 class UnreachableError(OSError):
-    """No address of a host has answered."""
+    """No address of a host answered in time."""
 
 
 def dial(address: tuple[str, int], patience: float, source: object = None) -> socket.socket:
-    """Connect to the address of a host that answers first, as `socket.create_connection` does one after another.
+    """Connect to the first address of a host that answers. Replaces `socket.create_connection`, which tries them in
+    turn.
 
-    A firewall that drops what it does not like would cost a time-out for each; so the next is tried meanwhile.
+    An address behind a firewall that drops packets would cost a full timeout. Therefore the next address is tried every
+    0.25 s while earlier attempts continue.
 
     Args:
         address: host and port.
-        patience: time-out of the connection once it is there; it is not waited longer than that, nor than 3 s.
+        patience: timeout of the established connection, in seconds. Connecting takes at most `patience` or 3 s, if
+            shorter.
         source: not used.
 
     Raises:
-        OSError: the host has no address, or all of them refuse.
-        UnreachableError: none answers in time.
+        OSError: the host has no address, or all addresses refuse.
+        UnreachableError: no address answers in time.
     """
     places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     seconds = min(patience, _SECONDS)
@@ -54,7 +57,7 @@ def dial(address: tuple[str, int], patience: float, source: object = None) -> so
                 if code := line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     failure = OSError(code, os.strerror(code))
                     continue
-                line = socket.socket(fileno=line.detach())  # the others are hung up
+                line = socket.socket(fileno=line.detach())  # leaving the context closes the other sockets
                 line.settimeout(patience)
                 return line
     raise failure

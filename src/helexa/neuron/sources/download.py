@@ -1,4 +1,4 @@
-"""Many files on their way at once, and how far they are together."""
+"""Download several files concurrently and report their total progress."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class Downloads:
     """All downloads of a node.
 
     Args:
-        limit: files that come in at once, over all models.
+        limit: number of concurrent file downloads, over all models.
     """
 
     def __init__(self, limit: int) -> None:
@@ -32,17 +32,21 @@ class Downloads:
     def fetch(
         self, site: Site, name: str, listing: Listing, names: Sequence[str], into: Snapshots, fetch: Fetch
     ) -> None:
-        """Have files of repository `name` in the cache, all of them whole; those that are there cost nothing.
+        """Download the files of repository `name` that are not in the cache.
 
         Args:
-            listing: of the repository.
-            names: of the files, which are in the listing.
+            site: server of the hub.
+            name: name of the repository.
+            listing: listing of the repository.
+            names: names of the files; all are in `listing`.
+            into: cache of the repository.
+            fetch: handle for progress and cancellation.
 
         Raises:
-            WebError, ContentError, DiskError: one of them cannot be had; the others are ended.
+            WebError, ContentError, DiskError: a file failed; the other transfers are canceled.
         """
         commit, files = listing.commit, [listing.files[name] for name in names]
-        ours = Fetch(fetch.progress)  # ends with the first failure
+        ours = Fetch(fetch.progress)  # canceled at the first failure
         absent = [file for file in files if not into.has(commit, file)]
         if not absent:
             return
@@ -61,7 +65,7 @@ class Downloads:
             _see_through({pool.submit(bring, file) for file in absent}, fetch)
         finally:
             ours.abandon()
-            # A thread may hang in a read until the site is given up; nobody needs to wait for that.
+            # A thread may block in a read until the timeout; do not wait for it.
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _bring(
@@ -69,7 +73,7 @@ class Downloads:
     ) -> None:
         advance = partial(meter.at, file)
         try:
-            # First the file, then the slot: who has a slot waits for no other download.
+            # Lock the file before taking a slot, so that a slot's holder never waits for another download.
             with claimed(into.partial(file), lambda: into.has_blob(file), fetch) as target:
                 if target is not None:
                     with self._slot(fetch):
@@ -91,7 +95,7 @@ class Downloads:
 
 
 class _Meter:
-    """Adds up what the transfers of several files have done; each of them may end here."""
+    """Adds up the progress of several transfers. A canceled transfer ends in `at`."""
 
     def __init__(self, files: Sequence[RemoteFile], absent: Sequence[RemoteFile], fetch: Fetch) -> None:
         sizes = [file.size for file in files]
@@ -103,16 +107,16 @@ class _Meter:
         self._told = 0
 
     def begin(self, required: int) -> None:
-        """So many bytes are still to come."""
+        """Report that `required` bytes are missing."""
         self._fetch.progress("download", max(0, self._total - required), self._total)
 
     def at(self, file: RemoteFile, done: int) -> None:
-        """Of `file` so many bytes are there."""
+        """Report that `done` bytes of `file` are present."""
         self._fetch.check()
         with self._lock:
             self._sum += done - self._done.get(file.name, 0)
             self._done[file.name] = done
-            # The event loop should not hear of every chunk.
+            # The event loop is not woken for each chunk.
             step = max(self._total // _REPORTS, _LEAST_STEP_BYTES)
             if abs(self._sum - self._told) >= step or self._sum == self._total:
                 self._told = self._sum
@@ -120,7 +124,7 @@ class _Meter:
 
 
 def _see_through(work: set[Future[None]], fetch: Fetch) -> None:
-    """Wait until all of it is done, one of it failed, or the fetch is abandoned."""
+    """Wait until all work is done, one part failed, or the fetch is canceled."""
     while work:
         done, work = wait(work, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
         for future in done:

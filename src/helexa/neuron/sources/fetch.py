@@ -1,38 +1,38 @@
-"""A fetch in progress: how far it is, and whether anybody still waits for it."""
+"""Progress and cancellation of a running fetch."""
 
 import threading
 from collections.abc import Callable
 
 ProgressReport = Callable[[str, int, int], None]
-"""Told of a stage, the bytes done, and the bytes in all (0: unknown)."""
+"""Receives the stage, the bytes done, and the bytes in total (0: unknown)."""
 
 
 class FetchAbandoned(BaseException):
-    """Raised in the fetching thread when nobody waits for its result any more; never seen outside of it."""
+    """Raised in the fetching thread when the fetch is canceled; never leaves the thread."""
 
 
 class Fetch:
-    """What a source needs of the one who asked: a place to report to, and a way to be stopped."""
+    """Handle of a running fetch: reports progress and carries the cancellation."""
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report
         self._abandoned = threading.Event()
 
     def progress(self, stage: str, done: int, total: int) -> None:
-        """Report; call it often, since it is also where an abandoned fetch ends."""
+        """Report progress. Call often, because a canceled fetch ends here."""
         self.check()
         self._report(stage, done, total)
 
     def check(self) -> None:
-        """End here if the fetch is abandoned."""
+        """Raise `FetchAbandoned` if the fetch is canceled."""
         if self._abandoned.is_set():
             raise FetchAbandoned
 
     def wait(self, seconds: float) -> None:
-        """Sleep, unless the fetch is abandoned."""
+        """Sleep for `seconds`, or raise `FetchAbandoned` when the fetch is canceled."""
         if self._abandoned.wait(seconds):
             raise FetchAbandoned
 
     def abandon(self) -> None:
-        """Let the thread end at its next report."""
+        """Cancel the fetch. The thread ends at its next report."""
         self._abandoned.set()

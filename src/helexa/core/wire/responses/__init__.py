@@ -1,1 +1,1 @@
-"""Bodies of OpenAI's Responses API."""
+"""Request and response bodies of OpenAI's Responses API."""

@@ -1,4 +1,4 @@
-"""Compaction in OpenAI's Responses: the request."""
+"""Request body of a compaction in the Responses API."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ _PROMPT = (
 
 
 class CompactRequest(ResponsesRequest):
-    """The body of `POST /v1/responses/compact`: a conversation, as for a response. Its tools are not called."""
+    """The body of `POST /v1/responses/compact`: a conversation as for a response. Its tools are not called."""
 
     input: Annotated[
         list[dict[str, Any]],
@@ -28,10 +28,10 @@ class CompactRequest(ResponsesRequest):
     ] = Field(default_factory=list[dict[str, Any]])
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """Return the chat completion that summarizes the conversation.
+        """Return the chat request that summarizes the conversation.
 
         Raises:
-            ApiError: as `ResponsesRequest.chat`; 400: there is no conversation.
+            ApiError: as in `ResponsesRequest.chat`; 400 for an empty conversation.
         """
         if not self.input and not history:
             raise invalid_body("input: must say something", "input")

@@ -1,4 +1,4 @@
-"""The item that stands for a compacted conversation: opaque to clients, and the summary to whoever serves it."""
+"""The item that replaces a compacted conversation: opaque to clients, readable as a summary by helexa."""
 
 import base64
 import binascii
@@ -17,10 +17,10 @@ def compaction_item(id: str, summary: str) -> dict[str, str]:
 
 
 def summary_in(item: Mapping[str, Any], field: str) -> str:
-    """Return the summary that an item holds.
+    """Return the summary in an item.
 
     Raises:
-        ApiError: 400 `invalid_request_body`: it is not an item of `compaction_item`.
+        ApiError: 400 `invalid_request_body`: the item was not created by `compaction_item`.
     """
     content = item.get("encrypted_content")
     if isinstance(content, str) and content.startswith(_MARK):

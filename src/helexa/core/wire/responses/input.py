@@ -1,4 +1,4 @@
-"""What OpenAI's Responses take as input: items, and the conversation of chat messages that they are."""
+"""Convert the Responses API's input items to chat messages."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,13 +17,16 @@ _TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int = 0) -> list[Message]:
-    """A conversation in the shape of chat completions.
+    """Return a conversation as chat messages.
 
-    What the model said in one go, its reasoning, a message and calls, is one turn. All system text is one leading
-    message, as most templates want it: the instructions, then what system and developer say, between empty lines.
+    Consecutive output of the model (reasoning, a message, calls) becomes one message. All system text becomes one
+    leading message, as most templates require: the instructions, then system and developer messages, separated by empty
+    lines.
 
     Args:
-        known: how many of the items, the first, are from responses before this one; errors count from there.
+        instructions: instructions of the request, or None.
+        items: items of the conversation.
+        known: number of leading items that come from earlier responses; errors number items after these.
 
     Raises:
         ApiError: 400 `invalid_request_body` or 400 `unsupported_parameter`, naming the item.
@@ -38,13 +41,13 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
 
 
 class _Conversation:
-    """Takes items, gives messages."""
+    """Builds messages from items."""
 
     def __init__(self, instructions: str | None) -> None:
         self._prompts = [instructions or ""]
         self._turns: list[Message] = []
-        self._reasoning: list[str] = []  # of a turn that has not begun
-        self._answering = False  # the last turn is the assistant's, and may have calls yet
+        self._reasoning: list[str] = []  # reasoning before the next assistant message
+        self._answering = False  # the last message is the assistant's, and calls may follow
 
     def messages(self) -> list[Message]:
         prompt = "\n\n".join([text for text in self._prompts if text])
@@ -77,7 +80,7 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            begun = self._answering and self._turns[-1]["content"] is None  # with a call
+            begun = self._answering and self._turns[-1]["content"] is None  # begun by a call
             (self._turns[-1] if begun else self._answer())["content"] = content
         else:
             self._say({"role": role, "content": content})
@@ -89,7 +92,7 @@ class _Conversation:
         turn.setdefault("tool_calls", []).append(call)
 
     def _answer(self) -> Message:
-        """A new turn of the assistant's, with the reasoning that came before it."""
+        """Begin an assistant message with the preceding reasoning."""
         turn: Message = {"role": "assistant", "content": None}
         if thoughts := "\n\n".join([text for text in self._reasoning if text]):
             turn["reasoning_content"] = thoughts
@@ -98,13 +101,13 @@ class _Conversation:
         return turn
 
     def _say(self, turn: Message) -> None:
-        self._reasoning = []  # what nothing came of is of no use
+        self._reasoning = []  # reasoning without a following answer is dropped
         self._answering = False
         self._turns.append(turn)
 
 
 def _content(value: Any, field: str) -> str | list[Message]:
-    """Text, or parts as chat completions have them."""
+    """Return text, or parts in the form of chat completions."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
@@ -113,7 +116,7 @@ def _content(value: Any, field: str) -> str | list[Message]:
 
 
 def _spelled(output: Any) -> Any:
-    """What a function gave back, as JSON unless it is text or parts."""
+    """Return a function's output: text and parts unchanged, other values as JSON."""
     return output if output is None or isinstance(output, str | list) else to_json(output).decode()
 
 
@@ -139,7 +142,7 @@ def _system_text(content: str | list[Message], field: str) -> str:
 
 
 def _reasoning_text(item: Item, field: str) -> str:
-    """What can be read of it: the reasoning itself, else its summary. Encrypted reasoning is somebody else's."""
+    """Return the readable reasoning: its content, else its summary. Encrypted reasoning of other servers is ignored."""
     texts: list[str] = []
     for name in ("content", "summary"):
         parts = item.get(name) or []

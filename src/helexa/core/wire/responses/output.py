@@ -1,4 +1,4 @@
-"""What OpenAI's Responses answer with: the members of a response, of its items, and what it cost."""
+"""Types in the Responses API's output: parts of items, log-probabilities and usage."""
 
 from typing import Any, Literal, TypedDict
 
@@ -8,11 +8,11 @@ from helexa.core.wire.usage import HelexaTiming
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Event = dict[str, Any]
-"""The data of a server-sent event, still without its `sequence_number`."""
+"""Data of a server-sent event, without its `sequence_number`."""
 
 
 class InputTokensDetails(TypedDict):
-    """Parts of the prompt's tokens. What is computed is always cached, at no cost, and so never counted as written."""
+    """Parts of the prompt's tokens. Caching is automatic and free, so no tokens count as written to the cache."""
 
     cached_tokens: int
     cache_write_tokens: int
@@ -36,7 +36,7 @@ class ResponseUsage(TypedDict):
 
 
 class TopLogprob(TypedDict):
-    """A token that might have been."""
+    """An alternative token."""
 
     token: str
     bytes: list[int]
@@ -44,13 +44,13 @@ class TopLogprob(TypedDict):
 
 
 class Logprob(TopLogprob):
-    """A token of the answer, and the likeliest ones in its place."""
+    """A token of the answer, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
 
 class OutputText(TypedDict):
-    """The one part of a message. `logprobs` is a list of `Logprob`, encoded already."""
+    """The single part of a message. `logprobs` is an encoded list of `Logprob`."""
 
     type: Literal["output_text"]
     text: str
@@ -59,7 +59,7 @@ class OutputText(TypedDict):
 
 
 class SummaryText(TypedDict):
-    """The one part of an item of reasoning."""
+    """The single part of a reasoning item."""
 
     type: Literal["summary_text"]
     text: str
@@ -71,7 +71,7 @@ def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
 
 
 def summary_text(text: str) -> SummaryText:
-    """Build a part of an item of reasoning."""
+    """Build a part of a reasoning item."""
     return SummaryText(type="summary_text", text=text)
 
 
@@ -84,7 +84,7 @@ def response_usage(
     prefill_ms: float,
     decode_ms: float,
 ) -> ResponseUsage:
-    """Build the `usage` object; cached tokens are part of the input's, reasoning tokens of the output's."""
+    """Build the `usage` object. Cached tokens are part of the input tokens, reasoning tokens of the output tokens."""
     return ResponseUsage(
         input_tokens=input_tokens,
         input_tokens_details={"cached_tokens": cached_tokens, "cache_write_tokens": 0},

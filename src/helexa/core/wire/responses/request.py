@@ -1,4 +1,4 @@
-"""OpenAI's Responses: the request, and the chat completion that answers it."""
+"""Request body of the Responses API, and its conversion to a chat request."""
 
 import re
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
     {
         _LOGPROBS,
-        "reasoning.encrypted_content",  # reasoning is in the clear
-        "code_interpreter_call.outputs",  # and what follows never occurs here
+        "reasoning.encrypted_content",  # reasoning is returned in plain text
+        "code_interpreter_call.outputs",  # the following outputs never occur here
         "computer_call_output.output.image_url",
         "file_search_call.results",
         "message.input_image.image_url",
@@ -29,7 +29,7 @@ _INCLUDABLE = frozenset(
         "web_search_call.results",
     }
 )
-_NAMES = {  # of what chat completions call otherwise
+_NAMES = {  # names of chat completions' parameters in this API
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
@@ -39,7 +39,7 @@ _NAMES = {  # of what chat completions call otherwise
 
 
 def input_items(value: Any) -> list[dict[str, Any]]:
-    """Return the items of `input`: a string is what the user says."""
+    """Return the items of `input`. A string becomes a user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -51,21 +51,21 @@ def input_items(value: Any) -> list[dict[str, Any]]:
 
 
 class TextConfig(WireObject):
-    """How the text is to look. `format` is `text`, `json_object` or `json_schema`."""
+    """Text options. `format` is `text`, `json_object` or `json_schema`."""
 
     format: dict[str, Any] | None = None
     verbosity: str | None = None
 
 
 class ReasoningConfig(WireObject):
-    """How much to think. All reasoning is shown, as its own summary."""
+    """Reasoning options. All reasoning is returned as its own summary."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ResponsesRequest(GenerationRequest):
-    """The body of `POST /v1/responses`. What it does not declare is as in a chat completion."""
+    """The body of `POST /v1/responses`. Undeclared parameters have the same meaning as in a chat completion."""
 
     input: Annotated[
         list[dict[str, Any]],
@@ -95,7 +95,7 @@ class ResponsesRequest(GenerationRequest):
     prompt_cache_key: str | None = Field(None, max_length=512)
 
     def refuse_unsupported(self) -> None:
-        """Refuse what only OpenAI's own servers do, by name."""
+        """Reject parameters that only OpenAI's servers support."""
         if self.n not in (None, 1):
             raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
         for name in _LIMITS:
@@ -116,10 +116,10 @@ class ResponsesRequest(GenerationRequest):
                     raise unsupported_parameter(f"reasoning.{name}")
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """The chat completion that is asked for, after the items of earlier responses.
+        """Return the equivalent chat request, which continues the items of earlier responses.
 
         Raises:
-            ApiError: as `WireRequest.parse` does; a parameter has the name that it has here.
+            ApiError: as in `WireRequest.parse`, with the parameter names of this API.
         """
         shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
         value = {name: field for name, field in shared.items() if field is not None}
@@ -143,15 +143,15 @@ class ResponsesRequest(GenerationRequest):
 
     @property
     def namespaces(self) -> dict[str, str]:
-        """The namespace of each function that is from one, by its name."""
+        """Namespace of each function that has one, by function name."""
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
-        """The members of a response that say what was asked for: JSON, an object.
+        """Return the members of a response that repeat the request, as a JSON object.
 
         Args:
             store: the response is stored.
-            temperature, top_p: the values that the model samples with; Open Responses demands numbers here.
+            temperature, top_p: the sampling parameters in use; Open Responses requires numbers here.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
         shown = {
@@ -182,14 +182,14 @@ class ResponsesRequest(GenerationRequest):
 
 
 def _shown_format(format: dict[str, Any]) -> dict[str, Any]:
-    """A text format with all members that its kind has in a response."""
+    """Return a text format with all members that the API defines for its type."""
     if format.get("type") != "json_schema":
         return format
     return {"description": None, **format, "strict": format.get("strict") is not False}
 
 
 def _response_format(format: dict[str, Any]) -> dict[str, Any]:
-    """A text format as chat completions have it."""
+    """Return a text format as a chat completion's `response_format`."""
     match format.get("type"):
         case "text" | "json_object" as kind:
             return {"type": kind}
@@ -200,7 +200,7 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 
 
 def renamed(error: ApiError) -> ApiError:
-    """A refusal of the chat completion, in the words of this dialect."""
+    """Return an error of the chat request with the parameter names of this API."""
     param = error.param or ""
     for theirs, ours in _NAMES.items():
         if param == theirs or param.startswith(f"{theirs}."):

@@ -1,4 +1,4 @@
-"""Tools as OpenAI's Responses have them: flat or in namespaces, where chat completions wrap functions."""
+"""Tools in the Responses API: flat or in namespaces. Chat completions wrap functions in an object."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,16 +8,17 @@ from helexa.core.errors import invalid_body, unsupported_parameter
 Tool = dict[str, Any]
 
 _FUNCTION = ("name", "description", "parameters", "strict")
-_UNASKED = frozenset({"web_search", "web_search_preview"})  # agents offer it by themselves, and do without
+_UNASKED = frozenset({"web_search", "web_search_preview"})  # agents offer these tools by default and work without them
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
-    """The functions that are on offer, each with the namespace it is from, if any.
+    """Return the offered functions, each with its namespace or None.
 
-    A search of the web, which models of others can do, is left out.
+    Web search tools are ignored.
 
     Raises:
-        ApiError: 400 `unsupported_parameter` for other tools, and for a function without a name, or with another's.
+        ApiError: 400 `unsupported_parameter` for other tools; 400 `invalid_request_body` for a function without a name
+            or with a repeated name.
     """
     found = list(_functions(tools or (), "tools", None))
     names: set[str] = set()
@@ -32,7 +33,7 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
     for index, tool in enumerate(tools):
         place = f"{field}.{index}"
         match tool:
-            case {"type": "function", "function": {"name": str()} as function}:  # as chat completions have it
+            case {"type": "function", "function": {"name": str()} as function}:  # the form of chat completions
                 yield namespace, _shown(function)
             case {"type": "function", "name": str()}:
                 yield namespace, _shown(tool)
@@ -54,10 +55,11 @@ def _shown(function: Tool) -> Tool:
 
 
 def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) -> list[Tool]:
-    """The functions as chat completions have them; those with `allowed` names only, if any are given.
+    """Return the functions in the form of chat completions. If `allowed` is given, return only functions with these
+    names.
 
     Raises:
-        ApiError: as `functions` does.
+        ApiError: as in `functions`.
     """
     return [
         {"type": "function", "function": {key: tool[key] for key in _FUNCTION if tool[key] is not None}}
@@ -67,7 +69,7 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) ->
 
 
 def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, set[str] | None]:
-    """The choice of a tool as chat completions have it, and the names of the tools that may be called, if not all.
+    """Return the tool choice in the form of chat completions, and the allowed tool names (None: all).
 
     Raises:
         ApiError: 400 `unsupported_parameter` or 400 `invalid_request_body`.

@@ -1,1 +1,1 @@
-"""One module per tool-call format."""
+"""Tool-call formats, one module per format."""

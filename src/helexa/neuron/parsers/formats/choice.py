@@ -1,4 +1,4 @@
-"""Which notation a model calls tools in."""
+"""Choose the tool-call format of a model."""
 
 from collections.abc import Callable
 
@@ -24,17 +24,17 @@ FAMILIES: dict[str, Family] = {
         Harmony(),
     )
 }
-"""All notations by name."""
+"""All tool-call formats by name."""
 
-# What a template writes only in that family's notation, the most particular first: several share `<tool_call>`.
+# Strings that only templates of one format contain, the most specific first: several formats share `<tool_call>`.
 _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("<|channel|>", "harmony"),
     ("<｜tool▁call▁begin｜>", "deepseek"),
     ("[TOOL_CALLS]", "mistral"),
-    ("<arg_key>", None),  # GLM, whose templates have `<tool_call>` too
+    ("<arg_key>", None),  # GLM, whose templates also contain `<tool_call>`
     ("<tool_call>\\n<function=", "qwen_xml"),
     ("<tool_call>\n<function=", "qwen_xml"),
-    ("</tool_calls>", None),  # a list of calls, whose templates speak of `<tool_call>` too
+    ("</tool_calls>", None),  # a list of calls; templates of this format also mention `<tool_call>`
     ("<tool_call></tool_call>", "hermes"),
     ("<tool_call>\\n{", "hermes"),
     ("<tool_call>\n{", "hermes"),
@@ -43,7 +43,7 @@ _IN_TEMPLATE: tuple[tuple[str, str | None], ...] = (
     ("[func_name1(params_name1=params_value1", "pythonic"),
     ("<|python_start|>", "pythonic"),
 )
-# For templates without tools: what a vocabulary has only for that notation.
+# Tokens that only vocabularies of one format contain, for templates without tools.
 _IN_VOCABULARY = (
     (("<|channel|>", "<|message|>", "<|call|>"), "harmony"),
     (("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"), "deepseek"),
@@ -55,7 +55,7 @@ _IN_VOCABULARY = (
 
 
 def find_family(is_token: Callable[[str], bool], template: str) -> Family | None:
-    """The notation that a model speaks, by its chat template, else by its tokens; None where neither shows one."""
+    """Return the tool-call format shown by a model's chat template, else by its tokens; None if unknown."""
     for sign, name in _IN_TEMPLATE:
         if sign in template:
             return FAMILIES[name] if name else None

@@ -14,9 +14,9 @@ _FENCE, _FENCE_END = Markers([_FENCED]), Markers(["```"])
 
 
 class DeepSeek:
-    """`function SEP NAME, ```json, {...}, ``` END` and `NAME SEP {...} END`, several in one frame or without it.
+    """`function SEP NAME, ```json, {...}, ``` END` and `NAME SEP {...} END`, several in one frame or without a frame.
 
-    Repaired are up to three surplus braces at the end, and a code block's missing fence.
+    Repaired errors: up to three surplus braces at the end, and a missing fence of the code block.
     """
 
     name = "deepseek"
@@ -25,7 +25,7 @@ class DeepSeek:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse calls. See `Family.read`."""
         framed = yield from source.marker(_OPENS)
         yield from source.space()
         yield from source.expect(_CALLS)
@@ -43,7 +43,7 @@ def _read_one(source: Source, output: Output) -> Reading[None]:
     yield from source.expect(_SEPARATORS)
     yield from source.space()
     if not (yield from source.upcoming(_BODIES)):
-        name = yield from source.name()  # what stood first is the call's type
+        name = yield from source.name()  # the first name is the call's type
         yield from source.space()
     output.check(name)
     fenced = yield from source.marker(_FENCE)

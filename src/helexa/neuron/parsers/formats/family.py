@@ -1,4 +1,4 @@
-"""What every family of tool calls has."""
+"""Interface of tool-call formats."""
 
 from typing import Protocol
 
@@ -7,32 +7,32 @@ from helexa.neuron.parsers.source import Reading, Source
 
 
 class Family(Protocol):
-    """A notation for tool calls."""
+    """A tool-call format."""
 
     @property
     def name(self) -> str:
-        """What the family is chosen by."""
+        """The format's name."""
         ...
 
     @property
     def markers(self) -> frozenset[str]:
-        """Special tokens that must be let through into the text, because calls cannot be told without them."""
+        """Special tokens that the detokenizer must keep in the text, because the parser needs them to detect calls."""
         ...
 
     @property
     def openers(self) -> tuple[str, ...]:
-        """What begins calls, wherever it stands."""
+        """Strings that begin calls anywhere in the answer."""
         ...
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """What begins calls only where the answer begins."""
+        """Strings that begin calls only at the beginning of the answer."""
         ...
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Take calls from the opener on, as many as belong together. What is taken and not settled is text.
+        """Parse a group of calls from the opener on. Text that was read and not settled is plain text.
 
         Raises:
-            NotACall: likewise; the text before stays read.
+            NotACall: the text is not a call. Unsettled text is plain text in this case, too.
         """
         ...

@@ -1,4 +1,4 @@
-"""A call as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
+"""Parse a call written as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -14,16 +14,18 @@ _CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER])
 
 
 def read_function(source: Source, output: Output, *, known: bool) -> Reading[None]:
-    """Take one call. Arguments are typed by the tool's schema; strings are passed on as they come.
+    """Parse one call. The tool's schema sets the types of arguments; strings are passed on as they arrive.
 
     The end tags of parameters and of the function may be missing. One line break at either end of a value belongs to
-    the notation.
+    the format and is dropped.
 
     Args:
-        known: there must be such a tool.
+        source: text of the model.
+        output: receives the call.
+        known: the name must belong to an offered tool.
 
     Raises:
-        NotACall: the text is no call; what was passed on of it then stays, incomplete.
+        NotACall: the text is not a call. Pieces already passed on remain as an incomplete call.
     """
     yield from source.expect(_OPENS)
     name = yield from source.name()

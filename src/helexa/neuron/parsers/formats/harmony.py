@@ -21,11 +21,12 @@ _MAX_HEADER = 512
 
 
 class Harmony:
-    """`analysis` is reasoning, what is addressed to a tool a call, and all else text, which never has control tokens.
+    """`analysis` messages are reasoning, messages addressed to a tool are calls, all others are text without control
+    tokens.
 
-    It frames every answer, so that it is needed without tools too: with none on offer, the body of a call is text, as
-    is one that is no JSON. All of a message's framing is special tokens, so that the end tokens among them end the
-    generation as a rule. The prompt ends within the first header, behind `<|start|>assistant`.
+    The format frames every answer, so it is parsed without tools too. Without offered tools, or without a JSON object,
+    the body of a call is text. The framing consists of special tokens; the end tokens usually end the generation. The
+    prompt ends within the first header, after `<|start|>assistant`.
     """
 
     name = "harmony"
@@ -34,7 +35,7 @@ class Harmony:
     leading = (" to=",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse a message. See `Family.read`."""
         if (yield from source.marker(_STRAYS)):
             source.settle()
             return
@@ -42,7 +43,7 @@ class Harmony:
         source.settle()
         if not (yield from source.marker(_MESSAGES)):
             if len(header) > _MAX_HEADER or not _ANY.search(header):
-                for text in _ANY.split(header):  # else it is a header without a message
+                for text in _ANY.split(header):  # otherwise the text is a header without a message
                     output.text(text)
             return
         channel = found.group(1) if (found := _CHANNEL_NAME.search(header)) else ""
@@ -62,7 +63,7 @@ def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
         yield from _read_text(source, output, reasoning=False)
         return
     output.check(name)
-    if empty:  # no arguments at all
+    if empty:  # no arguments
         output.start(name)
         output.arguments("{}")
         output.end()

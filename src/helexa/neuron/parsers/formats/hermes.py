@@ -12,9 +12,9 @@ _OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION]
 
 
 class Hermes:
-    """One call between each pair of tags, as JSON, or as XML where a model falls into that.
+    """One call between each pair of tags, as JSON, or as XML, which these models write at times.
 
-    Repaired are those faults that `read_call` names, up to three surplus braces at the end, and a missing end tag.
+    Repaired errors: the errors listed in `read_call`, up to three surplus braces at the end, and a missing end tag.
     """
 
     name = "hermes"
@@ -22,13 +22,13 @@ class Hermes:
     openers: tuple[str, ...] = (OPEN,)
     leading: tuple[str, ...] = ()
     untagged = True
-    """Whether calls count that stand in the text as JSON without tags; see `untagged_calls`."""
+    """Whether calls as plain JSON without tags are accepted. See `untagged_calls`."""
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse calls. See `Family.read`."""
         tagged = yield from source.marker(_OPEN)
         yield from source.space()
-        if tagged and (yield from source.marker(_CLOSE)):  # an empty call is none, and no text
+        if tagged and (yield from source.marker(_CLOSE)):  # an empty pair of tags is dropped
             source.settle()
             return
         if (yield from source.upcoming(_FUNCTION)):
@@ -41,7 +41,7 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """As Hermes, without calls that stand in the text as JSON."""
+    """The Hermes format without calls as plain JSON in the text."""
 
     name = "hermes_strict"
     untagged = False

@@ -1,4 +1,4 @@
-"""Llama 3: `{"name": ..., "parameters": {...}}`, `<|python_tag|>` before it or not, and `<|python_tag|>NAME.call()`."""
+"""Llama 3: `{"name": ..., "parameters": {...}}`, optionally after `<|python_tag|>`, and `<|python_tag|>NAME.call()`."""
 
 from helexa.neuron.parsers.formats.pythonic import read_keywords
 from helexa.neuron.parsers.markers import Markers
@@ -11,10 +11,10 @@ _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Mar
 
 
 class LlamaJson:
-    """Calls as JSON where the answer begins, more of them after semicolons or white space, or behind the tag anywhere.
+    """JSON calls at the beginning of the answer, separated by semicolons or white space, or after the tag anywhere.
 
-    An object that is none of a call of a known tool is an answer in JSON, and text; behind the tag any name will do.
-    Repaired are those faults that `read_call` names, and up to three surplus braces at the end.
+    Without the tag, an object that is not a call of an offered tool is text. After the tag, any tool name is accepted.
+    Repaired errors: the errors listed in `read_call`, and up to three surplus braces at the end.
     """
 
     name = "llama3_json"
@@ -23,7 +23,7 @@ class LlamaJson:
     leading = (_OBJECT,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse calls. See `Family.read`."""
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if not (yield from source.upcoming(_OBJECTS)):
@@ -41,7 +41,7 @@ class LlamaJson:
 
 
 def _read_built_in(source: Source, output: Output) -> Reading[None]:
-    """A call of one of those tools that Llama's makers trained it for, such as `brave_search.call(query="...")`."""
+    """Parse a call of a tool known from Llama's training, such as `brave_search.call(query="...")`."""
     name = yield from source.name()
     if not name.endswith(_METHOD):
         raise NotACall

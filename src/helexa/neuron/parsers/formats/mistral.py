@@ -11,9 +11,9 @@ _LIST, _NEXT = Markers(["["]), Markers([",", "]"])
 
 
 class Mistral:
-    """Both notations. Ids that the model gives its calls are left out, as are those in the list's objects.
+    """Both formats of Mistral. The model's own call ids are dropped.
 
-    Repaired are those faults that `read_call` names, and up to three surplus braces at the end.
+    Repaired errors: the errors listed in `read_call`, and up to three surplus braces at the end.
     """
 
     name = "mistral"
@@ -22,7 +22,7 @@ class Mistral:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse calls. See `Family.read`."""
         yield from source.marker(_OPENS)
         yield from source.space()
         if (yield from source.marker(_LIST)):

@@ -17,9 +17,9 @@ _MAX_DEPTH = 50
 
 
 class Pythonic:
-    """A list of calls where the answer begins, or behind the start token anywhere. Only literals are arguments.
+    """A list of calls at the beginning of the answer, or anywhere after the start token. Arguments must be literals.
 
-    Strings are passed on as they come, other arguments when they are complete.
+    Strings are passed on as they arrive, other arguments when they are complete.
     """
 
     name = "pythonic"
@@ -28,7 +28,7 @@ class Pythonic:
     leading = ("[",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """As `Family` says."""
+        """Parse calls. See `Family.read`."""
         marked = yield from source.marker(_STARTS)
         yield from source.space()
         yield from source.expect(_LIST)
@@ -48,10 +48,10 @@ class Pythonic:
 
 
 def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
-    """Take keyword arguments of a call of `name` and the bracket after them.
+    """Parse the keyword arguments of a call of `name` and the closing bracket.
 
     Raises:
-        NotACall: the text is none; what was passed on of it then stays, incomplete.
+        NotACall: the text is not a list of keyword arguments. Pieces already passed on remain as an incomplete call.
     """
     arguments = KeyedArguments(source, output, name)
     while True:
@@ -72,7 +72,7 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def _read_literal(source: Source) -> Reading[str]:
-    """Take a literal that is no string, up to a comma or a closing bracket."""
+    """Read a literal other than a string, up to a comma or a closing bracket."""
     pieces: list[str] = []
     depth, quote, escaped = 0, "", False
     while True:
@@ -107,13 +107,13 @@ def _read_literal(source: Source) -> Reading[str]:
 def _json_text(literal: str) -> str:
     text = literal.strip()
     try:
-        strict_loads(text)  # also for `true` and `null`, which models mix in
+        strict_loads(text)  # models also write `true` and `null`
         return text
     except ValueError:
         pass
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unknown escapes: what the model means by them is plain
+            warnings.simplefilter("ignore")  # unknown escape sequences keep their text
             return dumps(ast.literal_eval(text))
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise NotACall from None

@@ -5,7 +5,7 @@ from helexa.neuron.parsers.formats.hermes import OPEN, HermesStrict
 
 
 class QwenXml(HermesStrict):
-    """As Hermes, and calls whose first tag, `<tool_call>`, is missing, which these models forget at times."""
+    """The Hermes format, plus calls without the first tag, `<tool_call>`, which these models sometimes omit."""
 
     name = "qwen_xml"
     openers = (OPEN, FUNCTION)

@@ -1,4 +1,4 @@
-"""Calls as JSON in the text, bare or in a code fence: coder models write them where their family has tags for calls."""
+"""Calls as JSON in the text, bare or in a code fence. Coding models write them instead of their family's tags."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -7,19 +7,19 @@ from helexa.neuron.parsers.values.json_call import read_call, take_surplus
 
 _FENCE, _LANGUAGE = "```", "json"
 LEADING = ("{", "[", _FENCE)
-"""What such calls begin with where the answer begins."""
+"""Strings that begin untagged calls at the beginning of the answer."""
 LINES = tuple(f"\n{opener}" for opener in LEADING)
-"""What such calls begin with further on: they stand at the beginning of a line."""
+"""Strings that begin untagged calls later in the answer: at the beginning of a line."""
 
 _BLOCKS, _LINE, _LANGUAGES = Markers(LEADING), Markers(["\n"]), Markers([_LANGUAGE])
 _FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENCE, "[", "{", ",", "]"))
 
 
 def read_untagged(source: Source, output: Output) -> Reading[None]:
-    """Take blocks of calls that follow one another. `read_call` says which objects are calls.
+    """Parse consecutive blocks of calls. `read_call` decides which objects are calls.
 
     Raises:
-        NotACall: the text is no call from where it is not settled.
+        NotACall: the unsettled text is not a call.
     """
     if (yield from source.marker(_LINE)):
         source.settle()
@@ -32,7 +32,7 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
 
 
 def _read_block(source: Source, output: Output) -> Reading[None]:
-    """Take calls one after another or in a list, and the fence around them, whose end may be missing."""
+    """Parse calls in a row or in a list, and the code fence around them, whose end may be missing."""
     fenced = yield from source.marker(_FENCES)
     if fenced:
         yield from source.marker(_LANGUAGES)

@@ -1,1 +1,1 @@
-"""Values inside tool calls."""
+"""Parsers of values inside tool calls."""

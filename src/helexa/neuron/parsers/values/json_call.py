@@ -1,4 +1,4 @@
-"""A call as a JSON object: `{"name": ..., "arguments": {...}}`."""
+"""Parse a call written as a JSON object: `{"name": ..., "arguments": {...}}`."""
 
 import json
 
@@ -17,10 +17,10 @@ _MAX_SURPLUS = 3
 
 
 def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
-    """Take a JSON object as the arguments of a call of `name`, passed on as they come.
+    """Parse a JSON object as the arguments of a call of `name`, passed on as they arrive.
 
     Raises:
-        NotACall: the text is no JSON object; what was passed on of it then stays, incomplete.
+        NotACall: the text is not a JSON object. Pieces already passed on remain as an incomplete call.
     """
     if (yield from source.peek()) != "{":
         raise NotACall
@@ -35,19 +35,22 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
-    """Take one call. Its arguments are passed on as they come where its name is before them, else when it is complete.
+    """Parse one call. Arguments after the name are passed on as they arrive; arguments before the name are passed on at
+    the end.
 
-    Repaired are: no arguments at all, arguments written as a string, the name of a tool inside the arguments, and no
-    brace at the end. `id` and `type` are left out, as is whatever else stands beside arguments and behind one of both.
+    Repaired errors: missing arguments, arguments written as a string, the tool's name inside the arguments, and a
+    missing closing brace. `id` and `type` are dropped, as are other keys after the name or the arguments.
 
     Args:
-        known: there must be such a tool.
-        untagged: nothing but the object shows that this is a call. The object must have the name of an offered tool and
-            `arguments`, and no other key before the arguments but `id` and `type`. The first character that rules a
-            call out ends the reading.
+        source: text of the model.
+        output: receives the call.
+        known: the name must belong to an offered tool.
+        untagged: no tag marks the object as a call. The object must have the name of an offered tool and `arguments`,
+            and only `id` and `type` may precede the arguments. Parsing stops at the first character that rules out a
+            call.
 
     Raises:
-        NotACall: the text is no call; what was passed on of it then stays, incomplete.
+        NotACall: the text is not a call. Pieces already passed on remain as an incomplete call.
     """
     name: str | None = None
     arguments: str | None = None
@@ -92,7 +95,7 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
 
 
 def take_surplus(source: Source) -> Reading[None]:
-    """Take white space and up to three braces too many: text, unless what follows is what is due, and settles them."""
+    """Parse white space and up to three surplus braces. They remain unsettled: text, unless the caller settles them."""
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
@@ -101,7 +104,7 @@ def take_surplus(source: Source) -> Reading[None]:
 
 
 def _key(source: Source, beginnings: Markers) -> Reading[str]:
-    """Take a key, which must begin with one of `beginnings`, and its colon."""
+    """Parse a key, which must start with one of `beginnings`, and its colon."""
     if not (yield from source.upcoming(beginnings)):
         raise NotACall
     key = json.loads((yield from read_json_text(source)))
@@ -119,7 +122,7 @@ def _loaded_name(text: str) -> str:
 
 
 def _repaired(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
-    """The name and the text of the arguments of a call that is not as it should be."""
+    """Return the name and the arguments' text of a malformed call."""
     arguments = "null" if arguments is None else arguments
     try:
         given = json.loads(arguments)
@@ -132,7 +135,7 @@ def _repaired(output: Output, name: str | None, arguments: str | None) -> tuple[
             name = given.pop("name", None)
             arguments = dumps(given)
             output.check(name if isinstance(name, str) else "", known=True)
-    except (ValueError, RecursionError):  # it is no JSON, or none that can be written again
+    except (ValueError, RecursionError):  # invalid JSON, or a value that cannot be serialized
         raise NotACall from None
     if not isinstance(given, dict) or not isinstance(name, str):
         raise NotACall

@@ -1,4 +1,4 @@
-"""Values as JSON text: how parameters that a model writes in another notation become arguments."""
+"""Convert parameter values that a model writes outside JSON to JSON text."""
 
 import json
 from collections.abc import Mapping
@@ -6,15 +6,16 @@ from typing import Any
 
 from helexa.neuron.parsers.schema_types import schema_types
 
-_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates show models their own calls
+# chat templates write a model's own calls with these Python values
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _NUMBERS = {"integer": int, "number": (int, float)}
 
 
 def strict_loads(text: str) -> Any:
-    """What a JSON text says.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is none, also where Python would take it for one.
+        ValueError: the text is not strict JSON; NaN and Infinity are rejected.
     """
     try:
         return json.loads(text, parse_constant=_refuse)
@@ -23,21 +24,22 @@ def strict_loads(text: str) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """The JSON text of a value, which can be written as UTF-8.
+    """Return the JSON text of a value, encodable as UTF-8.
 
     Raises:
-        TypeError: JSON has no such value.
-        ValueError: likewise, for numbers.
+        TypeError: JSON has no such type.
+        ValueError: a number is NaN or infinite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if text.isascii() or not _has_surrogates(text) else json.dumps(value, allow_nan=False)
 
 
 def argument_text(written: str, schema: Mapping[str, Any]) -> str:
-    """The JSON text of a parameter that was written bare, of the type that its schema wants.
+    """Return the JSON text of a bare parameter value, with a type that its schema allows.
 
-    What is not of that type is a string. Where the schema names no type, JSON is what it says, and all else a string.
-    Python's spelling counts where a boolean or null is wanted. What the schema refers to is among its own definitions.
+    A value of another type becomes a string. If the schema names no type, valid JSON is kept and any other text becomes
+    a string. Python's `True`, `False` and `None` are accepted if the schema names a type. References in `schema`
+    resolve to its own definitions.
     """
     types = schema_types(schema)
     if "string" in types and not ("null" in types and written == "null"):

@@ -1,4 +1,4 @@
-"""One JSON value, checked character by character while it arrives."""
+"""Parse one JSON value character by character as it arrives."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from helexa.neuron.parsers.source import NotACall, Reading, Source
 
 MAX_DEPTH = 100
-MAX_NUMBER = 400  # characters; it is held back as a whole, because its end shows only in what follows
+MAX_NUMBER = 400  # characters; a number is held back as a whole, because its end is visible only in the following text
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x08\x0b\x0c\x0e-\x1f]*')
@@ -18,30 +18,30 @@ _NUMBER_RUN = re.compile(r"[-+.0-9eE]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = ("true", "false", "null")
 
-# What may come next.
+# Parser states: the next expected token.
 _VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _STRING, _KEY_STRING = range(8)
 
 
 class JsonValue:
-    """A grammar machine: says how far a text goes on to be one JSON value.
+    """A state machine that finds how much of a text belongs to one JSON value.
 
-    Line breaks and tabs that stand in strings as they are, as small models write them, are taken for their escapes.
+    Raw line breaks and tabs inside strings, as small models write them, are accepted and escaped.
 
     Attributes:
         done: the value is complete.
-        breaks: where such stand in what was read last.
+        breaks: positions of raw line breaks and tabs in the text of the last `advance`.
     """
 
     def __init__(self) -> None:
         self.done = False
         self.breaks: list[int] = []
         self._state = _VALUE
-        self._open: list[str] = []  # the closing brackets that are due, innermost last
+        self._open: list[str] = []  # closing brackets of open containers, innermost last
 
     def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
-        """How far `text` from `at` on continues the value, and whether that is as far as it can: what follows is wrong.
+        """Advance over `text` from `at`. Return the end of the valid part, and whether the text after it is invalid.
 
-        Less than six characters are left for later, or `MAX_NUMBER` if they are a number's.
+        Up to five characters are left for the next call, or up to `MAX_NUMBER` characters of a number.
         """
         self.breaks = []
         while not self.done:
@@ -72,7 +72,7 @@ class JsonValue:
         return at, _HALF_ESCAPE.fullmatch(text, at) is None
 
     def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
-        """One token that is no string: where it ends, and None, or whether the text is wrong if it cannot be read."""
+        """Parse a token outside strings. Return its end and None, or its start and whether the text is invalid."""
         char, state = text[at], self._state
         if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER) and self._open and char == self._open[-1]:
             self._open.pop()
@@ -121,10 +121,10 @@ class JsonValue:
 
 
 def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Take one JSON value into `sink`, as it comes, with its strings' line breaks and tabs escaped.
+    """Parse one JSON value into `sink` as it arrives, with raw line breaks and tabs in strings escaped.
 
     Raises:
-        NotACall: the text is no JSON from where it is left, or ended too early.
+        NotACall: the text is invalid JSON from the current position, or ended too early.
     """
     value = JsonValue()
     while True:
@@ -149,10 +149,10 @@ def _mended(piece: str, breaks: list[int]) -> str:
 
 
 def read_json_text(source: Source) -> Reading[str]:
-    """Take one JSON value; its text.
+    """Parse one JSON value. Return its text.
 
     Raises:
-        NotACall: as `read_json`.
+        NotACall: as in `read_json`.
     """
     pieces: list[str] = []
     yield from read_json(source, pieces.append)

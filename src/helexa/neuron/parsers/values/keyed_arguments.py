@@ -1,4 +1,4 @@
-"""Arguments that come one by one, as a JSON object that grows."""
+"""Build a call's JSON arguments from separate key-value pairs."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -8,13 +8,15 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
 
 class KeyedArguments:
-    """Passes a call's arguments on as they come. The call begins with the first name of one, or at its end.
+    """Passes a call's arguments on as they arrive. The call begins at its first argument, or at its end if it has none.
 
     Args:
-        name: the tool that is called.
+        source: text of the model.
+        output: receives the call.
+        name: name of the called tool.
 
     Attributes:
-        begun: there is an argument.
+        begun: at least one argument was passed on.
     """
 
     def __init__(self, source: Source, output: Output, name: str) -> None:
@@ -24,36 +26,37 @@ class KeyedArguments:
         self._name = name
 
     def key(self, key: str) -> None:
-        """Another argument is named; its value must follow."""
+        """Begin an argument. Its value must follow."""
         if not self.begun:
             self._output.start(self._name)
         self._pass_on(f"{', ' if self.begun else '{'}{dumps(key)}: ")
         self.begun = True
 
     def value(self, text: str) -> None:
-        """The argument's value, as JSON text."""
+        """Add the argument's value as JSON text."""
         self._pass_on(text)
 
     def quote(self) -> None:
-        """A string begins or ends, as the argument's value."""
+        """Begin or end a string value."""
         self._pass_on('"')
 
     def text(self, piece: str) -> None:
-        """The string goes on."""
+        """Add a piece of a string value."""
         self._pass_on(dumps(piece)[1:-1])
 
     def end(self) -> None:
-        """There are no more."""
+        """End the arguments."""
         if not self.begun:
             self._output.start(self._name)
         self._pass_on("}" if self.begun else "{}")
         self._output.end()
 
     def read_bare(self, key: str, ends: Markers) -> Reading[None]:
-        """Take an argument's value up to what ends it, which is left unread. It is typed by the tool's schema.
+        """Parse an argument's bare value up to one of `ends`, which is left unread. The tool's schema sets the value's
+        type.
 
-        A value that is a string, whatever it says, is passed on as it comes. One line break at either end belongs to
-        the notation.
+        A value whose schema allows only strings is passed on as it arrives. One line break at either end belongs to the
+        format and is dropped.
 
         Raises:
             NotACall: the text ended first.
@@ -70,7 +73,7 @@ class KeyedArguments:
         self.value(argument_text(value, schema))
 
     def _read_text(self, ends: Markers) -> Reading[None]:
-        first, held = True, ""  # what may be the line break before the end
+        first, held = True, ""  # a line break that may belong to the format
 
         def pass_on(piece: str) -> None:
             nonlocal first, held

@@ -1,4 +1,4 @@
-"""Strings in Python's spelling, or JSON's, passed on as they come."""
+"""Parse strings in Python's or JSON's syntax, in a streaming fashion."""
 
 from sys import maxunicode
 
@@ -15,12 +15,13 @@ _OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
 
 
 def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
-    """Take a string, or several that stand side by side and are one, as an argument's value; whether there is one.
+    """Parse a string, or adjacent strings that form one string, as an argument's value. Return whether there is a
+    string.
 
-    Line breaks may stand in any. Escapes that are none mean themselves.
+    Line breaks may occur in any string. Unknown escape sequences are kept as text.
 
     Raises:
-        NotACall: the text ended first; what was passed on stays.
+        NotACall: the text ended inside the string. Pieces already passed on remain.
     """
     if not (yield from source.upcoming(_QUOTES)):
         return False
@@ -33,7 +34,7 @@ def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 
 
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
-    """Take the rest of a string after its first quotation mark."""
+    """Parse the rest of a string after its first quotation mark."""
     end = quote
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)
@@ -52,7 +53,7 @@ def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[
 
 
 def _read_escape(source: Source) -> Reading[str]:
-    """What a backslash and what follows it mean."""
+    """Parse an escape sequence after its backslash. Return its text."""
     char = yield from source.peek()
     source.take(source.at + len(char))
     if char and char in _OCTAL:

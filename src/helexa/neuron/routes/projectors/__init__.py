@@ -1,1 +1,1 @@
-"""Output events as response bodies and stream chunks."""
+"""Render output events as response bodies and stream chunks of each API format."""

@@ -1,4 +1,4 @@
-"""A run rendered as a chat completion, or as its chunks."""
+"""Render a run as a chat completion."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -34,17 +34,17 @@ from helexa.neuron.routes.projectors.projector import Encoded, OpenAIProjector
 
 
 class ChatProjector(OpenAIProjector):
-    """Renders a run as a chat completion, or as its chunks."""
+    """Renders a run as a chat completion or as its chunks."""
 
     id_prefix = "chatcmpl"
 
     @cached_property
     def _tokens(self) -> list[Encoded]:
-        """Log-probabilities of each whole answer."""
+        """Encoded log-probabilities of each whole answer."""
         return [Encoded() for _ in range(self.choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
-        """The chunk that says so of an answer; the first one names the role."""
+        """Return the chunk for an event of an answer, or None. The first chunk names the role."""
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None
@@ -56,11 +56,11 @@ class ChatProjector(OpenAIProjector):
         return self._chunk([said])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """The chunk that carries the usage and no choices."""
+        """Return the chunk with the usage and without choices."""
         return {**self._chunk([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Take the log-probabilities of tokens that the whole answer will tell of."""
+        """Record log-probabilities of tokens for the body."""
         _add(tokens, self._tokens[choice])
 
     def _take(self, choice: int, event: OutputEvent) -> None:
@@ -69,7 +69,7 @@ class ChatProjector(OpenAIProjector):
         super()._take(choice, event)
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
-        """A whole answer."""
+        """Return a whole answer."""
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -100,7 +100,7 @@ class ChatProjector(OpenAIProjector):
         return ChatChoice(index=index, message=message, logprobs=told, finish_reason=end.reason)
 
     def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
-        """The chat completion."""
+        """Return the chat completion."""
         return ChatCompletion(
             id=self.id,
             object="chat.completion",

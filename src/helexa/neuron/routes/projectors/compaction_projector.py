@@ -1,4 +1,4 @@
-"""A run as a compacted conversation."""
+"""Render a run as a compacted conversation."""
 
 import secrets
 import time
@@ -11,7 +11,7 @@ from helexa.neuron.routes.projectors.response_projector import usage_of
 
 
 class CompactionProjector:
-    """Renders the text that a run says as one item. It is never streamed."""
+    """Renders the text of a run as one item. Compaction is never streamed."""
 
     def __init__(self) -> None:
         self._stem = secrets.token_hex(16)
@@ -19,11 +19,11 @@ class CompactionProjector:
         self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Say nothing: there is no stream of this."""
+        """Return no bytes: compaction is not streamed."""
         return b""
 
     def take(self, event: InferenceEvent) -> None:
-        """Keep the text, and the usage."""
+        """Record text and usage."""
         match event:
             case TextDelta(text):
                 self._texts.append(text)
@@ -35,7 +35,7 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """The compacted conversation. Its usage stands at its end, where a gateway looks for it."""
+        """Return the compacted conversation as JSON. The usage is at the end, where gateways read it."""
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

@@ -1,4 +1,4 @@
-"""A run rendered as a text completion, or as its chunks."""
+"""Render a run as a text completion."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +12,14 @@ from helexa.neuron.routes.projectors.projector import OpenAIProjector
 
 
 class CompletionProjector(OpenAIProjector):
-    """Renders a run as a text completion, or as its chunks.
+    """Renders a run as a text completion or as its chunks.
 
     Args:
-        echo: the text that each choice begins with, one per choice; none if empty.
-        scored: the log-probabilities of the prompts' tokens come first, and the echoed text with them.
+        model: the model's id.
+        choices: number of answers.
+        echo: prompt text of each choice; empty for none.
+        scored: report log-probabilities of the prompts' tokens first, together with the echoed text.
+        include_usage, null_usage: see `OpenAIProjector`.
     """
 
     id_prefix = "cmpl"
@@ -34,12 +37,13 @@ class CompletionProjector(OpenAIProjector):
         super().__init__(model, choices=choices, include_usage=include_usage, null_usage=null_usage)
         self._echo = echo or [""] * choices
         self._scored = scored
-        self._first_unscored = [scored] * choices  # the next token that is told is the first of a prompt
-        self._told = [0] * choices  # characters that tokens with log-probabilities stand for
+        # per choice: the next reported token is the first token of the prompt
+        self._first_unscored = [scored] * choices
+        self._told = [0] * choices  # per choice: number of characters of the reported tokens
         self._kept = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
-        """The chunk that says so of a continuation."""
+        """Return the chunk for an event of a continuation, or None."""
         match event:
             case Started() if self._echo[choice] and not self._scored:
                 return self._completion([_choice(choice, self._echo[choice])])
@@ -57,21 +61,21 @@ class CompletionProjector(OpenAIProjector):
                 return None
 
     def usage_chunk(self, usage: Usage) -> Completion:
-        """The chunk that carries the usage and no choices."""
+        """Return the chunk with the usage and without choices."""
         return {**self._completion([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Take the log-probabilities of tokens that the whole continuation will tell of."""
+        """Record log-probabilities of tokens for the body."""
         self._add(choice, tokens, self._kept[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
-        """A whole continuation."""
+        """Return a whole continuation."""
         text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
         told = self._kept[index]
         return _choice(index, text, told if told["tokens"] else None, end.reason)
 
     def whole(self, choices: Sequence[Any], usage: Usage) -> Completion:
-        """The text completion."""
+        """Return the text completion."""
         return {**self._completion(list(choices)), "usage": usage}
 
     def _add(self, choice: int, tokens: Sequence[TokenLogprob], told: CompletionLogprobs) -> None:
@@ -82,7 +86,8 @@ class CompletionProjector(OpenAIProjector):
                 told["token_logprobs"].append(None)
                 told["top_logprobs"].append(None)
             else:
-                # Tokens that read alike, halves of characters as a rule, have the likeliest one's.
+                # Tokens with equal text, usually parts of a character, share the log-probability of the most likely
+                # token.
                 alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
                 top = {token.token: token.logprob, **dict(alike)}
                 told["token_logprobs"].append(token.logprob)

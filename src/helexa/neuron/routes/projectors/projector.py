@@ -1,4 +1,4 @@
-"""Projectors: a run's events rendered in a dialect, by one class for streamed and whole replies alike."""
+"""Projectors render a run's events in one API format, both streamed and as a whole body."""
 
 import secrets
 import time
@@ -26,23 +26,23 @@ from helexa.neuron.events import (
 
 
 class Projector(Protocol):
-    """Renders events in one dialect. Pure: it does no I/O, and the same events give the same bytes."""
+    """Renders events in one API format. Projectors do no I/O."""
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """What a stream says of `event`: whole server-sent events, possibly none."""
+        """Return whole server-sent events for `event`, possibly none."""
         ...
 
     def take(self, event: InferenceEvent) -> None:
-        """Keep what the whole reply needs of `event`, as small as it goes."""
+        """Record the parts of `event` that the whole body needs, in a compact form."""
         ...
 
     def body(self) -> bytes:
-        """The whole reply as JSON, of the events of a run that finished."""
+        """Return the whole body as JSON after a finished run."""
         ...
 
 
 class Encoded:
-    """A list in the making whose elements are encoded as they come, so that a long one takes no time in the end."""
+    """A list whose elements are encoded as they are added, so that encoding a long list at the end takes no time."""
 
     def __init__(self) -> None:
         self._elements: list[bytes] = []
@@ -51,21 +51,22 @@ class Encoded:
         return len(self._elements)
 
     def add(self, element: Any) -> None:
-        """Take the next one."""
+        """Append an element."""
         self._elements.append(orjson.dumps(element))
 
     def fragment(self, since: int = 0) -> orjson.Fragment:
-        """The list, from one of its elements on."""
+        """Return the list from element `since` on."""
         return orjson.Fragment(b"[%s]" % b",".join(self._elements[since:]))
 
 
 class OpenAIProjector(ABC):
-    """What OpenAI's chat and text completions have in common.
+    """Common parts of OpenAI's chat and text completions.
 
     Args:
-        choices: how many answers there are; with more than one, their events come as `OfChoice`.
-        include_usage: a stream ends with a chunk that has the usage and no choices.
-        null_usage: every other chunk of a stream has `"usage": null`, as OpenAI sends it to clients that ask for usage.
+        model: the model's id.
+        choices: number of answers. With several answers, their events are wrapped in `OfChoice`.
+        include_usage: end a stream with a chunk that has the usage and no choices.
+        null_usage: add `"usage": null` to all other chunks, as OpenAI does if the client requests usage.
     """
 
     id_prefix: str
@@ -86,30 +87,30 @@ class OpenAIProjector(ABC):
         self.created = int(time.time())
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
         self._said: list[list[OutputEvent]] = [[] for _ in range(choices)]
-        self._ends: list[Finished | None] = [None] * (choices + 1)  # the last one is of all
+        self._ends: list[Finished | None] = [None] * (choices + 1)  # the last element is the end of all answers
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:
-        """The chunk that says so of an answer, if there is one."""
+        """Return the chunk for an event of an answer, or None."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> Mapping[str, Any]:
-        """The chunk that carries the usage and no choices."""
+        """Return the chunk with the usage and without choices."""
 
     @abstractmethod
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Take the log-probabilities of tokens that the whole answer will tell of."""
+        """Record log-probabilities of tokens for the body."""
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:
-        """A whole answer, as the reply that is not streamed has it. The log-probabilities of its text are kept."""
+        """Return a whole answer for the body, including its recorded log-probabilities."""
 
     @abstractmethod
     def whole(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
-        """The reply that is not streamed."""
+        """Return the whole body."""
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """What a stream says of `event`."""
+        """Return the stream's bytes for `event`."""
         match event:
             case Started():
                 return b"".join([self._frame(choice, event) for choice in range(self.choices)])
@@ -127,7 +128,7 @@ class OpenAIProjector(ABC):
                 return self._frame(0, event)
 
     def take(self, event: InferenceEvent) -> None:
-        """Keep what the whole reply needs of `event`."""
+        """Record `event` for the body."""
         match event:
             case OfChoice(index, said):
                 if isinstance(said, Finished):
@@ -142,7 +143,7 @@ class OpenAIProjector(ABC):
                 self._take(0, event)
 
     def body(self) -> bytes:
-        """The whole reply."""
+        """Return the whole body as JSON."""
         *ends, last = self._ends
         assert last is not None
         choices: list[Mapping[str, Any]] = []
@@ -161,7 +162,7 @@ class OpenAIProjector(ABC):
 
     def _frame(self, choice: int, event: Started | OutputEvent | Finished) -> bytes:
         if isinstance(event, ReasoningDelta) or (isinstance(event, TextDelta) and not event.logprobs):
-            # Such a chunk differs from the next one in its text only, so the rest is encoded once.
+            # These chunks differ only in their text, so the rest is encoded once.
             kind = (choice, type(event))
             if kind not in self._frames:
                 head, _, tail = self._encoded(choice, type(event)("")).rpartition(b'""')
@@ -184,7 +185,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _with_stop_string(choice: Any, end: Finished) -> Any:
-    """Name the stop string that ended the answer, as vLLM does."""
+    """Add the stop string that ended the answer as `stop_reason`, as vLLM does."""
     if end.stop_string is not None:
         choice["stop_reason"] = end.stop_string
     return choice

@@ -1,4 +1,4 @@
-"""The items of a response while they are made: reasoning, messages and calls, and the events that tell of them."""
+"""Build the items of a response (reasoning, messages, calls) and their stream events."""
 
 import json
 from abc import ABC, abstractmethod
@@ -10,16 +10,16 @@ from helexa.neuron.routes.projectors.projector import Encoded
 
 
 def response_of(item: str) -> str:
-    """The id of the response that the item with this id is of, if it is one."""
+    """Return the id of the response to which the item `item` belongs, if the id is valid."""
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 
 class ResponseItem(ABC):
-    """One item.
+    """An output item.
 
     Args:
-        stem: what its id has in common with those of the other items.
-        index: its place among them.
+        stem: common part of all item ids of the response.
+        index: position among the items.
     """
 
     prefix: ClassVar[str]
@@ -30,23 +30,23 @@ class ResponseItem(ABC):
 
     @abstractmethod
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """The item as far as it has come."""
+        """Return the item in its current state."""
 
     @abstractmethod
     def beginnings(self) -> list[Event]:
-        """What comes after `response.output_item.added`."""
+        """Return the events after `response.output_item.added`."""
 
     @abstractmethod
     def endings(self) -> list[Event]:
-        """What comes before `response.output_item.done`."""
+        """Return the events before `response.output_item.done`."""
 
     def opening(self) -> list[Event]:
-        """The events with which it begins."""
+        """Return the events that begin the item."""
         added = {"type": "response.output_item.added", "output_index": self.index, "item": self.value("in_progress")}
         return [added, *self.beginnings()]
 
     def closing(self, status: ItemStatus) -> tuple[list[Event], dict[str, Any]]:
-        """The events with which it ends, and the whole item."""
+        """Return the events that end the item, and the complete item."""
         value = self.value(status)
         return [
             *self.endings(),
@@ -58,7 +58,7 @@ class ResponseItem(ABC):
 
 
 class ReasoningItem(ResponseItem):
-    """What the model thinks, shown as a summary: the one kind of reasoning that clients know how to show."""
+    """Reasoning, reported as a summary, the only kind of reasoning that clients display."""
 
     prefix = "rs"
 
@@ -67,21 +67,21 @@ class ReasoningItem(ResponseItem):
         self._texts: list[str] = []
 
     def add(self, delta: ReasoningDelta) -> Event:
-        """Take the next piece."""
+        """Add a piece of text. Return its event."""
         self._texts.append(delta.text)
         return self._event("reasoning_summary_text.delta", summary_index=0, delta=delta.text)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """The item as far as it has come."""
+        """Return the item in its current state."""
         summary = [summary_text("".join(self._texts))] if self._texts else []
         return {"id": self.id, "type": "reasoning", "summary": summary, "status": status}
 
     def beginnings(self) -> list[Event]:
-        """Its part begins."""
+        """Return the event that begins the summary part."""
         return [self._event("reasoning_summary_part.added", summary_index=0, part=summary_text(""))]
 
     def endings(self) -> list[Event]:
-        """Its part ends."""
+        """Return the events that end the summary part."""
         text = "".join(self._texts)
         return [
             self._event("reasoning_summary_text.done", summary_index=0, text=text),
@@ -90,7 +90,7 @@ class ReasoningItem(ResponseItem):
 
 
 class MessageItem(ResponseItem):
-    """What the model says."""
+    """A message of the model."""
 
     prefix = "msg"
 
@@ -101,11 +101,11 @@ class MessageItem(ResponseItem):
 
     @property
     def text(self) -> str:
-        """All of it so far."""
+        """The text so far."""
         return "".join(self._texts)
 
     def add(self, delta: TextDelta) -> Event:
-        """Take the next piece."""
+        """Add a piece of text. Return its event."""
         before = len(self._logprobs)
         for one in delta.logprobs:
             self._logprobs.add(_logprob(one))
@@ -114,16 +114,16 @@ class MessageItem(ResponseItem):
         return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """The item as far as it has come."""
+        """Return the item in its current state."""
         content = [] if status == "in_progress" else [self._part()]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def beginnings(self) -> list[Event]:
-        """Its part begins."""
+        """Return the event that begins the content part."""
         return [self._event("content_part.added", content_index=0, part=output_text("", Encoded().fragment()))]
 
     def endings(self) -> list[Event]:
-        """Its part ends."""
+        """Return the events that end the content part."""
         part = self._part()
         return [
             self._event("output_text.done", content_index=0, text=part["text"], logprobs=self._logprobs.fragment()),
@@ -135,7 +135,7 @@ class MessageItem(ResponseItem):
 
 
 class CallItem(ResponseItem):
-    """A call of a function. It is incomplete, whatever else ended, unless its arguments are an object."""
+    """A function call. Its final status is `incomplete` unless its arguments are a JSON object."""
 
     prefix = "fc"
 
@@ -147,23 +147,23 @@ class CallItem(ResponseItem):
         self._arguments: list[str] = []
 
     def add(self, delta: ToolCallDelta) -> Event:
-        """Take the next piece of the arguments."""
+        """Add a piece of the arguments. Return its event."""
         self._arguments.append(delta.arguments)
         return self._event("function_call_arguments.delta", delta=delta.arguments)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """The item as far as it has come."""
+        """Return the item in its current state."""
         arguments = "".join(self._arguments)
         if status != "in_progress":
             status = "completed" if _is_object(arguments) else "incomplete"
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": arguments}
 
     def beginnings(self) -> list[Event]:
-        """Nothing more."""
+        """Return no events: calls have no parts."""
         return []
 
     def endings(self) -> list[Event]:
-        """The arguments are whole."""
+        """Return the event that ends the arguments."""
         arguments = "".join(self._arguments)
         return [self._event("function_call_arguments.done", name=self._call["name"], arguments=arguments)]
 

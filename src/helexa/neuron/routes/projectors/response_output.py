@@ -1,4 +1,4 @@
-"""A run's events folded into the items of a response."""
+"""Build the output items of a response from a run's events."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,14 +17,14 @@ from helexa.neuron.routes.projectors.response_items import CallItem, MessageItem
 
 
 class ResponseOutput:
-    """Makes items one after the other, each whole before the next one begins. Pure.
+    """Builds items one after the other; each item is complete before the next item begins. No I/O.
 
     Args:
-        stem: what the ids of all items have in common.
-        namespaces: of the functions that have one, by their names.
+        stem: common part of all item ids.
+        namespaces: namespace of each function that has one, by function name.
 
     Attributes:
-        items: those that are whole.
+        items: the complete items.
     """
 
     def __init__(self, stem: str, namespaces: Mapping[str, str]) -> None:
@@ -35,7 +35,7 @@ class ResponseOutput:
         self._answered = False  # there is a message or a call
 
     def take(self, event: OutputEvent) -> list[Event]:
-        """What `event` tells a stream."""
+        """Add an event. Return the resulting stream events."""
         item = self._item
         match event:
             case TextDelta():
@@ -57,7 +57,7 @@ class ResponseOutput:
                 return []
 
     def was_reasoning(self) -> None:
-        """What the last message says was reasoning: in a response that nobody has seen yet."""
+        """Turn the last message into reasoning. Only for responses that were not streamed."""
         if isinstance(self._item, MessageItem):
             reasoning = ReasoningItem(self._stem, self._item.index)
             reasoning.add(ReasoningDelta(self._item.text))
@@ -65,8 +65,10 @@ class ResponseOutput:
             self._answered = any(item["type"] != "reasoning" for item in self.items)
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """No more will come; `status` is that of the last item. An answer that neither says nor calls anything has an
-        empty message, for clients that look for one."""
+        """End the output. `status` is the status of the last item. Return the resulting stream events.
+
+        If the output has neither text nor calls, an empty message is added for clients that expect one.
+        """
         closed = self._close(status)
         if self._answered:
             return closed

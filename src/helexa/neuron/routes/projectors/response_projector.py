@@ -1,4 +1,4 @@
-"""A run as a response, or as the events of its stream."""
+"""Render a run in the Responses API format, as a body or as stream events."""
 
 import secrets
 import time
@@ -25,17 +25,19 @@ from helexa.neuron.events import (
 from helexa.neuron.routes.projectors.response_output import ResponseOutput
 
 Keep = Callable[[str, bytes, list[dict[str, Any]]], None]
-"""Takes a response's id, the response itself, and the items of its output."""
+"""Takes a response's id, its body, and its output items."""
 
 
 class ResponseProjector:
-    """Renders a run as OpenAI's Responses.
+    """Renders a run as an OpenAI response.
 
     Args:
         model: the model's id.
         asked: the request.
-        keep: is given the response when it is complete, before its client is.
-        temperature, top_p: the values that the model samples with.
+        keep: stores the complete response, before it is sent to the client; None to store nothing.
+        temperature, top_p: the sampling parameters in use.
+        stem: common part of the ids; random by default.
+        created: time of creation in seconds since 1970; now by default.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class ResponseProjector:
         self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """What a stream says of `event`."""
+        """Return the stream's bytes for `event`."""
         match event:
             case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
                 return b"".join([self._frame(one) for one in self._output.take(event)])
@@ -72,7 +74,7 @@ class ResponseProjector:
                 items, response, status = self._finished(event)
                 return b"".join([self._frame(one) for one in items]) + self._told(f"response.{status}", response)
             case Failed(error):
-                items = self._output.end("incomplete") if self._sequence_number else []  # nothing was said of it
+                items = self._output.end("incomplete") if self._sequence_number else []  # no event was sent before
                 said: Event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
                 response = self._response("failed", error=_error(error))
                 frames = [self._frame(one) for one in (*items, said)]
@@ -81,7 +83,7 @@ class ResponseProjector:
                 raise AssertionError(f"a response has one answer, not {type(event).__name__}")
 
     def take(self, event: InferenceEvent) -> None:
-        """Keep what the whole response needs of `event`."""
+        """Record `event` for the body."""
         match event:
             case WasReasoning():
                 self._output.was_reasoning()
@@ -93,13 +95,13 @@ class ResponseProjector:
                 pass
 
     def body(self) -> bytes:
-        """The whole response."""
+        """Return the whole response as JSON."""
         assert self._end is not None
         _, response, _ = self._finished(self._end)
         return response
 
     def _finished(self, end: Finished) -> tuple[list[Event], bytes, str]:
-        """The last events of items, the response, and its status."""
+        """Return the items' last events, the response body, and its status."""
         status = "incomplete" if end.reason == "length" else "completed"
         events = self._output.end(status)
         details = {"reason": "max_output_tokens"} if end.reason == "length" else None
@@ -109,7 +111,7 @@ class ResponseProjector:
         return events, response, status
 
     def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
-        """The response as it is now. What a gateway looks for, the usage, stands at its end."""
+        """Return the current response as JSON. The usage is at the end, where gateways read it."""
         tail = {
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
@@ -130,7 +132,7 @@ class ResponseProjector:
 
 
 def _error(error: ApiError) -> dict[str, str]:
-    """An error in one of the codes that a response may have."""
+    """Return an error with one of the codes that the Responses API defines."""
     code = error.code if error.code == "rate_limit_exceeded" else "server_error"
     return {"code": code, "message": str(error)}
 

@@ -1,1 +1,1 @@
-"""`/v1/responses`."""
+"""Routes of `/v1/responses`: create, read, delete and compact responses."""

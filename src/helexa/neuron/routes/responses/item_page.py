@@ -1,4 +1,4 @@
-"""A page of the items that a stored response answered."""
+"""A page of a stored response's input items."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ _PREFIXES = {"reasoning": "rs", "function_call": "fc", "function_call_output": "
 
 @dataclass(frozen=True)
 class ItemPage:
-    """The page that a client asks for.
+    """The page that a client requests.
 
     Attributes:
-        newest_first: the order, `desc` in the query.
+        limit: number of items.
+        newest_first: order of items; `desc` in the query.
         after: id of the item before the page; empty for the first page.
     """
 
@@ -30,7 +31,7 @@ class ItemPage:
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> "ItemPage":
-        """Read a query.
+        """Parse a query.
 
         Raises:
             ApiError: 400, naming the parameter.
@@ -46,10 +47,10 @@ class ItemPage:
         return cls(int(limit), order == "desc", query.get("after", ""))
 
     def listed(self, response: StoredResponse, id: str) -> bytes:
-        """Return the list object of the response `id`: JSON.
+        """Return the list object of the response `id`, as JSON.
 
         Raises:
-            ApiError: 400: there is no item `after`.
+            ApiError: 400: the item `after` does not exist.
         """
         output = len(orjson.loads(response.body)["output"])
         items = from_json(response.items)
@@ -72,7 +73,7 @@ class ItemPage:
 
 
 def _shown(item: dict[str, Any], response: str, index: int) -> dict[str, Any]:
-    """Return an input item with all members that the API promises: an id, a type, a status, and parts."""
+    """Return an input item with all members that the API defines: an id, a type, a status, and parts."""
     kind = item.get("type") or "message"
     shown = {"id": f"{_PREFIXES.get(kind, 'msg')}_{response.removeprefix('resp_')}_in{index}", "type": kind, **item}
     if kind == "message":

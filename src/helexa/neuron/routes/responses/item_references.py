@@ -1,4 +1,4 @@
-"""Items of responses that were kept, which a request names in place of saying them again."""
+"""Resolve references to items of stored responses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,10 +12,11 @@ from helexa.neuron.routes.projectors.response_items import response_of
 
 
 def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dict[str, StoredResponse]:
-    """The kept response that each named item is of, by the item's id.
+    """Return the stored response of each referenced item, by item id.
 
     Raises:
-        ApiError: 400 `unsupported_parameter`: none are kept; `item_not_found`: there is no such response.
+        ApiError: 400 `unsupported_parameter` if the node stores no responses, `item_not_found` if the response is
+            unknown.
     """
     found: dict[str, StoredResponse] = {}
     for index, item in enumerate(items):
@@ -33,10 +34,10 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
 
 
 def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
-    """The items, with those that are named in place of their names. What was kept of long ones takes a while to read.
+    """Return the items with references replaced by the referenced items. Slow for long responses.
 
     Raises:
-        ApiError: 400 `item_not_found`: the response has no such item.
+        ApiError: 400 `item_not_found`: the response has no item with the id.
     """
     outputs: dict[str, dict[str, Any]] = {}
     said: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`/v1/responses`: answers, what is kept of them, and the prompts that requests become."""
+"""Serve `/v1/responses`: create, store, read, delete and compact responses."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from helexa.neuron.routes.responses.item_references import referred, resolved
 
 
 async def create_response(request: Request) -> Reply:
-    """Answer a conversation, which may go on from a response that was kept."""
+    """Answer a conversation, which may continue a stored response."""
     asked, model, history, chat = await _asked(request)
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
@@ -48,7 +48,7 @@ async def create_response(request: Request) -> Reply:
 
 
 async def count_input_tokens(request: Request) -> Response:
-    """Count the tokens of the prompt that a request would become; the engine is not asked."""
+    """Count the tokens of a request's prompt. The engine is not involved."""
     _, model, _, chat = await _asked(request)
     try:
         prompt, _ = await rendered(model, chat)
@@ -59,7 +59,7 @@ async def count_input_tokens(request: Request) -> Response:
 
 
 async def compact_conversation(request: Request) -> Reply:
-    """Have the model summarize a conversation, as an item that stands for it in later requests."""
+    """Summarize a conversation with the model. The resulting item replaces the conversation in later requests."""
     _, model, _, chat = await _asked(request, CompactRequest)
     try:
         events = await converse(model, chat, principal_of(request), thinks=False)
@@ -69,7 +69,7 @@ async def compact_conversation(request: Request) -> Reply:
 
 
 async def get_response(request: Request) -> Response:
-    """Say again what was said."""
+    """Return a stored response."""
     for name in request.query_params:
         raise unsupported_parameter(name)
     store: ResponseStore = request.app.state.responses
@@ -81,7 +81,7 @@ async def get_response(request: Request) -> Response:
 
 
 async def list_input_items(request: Request) -> Response:
-    """List the items that a response answered, its conversation before it included."""
+    """List the input items of a response, including the conversation before it."""
     page = ItemPage.of(request.query_params)
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
@@ -93,7 +93,7 @@ async def list_input_items(request: Request) -> Response:
 
 
 async def delete_response(request: Request) -> Response:
-    """Forget a response. Those that went on from it stay as they are."""
+    """Delete a stored response. Responses that continued it remain."""
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
     if not store.remove(id, principal_of(request)):
@@ -104,7 +104,7 @@ async def delete_response(request: Request) -> Response:
 async def _asked(
     request: Request, kind: type[ResponsesRequest] = ResponsesRequest
 ) -> tuple[ResponsesRequest, ServedModel, list[Item], ChatRequest]:
-    """Return the request, its model, the items of earlier responses, and the chat completion that is asked for."""
+    """Return the request, its model, the items of earlier responses, and the equivalent chat request."""
     asked = kind.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(asked.model)
     store: ResponseStore = request.app.state.responses
@@ -118,7 +118,7 @@ async def _asked(
 
 
 def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
-    """The response that the request goes on from, if it does."""
+    """Return the stored response that the request continues, or None."""
     if id is None:
         return None
     name = "previous_response_id"
@@ -134,14 +134,14 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
 def _conversation(
     previous: StoredResponse | None, asked: ResponsesRequest, sources: Mapping[str, StoredResponse]
 ) -> tuple[list[Item], ChatRequest]:
-    """The items until now, and what is asked for, of which items that are named become part; long ones take a while."""
+    """Return the earlier items and the chat request, with referenced items resolved. Slow for long conversations."""
     asked.input = resolved(asked.input, sources)
     history = [] if previous is None else from_json(previous.items)
     return history, asked.chat(history)
 
 
 def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
-    # There are items on both sides; those of the output are encoded in parts already.
+    # Join the serialized input items and output items; parts of the output are already encoded.
     def keep(id: str, body: bytes, output: list[dict[str, Any]]) -> None:
         store.put(id, principal, body, to_json(items)[:-1] + b"," + orjson.dumps(output)[1:])
 
