@@ -233,7 +233,10 @@ def _token_gaps(record: RequestRecord) -> list[float]:
 
 
 def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
-    """Return whether a request meets the objectives. Answers without tokens do not; tpot is ignored for one token."""
+    """Return whether a request meets the objectives.
+
+    A request without a first or last token fails the limits of ttft and e2e. An answer of one token has no tpot.
+    """
     waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
     in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)
     return in_time and (objectives.tpot_s is None or measures.tpot_s is None or measures.tpot_s <= objectives.tpot_s)
