@@ -29,7 +29,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """The name of a tool call is known; `arguments` is None if they are not parsed yet or invalid."""
+    """A tool call began and its name is known; `arguments` are None before parsing or if invalid."""
 
     call_id: str
     name: str

@@ -37,7 +37,7 @@ class Location(Struct, frozen=True):
 
 
 class Diff(Struct, frozen=True, tag="diff"):
-    """A change of one file; `old` is None for a new file."""
+    """A change of one file; `old` is None if the file is new."""
 
     path: str
     old: str | None

@@ -25,7 +25,7 @@ class Grant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """Preferences of a folder. A field is None if the user has not chosen it yet."""
+    """Preferences of a folder. Fields that the user has not chosen yet are None."""
 
     cwd: str
     model: str | None = None

@@ -175,7 +175,7 @@ class Journal:
         return saved
 
     def line(self) -> SessionLine | None:
-        """Return the list entry of the session from the first line and the last title, or None for an invalid log."""
+        """Return the list entry of the session from its first line and last title, or None if the log is invalid."""
         try:
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MOST_HEAD))

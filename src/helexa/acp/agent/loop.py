@@ -104,8 +104,8 @@ class Round:
 async def _ask(turn: Turn, question: Question, round: Round, provider: Provider) -> None:
     """Request an answer.
 
-    The function waits and retries if the endpoint asks for it, and compacts the conversation after context-limit
-    errors.
+    The function waits and retries after temporary errors, and compacts the conversation if the request exceeds the
+    context.
 
     Raises:
         ProviderError: all retries failed, or the answer broke off.

@@ -77,7 +77,7 @@ class Connection:
             return await self._client.get(path, cast_to=object)
 
     async def has_route(self, path: str) -> bool:
-        """Return whether the endpoint serves `path`: it rejects an empty body there for its content.
+        """Return whether the endpoint has a route at `path`, tested by a request with an empty body.
 
         Raises:
             ProviderError: the endpoint cannot be reached or is unavailable.

@@ -45,7 +45,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as its endpoint describes it. A property is None if the endpoint does not report it.
+    """A model as its endpoint describes it. Unknown properties are None.
 
     Attributes:
         id: model name in requests.

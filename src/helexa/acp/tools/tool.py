@@ -33,7 +33,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """A call that only reads what the model may see, or changes only the session."""
+    """A call that only reads permitted files, or changes only the session."""
 
 
 @dataclass(frozen=True, slots=True)

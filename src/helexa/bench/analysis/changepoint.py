@@ -13,7 +13,7 @@ _PENALTY = 3.0
 _LEAST_SCALE = 0.005
 # Lower bound for logarithms.
 _LEAST_VALUE = 1e-6
-# Ratio of the median difference of two normal values to the mean absolute deviation of one value.
+# Ratio of the median absolute difference of two normal values to the mean absolute deviation of one value.
 _NEIGHBOURS = 1.196
 
 

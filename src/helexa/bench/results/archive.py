@@ -1,4 +1,4 @@
-"""The database for reading, with a cache of query results that each write invalidates."""
+"""The database for reading, with a cache of query results that is cleared after each write."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -51,7 +51,7 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find`, cached permanently: `key` must contain everything that the result depends on."""
+        """Return the result of `find`, cached across writes: `key` must contain all inputs of the result."""
         return _remembered(self._kept, _MOST_KEPT, key, find)
 
 
