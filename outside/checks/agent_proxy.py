@@ -1,8 +1,7 @@
 """A proxy between an agent and the gateway that records requests, limits answers, and forces the first tool call.
 
 A model with half a billion parameters rarely calls the right tool or ends its answer. With `tool` set, the proxy
-changes
-requests: without a tool result, the request forces this tool; with a tool result, the request forbids tools and
+changes requests: without a tool result, the request forces this tool; with a tool result, the request forbids tools and
 restricts the answer to one word. So an agent's loop is always the same.
 """
 

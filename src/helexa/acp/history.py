@@ -102,8 +102,7 @@ class AssistantMessage(Struct, frozen=True, tag="assistant"):
         reasoning: reasoning text that the endpoint returned.
         calls: tool calls; a `ToolResult` for each follows in the history.
         extras: data to send back to the endpoint verbatim, by wire API, e.g. signed thinking blocks; other wire APIs
-            ignore
-            the data.
+            ignore the data.
         partial: whether the turn was canceled or the stream broke off before the end.
     """
 

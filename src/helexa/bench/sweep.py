@@ -1,8 +1,7 @@
 """A sweep: take the missing samples of every cell of every target.
 
 A cell is a target, its host, its build, a model with its configuration, and a scenario. A new build has new cells
-without
-samples, so the next sweep measures it.
+without samples, so the next sweep measures it.
 """
 
 import logging

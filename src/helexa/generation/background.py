@@ -1,7 +1,7 @@
 """The library's event loop in its own thread, and two kinds of callers that wait for its results.
 
-Engines, connections and requests live in this event loop. Plain functions block their thread, coroutines wait in
-their own event loop. So event loops do not nest, and both kinds of callers share the same engines.
+Engines, connections and requests live in this event loop. Plain functions block their thread, coroutines wait in their
+own event loop. So event loops do not nest, and both kinds of callers share the same engines.
 """
 
 import asyncio

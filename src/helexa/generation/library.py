@@ -45,8 +45,7 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
         prompt: a question, or a conversation.
         n: number of answers, each with its own seed; see `Completion.choices`.
         on_token: plain or async function, called with each piece of the answer; an exception of the function cancels
-            the
-            request and is raised.
+            the request and is raised.
         options: see `Options`.
 
     Raises:
@@ -130,10 +129,8 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
     """Answer a file of prompts in JSON lines into a file of results; interrupted runs resume.
 
     Each result is written when known, with the `index` of its prompt, and survives the death of this process. At the
-    end
-    the lines are sorted in the order of the prompts. A failed prompt has a line with its error, and the next run
-    repeats
-    the prompt.
+    end the lines are sorted in the order of the prompts. A failed prompt has a line with its error, and the next run
+    repeats the prompt.
 
     Args:
         prompts: path of a file; each line is a string, a list of messages or an object with a `prompt`; see
@@ -168,8 +165,7 @@ def load(
     """Load a model and return an object with methods to answer prompts. See `Options` for the arguments.
 
     The end of a `with` block unloads the model from its private engine, unless another `load` holds the model. Without
-    a
-    block the model stays loaded until the process ends.
+    a block the model stays loaded until the process ends.
 
     Raises:
         HelexaError: the model could not be loaded or fetched.

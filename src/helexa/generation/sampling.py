@@ -30,8 +30,7 @@ class Sampling:
         top_p, top_k, min_p: restrict sampling to likely tokens.
         repetition_penalty, frequency_penalty, presence_penalty: make tokens that already occurred less likely.
         seed: random seed of reproducible answers. Answer or prompt number i uses `seed + i`. None selects random seeds,
-            which
-            the completions report.
+            which the completions report.
         stop: strings that end the answer and are not part of it.
     """
 

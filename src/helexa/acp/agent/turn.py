@@ -46,8 +46,7 @@ class Turn:
     """All inputs of an agent run.
 
     * `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs a turn. The prompt is the last message of the
-      conversation
-      and is already committed.
+      conversation and is already committed.
     * Rounds repeat until the model calls no tool. After each round, `run_turn` commits its messages and emits
       `UsageChanged`.
     * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it commits the partial round.

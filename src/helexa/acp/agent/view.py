@@ -39,8 +39,7 @@ def visible(messages: Iterable[Message]) -> list[Message]:
     """Return the messages that the model sees.
 
     Messages before `Cleared` are omitted, and summarized messages are replaced by the summary. Each call has a result
-    and
-    each result has a call.
+    and each result has a call.
     """
     view: list[Message] = []
     for message in messages:

@@ -30,8 +30,8 @@ _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 class Connection:
     """An endpoint accessed through the client of an official SDK.
 
-    The connection does not validate requests and answers with the SDK's types: compatible servers send fields that
-    the types lack.
+    The connection does not validate requests and answers with the SDK's types: compatible servers send fields that the
+    types lack.
     """
 
     def __init__(self, endpoint: Endpoint, sdk: Any) -> None:

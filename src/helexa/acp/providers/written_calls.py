@@ -37,8 +37,7 @@ class MarkReader:
     Args:
         request: the original request with its tools.
         asked_for: whether the prompt asks for calls as text. If not, a call counts only if it is valid, is not in a
-            code
-            block, and the endpoint reports no native calls. All other text stays text.
+            code block, and the endpoint reports no native calls. All other text stays text.
     """
 
     def __init__(self, request: ModelRequest, *, asked_for: bool) -> None:

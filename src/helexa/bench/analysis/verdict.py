@@ -81,8 +81,7 @@ def judge(
 
     Args:
         history: non-empty lists of non-negative samples of each earlier build, oldest first. The comparison uses the
-            last
-            five builds, the threshold uses all builds.
+            last five builds, the threshold uses all builds.
         samples: samples of the new build.
         better: direction of an improvement.
         known: index in `history` of a known change; earlier builds are not compared.

@@ -33,8 +33,7 @@ class OpenLoop:
     Attributes:
         records: records in the order of their schedule.
         saturated: whether the target fell behind: the number of requests in flight kept growing (the loop stops early),
-            the
-            waiting times kept growing, or too many requests were rejected.
+            the waiting times kept growing, or too many requests were rejected.
     """
 
     records: list[RequestRecord]
@@ -121,8 +120,7 @@ def is_growing(backlog: Sequence[int]) -> bool:
     """Return whether the number of requests in flight keeps growing.
 
     The growth must be significant in each third of the series. In the last third, at least one of five arrivals must
-    stay
-    in flight. A server that only paused for a while is not saturated.
+    stay in flight. A server that only paused for a while is not saturated.
 
     Args:
         backlog: number of requests in flight at each arrival.

@@ -115,8 +115,8 @@ class Prompts:
 
     Args:
         seed: determines all words except the first word, so that builds receive similar prompts.
-        salt: determines the first word, so that no two samples send the same prompt, even if the database was lost
-            and the server kept running.
+        salt: determines the first word, so that no two samples send the same prompt, even if the database was lost and
+            the server kept running.
     """
 
     def __init__(self, seed: int, salt: str) -> None:

@@ -29,8 +29,8 @@ class Point:
     Attributes:
         build_id: id of the build; `sha` is its short label.
         at_ms: time of its first sample.
-        host_id, model_id, scenario_id: a changed id means other hardware, another model configuration or other
-            scenario parameters.
+        host_id, model_id, scenario_id: a changed id means other hardware, another model configuration or other scenario
+            parameters.
         values: the samples, oldest first.
         p10, p50, p90: percentiles of the samples.
         level: level of the piecewise constant fit at this build.

@@ -45,8 +45,7 @@ def generate(
     """Answer a prompt, or many. Answers go to stdout, all messages go to stderr.
 
     `helexa generate "PROMPT"` asks the default model, `helexa generate MODEL "PROMPT"` the given model. Text piped in
-    is
-    appended to the prompt, or is the prompt.
+    is appended to the prompt, or is the prompt.
 
     Args:
         model_or_prompt: Model to ask; the prompt, if no other follows.

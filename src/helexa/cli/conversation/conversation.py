@@ -40,8 +40,7 @@ class Conversation:
         """Yield the pieces of the answer to `text`, without control characters.
 
         Closing the generator stops the answer; the received part stays in the conversation. Without any received part,
-        the
-        question is removed.
+        the question is removed.
 
         Raises:
             HelexaError: the request failed, or the answer is incomplete.
