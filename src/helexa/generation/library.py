@@ -21,7 +21,8 @@ class Options(AskOptions, total=False):
     """Options of answers (see `AskOptions`) and of the target. None selects the environment's value or a default.
 
     Attributes:
-        model: `org/name`, `scheme:name`, or a path. Default: `HELEXA_MODEL`, else the first loaded model.
+        model: `org/name`, `scheme:name`, or a path. Default: `HELEXA_MODEL`, else the server's first loaded model, or
+            `helexa/small` for a private engine.
         target: URL of a gateway or a node, or `private`. Default: `HELEXA_BASE_URL`, else a server on this machine that
             has the model loaded, else a private engine.
         device, dtype, quant: settings of a private engine; see `EngineSettings`. `quant` selects a quantization.

@@ -33,7 +33,7 @@ class Agentic:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "conversations": self.conversations,
             "turns": self.turns,

@@ -24,7 +24,7 @@ class Cancel:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
         return ScenarioKey("cancel", "cancel", params)
 

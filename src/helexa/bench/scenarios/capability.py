@@ -28,7 +28,7 @@ class Capability:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt": self.prompt, "max_tokens": self.max_tokens, "expect": list(self.expect)}
         return ScenarioKey(f"capability:{self.name}", "capability", params)
 

@@ -26,7 +26,7 @@ class Concurrency:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "concurrency": self.level,
             "duration_s": self.duration_secs,

@@ -88,7 +88,7 @@ class Correctness:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         cases = [[case.prompt, dict(case.expected), case.tool, case.schema] for case in self.cases]
         tools = [[tool.name, tool.description, dict(tool.parameters)] for tool in self.tools]
         return ScenarioKey(self.name, "correctness", {"cases": cases, "tools": tools, "max_tokens": _MAX_TOKENS})

@@ -25,7 +25,7 @@ class Image:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"pixels": self.pixels, "prompt": _PROMPT, "seed": _SEED}
         return ScenarioKey(f"image:{self.pixels}", "image", params)
 

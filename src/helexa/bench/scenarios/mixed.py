@@ -27,7 +27,7 @@ class Mixed:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "prompt_tokens": self.prompt_tokens,
             "duration_s": self.duration_secs,

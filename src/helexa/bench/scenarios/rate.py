@@ -27,7 +27,7 @@ class Rate:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "rate_rps": self.rate_rps,
             "arrivals": self.arrivals,

@@ -72,7 +72,7 @@ class Scenario(Protocol):
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         ...
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:

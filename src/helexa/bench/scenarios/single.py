@@ -23,7 +23,7 @@ class Single:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
         return ScenarioKey(f"single:{self.cache}:{self.prompt_tokens}", "single", params)
 
@@ -50,7 +50,7 @@ class DecodeAtDepth:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
         return ScenarioKey(f"decode:{self.depth_tokens}", "decode", params)
 

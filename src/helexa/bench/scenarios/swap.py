@@ -20,7 +20,7 @@ class Swap:
 
     @property
     def key(self) -> ScenarioKey:
-        """Key of its samples."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": "cold"}
         return ScenarioKey("swap", "swap", params)
 
