@@ -1,4 +1,4 @@
-"""Write the table of docs/clients.md from result.json: `make outside` does so after each run."""
+"""Writes the table of docs/clients.md from result.json; `make outside` runs this module after each run."""
 
 import programs
 import results
@@ -9,7 +9,7 @@ BEGIN, END = "<!-- table of outside/result.json: make outside -->\n", "<!-- end 
 
 
 def with_table(page: str, result: str) -> str:
-    """Return the text of docs/clients.md with the table of this JSON result between its two marks.
+    """Return the text of docs/clients.md with the table of the JSON result between its two marks.
 
     Raises:
         ValueError: a mark is missing.

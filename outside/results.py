@@ -1,4 +1,4 @@
-"""What the checks came to, against the list of known failures: the table, the JSON result and the exit status."""
+"""Compares outcomes of checks with the known failures, and writes the table, the JSON result and the exit status."""
 
 import json
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 @dataclass(frozen=True)
 class Check:
-    """One check's outcome; `reason` says why it failed or was skipped."""
+    """The outcome of a check; `reason` is the cause of a failure or a skip."""
 
     name: str
     outcome: str
@@ -28,13 +28,13 @@ class Result:
     checks: tuple[Check, ...]
 
     def count(self, outcome: str) -> int:
-        """Return how many checks had this outcome."""
+        """Return the number of checks with this outcome."""
         return sum(check.outcome == outcome for check in self.checks)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a run says that the list of known failures does not.
+    """The difference between a run and the list of known failures.
 
     Attributes:
         unexpected: failures that are not on the list.
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def exit_status(self) -> int:
-        """1 if a failure is not on the list or an entry of the list is out of date."""
+        """1 if a failure is not on the list or an entry of the list is out of date, else 0."""
         return int(bool(self.unexpected or self.mended))
 
 
@@ -83,7 +83,7 @@ def table(results: Iterable[Result]) -> str:
 
 
 def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
-    """Return the results as JSON text, with `about` (date, helexa's commit, the machine) beside them."""
+    """Return the results as JSON text, with the fields of `about` (date, helexa's commit, the machine)."""
     programs = [
         {
             "name": result.program.name,
@@ -97,10 +97,12 @@ def to_json(results: Iterable[Result], about: dict[str, Any]) -> str:
 
 
 def merged(old: str, new: str, order: list[str]) -> str:
-    """Return the JSON text `old` with the programs of `new` in place of those of the same name.
+    """Return the JSON text `old`, with programs replaced by programs of `new` with the same name.
 
     Args:
-        order: names of all programs; those of other names are left out.
+        old: JSON text of an earlier run.
+        new: JSON text of this run.
+        order: names of all programs in order; other programs are omitted.
     """
     before, after = json.loads(old), json.loads(new)
     programs = {program["name"]: program for program in (*before["programs"], *after["programs"])}
@@ -112,7 +114,8 @@ def client_table(text: str, causes: Iterable[KnownFailure]) -> str:
     """Return the table of docs/clients.md for the JSON text of a run.
 
     Args:
-        causes: known failures, whose causes stand beside the failed checks.
+        text: JSON text of a run.
+        causes: known failures, whose causes are listed with failed checks.
     """
     listed = list(causes)
     rows = [("Program", "Version", "Part", "Checks passed", "What fails or was skipped")]

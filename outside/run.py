@@ -26,8 +26,8 @@ import packages
 
 
 def main() -> int:
-    """Run the chosen programs; return the exit status."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the stack and the programs end with the runner
+    """Run the selected programs; return the exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end the stack and the programs with the runner
     options = _options()
     listed = programs.load()
     chosen = listed.chosen(options.part, options.only)
@@ -41,7 +41,7 @@ def main() -> int:
         for check in result.checks:
             _say(f"  {check.name}: {check.outcome} in {check.seconds:.0f} s {check.reason[:300]}")
         outcomes.append(result)
-        text = results.to_json(outcomes, _about())  # written now, lest a run that is interrupted was for nothing
+        text = results.to_json(outcomes, _about())  # written after each program, so an interrupted run keeps results
         out.write_text(results.merged(old, text, order) if old else text)
     print("\n" + results.table(outcomes))
     return _report(results.judge(outcomes, listed.known_failures))
@@ -57,7 +57,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run(chosen: list[Program], listed: Programs, folder: Path, logs: Path) -> Iterator[Result]:
-    """Run tests of the project, then scripts with a stack that is started for them."""
+    """Run the project's tests, then the scripts with a running stack."""
     scripts = [program for program in chosen if program.registry != "tests"]
     for program in chosen:
         if program not in scripts:

@@ -1,4 +1,4 @@
-"""Run the checks of one program, in a process of their own, and collect their outcomes."""
+"""Runs the checks of one program in a separate process and collects their outcomes."""
 
 import contextlib
 import json
@@ -25,12 +25,13 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
     """Run a program's script, which adds one JSON line for each check to the file `OUTSIDE_RESULTS`.
 
     Args:
-        environment: what `environments.prepare` returned.
+        program: the program.
+        environment: result of `environments.prepare`.
         context: environment variables for the script: `OUTSIDE_URL`, the models' ids.
-        logs: folder for what the script prints.
+        logs: folder for the script's output.
     """
     script = FOLDER / program.script
-    if script.suffix == ".mjs":  # imports of packages are looked up from the script's own folder
+    if script.suffix == ".mjs":  # Node looks up packages from the script's folder
         for file in script.parent.glob("*.mjs"):
             shutil.copy(file, environment)
         command = [str(NODE), str(environment / script.name)]
@@ -53,7 +54,7 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
             "OUTSIDE_LOGS": str(logs),
             **context,
         }
-        if program.registry == "project":  # other programs leave nothing beyond their home
+        if program.registry == "project":  # other programs write only to their home folder
             environ["XDG_CACHE_HOME"] = str(CACHE.parents[1])
         problem = _run(command, environ, home, program.timeout_secs, logs / f"{program.name}.log")
         checks = [Check(**json.loads(line)) for line in lines.read_text().splitlines()]
@@ -65,7 +66,7 @@ def run_script(program: Program, environment: Path, context: Mapping[str, str], 
 
 
 def run_tests(program: Program, logs: Path) -> Result:
-    """Run test files of the project that try the program, each test as one check."""
+    """Run test files of the project that run the program; each test is one check."""
     report = logs / f"{program.name}.xml"
     report.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junit-xml={report}"]
@@ -92,7 +93,7 @@ def read_junit(report: Path) -> list[Check]:
 
 
 def _run(command: list[str], environ: Mapping[str, str], folder: str, timeout_secs: float, log: Path) -> str | None:
-    """Run a command with its children in a session of their own; return why it counts as failed, if it does."""
+    """Run a command in a new process session; return the reason of a failure, or None."""
     with log.open("wb") as file:
         process = subprocess.Popen(
             command,
@@ -111,6 +112,6 @@ def _run(command: list[str], environ: Mapping[str, str], folder: str, timeout_se
         problem = f"ran longer than {timeout_secs:.0f} s"
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever the program left running
+            os.killpg(process.pid, signal.SIGKILL)  # remaining child processes
         process.wait()
     return problem

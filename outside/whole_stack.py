@@ -20,10 +20,14 @@ _END_SECONDS = 60.0
 
 @contextmanager
 def serving(models: list[Path], folder: Path) -> Iterator[str]:
-    """Run a gateway and a node that serve `models`; yield the gateway's base URL. Logs go below `folder`.
+    """Run a gateway and a node that serve `models`; yield the gateway's base URL.
+
+    Args:
+        models: paths of model files.
+        folder: folder for logs.
 
     Raises:
-        RuntimeError: the stack does not serve all models; the text ends with its log.
+        RuntimeError: the stack does not serve all models; the message ends with its log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     gateway, metrics, node = free_port(), free_port(), free_port()
@@ -31,7 +35,7 @@ def serving(models: list[Path], folder: Path) -> Iterator[str]:
     arguments += [f"--port={gateway}", f"--metrics-port={metrics}", f"--neuron-port={node}", f"--log-dir={folder}"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
     environ |= {"XDG_STATE_HOME": str(folder), "NEURON_HARNESS__TORCH__KV_CACHE_MB": "1024"}
-    environ["NEURON_HARNESS__TORCH__CONTEXT_LIMIT__ENABLED"] = "false"  # agents' prompts take a busy CPU long
+    environ["NEURON_HARNESS__TORCH__CONTEXT_LIMIT__ENABLED"] = "false"  # long prompts of agents are slow on a busy CPU
     log = folder / "up.log"
     with log.open("wb") as file:
         process = subprocess.Popen(

@@ -1,4 +1,7 @@
-"""A coding agent in an empty home: one turn, then a tool call whose result it brings back. The settings say how."""
+"""Checks of a coding agent in an empty home folder: one turn, and a forced tool call with its result.
+
+The settings in programs.toml describe the agent.
+"""
 
 import os
 import subprocess
@@ -13,10 +16,10 @@ FOLDER = HOME / "work"
 
 
 def _run(prompt: str, proxy: Proxy) -> str:
-    """Run the agent on a prompt; return what it printed.
+    """Run the agent with a prompt; return its output.
 
     Raises:
-        AssertionError: it failed, asked nothing or was refused something.
+        AssertionError: the agent failed, sent no request, or received an error response.
     """
 
     def filled(text: str) -> str:

@@ -1,8 +1,8 @@
-"""A proxy between an agent and the gateway: it records requests, bounds answers, and forces the first tool call.
+"""A proxy between an agent and the gateway that records requests, limits answers, and forces the first tool call.
 
-A model of half a billion parameters seldom calls the right tool by itself, or ends. With `tool` set, requests that
-bring no tool result yet are changed to force this tool, and later ones to call none and to answer with one word, so
-that an agent's loop is always the same.
+A model with half a billion parameters rarely calls the right tool or ends its answer. With `tool` set, the proxy
+changes requests: without a tool result, the request forces this tool; with a tool result, the request forbids tools and
+restricts the answer to one word. So an agent's loop is always the same.
 """
 
 import http.client
@@ -25,7 +25,7 @@ _UNSENT = ("host", "connection", "content-length", "transfer-encoding", "accept-
 
 @dataclass
 class Exchange:
-    """A request for an answer: its path, its JSON body as the agent sent it, and the answer."""
+    """A generation request: its path, the agent's JSON body, and the answer."""
 
     path: str
     body: dict[str, Any]
@@ -34,7 +34,7 @@ class Exchange:
 
     @property
     def has_result(self) -> bool:
-        """Whether the agent brought the result of a tool."""
+        """Whether the request contains a tool result."""
         messages = self.body.get("messages") or self.body.get("input") or []
         return any(_is_result(message) for message in messages if isinstance(message, dict))
 
@@ -44,10 +44,11 @@ class Proxy:
     """A running proxy.
 
     Attributes:
-        url: its own base URL.
-        tool: the tool to force, None for what the model likes.
-        max_tokens: bound for the length of answers.
-        exchanges: requests for answers, in their order.
+        target: base URL of the gateway.
+        tool: name of the tool to force, or None.
+        max_tokens: limit of answer tokens.
+        exchanges: generation requests in order.
+        url: base URL of the proxy.
     """
 
     target: str
@@ -72,7 +73,7 @@ class Proxy:
         self._server.server_close()
 
     def changed(self, path: str, exchange: Exchange) -> dict[str, Any]:
-        """Return the body that goes to the gateway."""
+        """Return the changed body for the gateway."""
         body = dict(exchange.body)
         for name in _LENGTH:
             if body.get(name):
@@ -84,7 +85,7 @@ class Proxy:
                 _end(path, body)
             else:
                 body["tool_choice"] = _FORCED[path](self.tool)
-                body.pop("thinking", None)  # Anthropic's API forbids both together
+                body.pop("thinking", None)  # Anthropic's API forbids thinking with a forced tool
         return body
 
 
@@ -98,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_CONNECT(self) -> None:
-        """Nothing beyond the gateway is reached."""
+        """Reject connections to hosts other than the gateway."""
         self.send_error(403)
 
     def do_POST(self) -> None:

@@ -72,7 +72,7 @@ def forced_tool_and_its_result():
         max_tokens=200,
         messages=QUESTION,
         tools=[WEATHER],
-        tool_choice={"type": "any", "disable_parallel_tool_use": True},  # a small model goes on calling
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},  # small models may repeat calls
     )
     assert first.stop_reason == "tool_use"
     (call,) = [block for block in first.content if block.type == "tool_use"][:1]

@@ -1,4 +1,4 @@
-"""What the checks share: each is a function that fails by raising; its outcome goes to the runner as a JSON line."""
+"""The runner of checks. A check is a function that raises on failure; its outcome is written as a JSON line."""
 
 import asyncio
 import inspect
@@ -22,17 +22,17 @@ _checks: list[Callable[[], Any]] = []
 
 
 class Skipped(Exception):
-    """A check cannot run here; the text says why."""
+    """A check cannot run here; the message contains the reason."""
 
 
 def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Register a check; its name is the function's, with spaces."""
+    """Register a check; its name is the function's name with spaces."""
     _checks.append(function)
     return function
 
 
 def run() -> None:
-    """Run all checks, in the order in which they are written."""
+    """Run all checks in the order of their registration."""
     signal.signal(signal.SIGALRM, _too_long)
     for function in _checks:
         begun = time.monotonic()
@@ -53,14 +53,14 @@ def run() -> None:
 
 
 def report(name: str, outcome: str, reason: str = "", seconds: float = 0.0) -> None:
-    """Add the outcome of a check to the runner's file."""
+    """Append the outcome of a check to the results file."""
     line = {"name": name.replace("_", " "), "outcome": outcome, "reason": reason, "seconds": round(seconds, 1)}
     with Path(os.environ["OUTSIDE_RESULTS"]).open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 
 def expect(error: type[Exception], function: Callable[[], Any]) -> Any:
-    """Return the error of this class that `function` raises.
+    """Return the exception of class `error` that `function` raises.
 
     Raises:
         AssertionError: `function` raises nothing.

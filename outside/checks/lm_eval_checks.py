@@ -1,4 +1,4 @@
-"""lm-eval: a task of its own on /v1/completions (log-likelihoods and text) and on /v1/chat/completions."""
+"""Checks of lm-eval: its own task on /v1/completions (log-likelihoods and text) and on /v1/chat/completions."""
 
 import json
 import os
@@ -40,7 +40,7 @@ for task in (CHOICES, ANSWERS):
 
 
 def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
-    """Return the scores of a task; the model's name and the concurrency are as lm-eval's command line sets them."""
+    """Return the scores of a task, with the model name and concurrency of lm-eval's command line."""
     settings = {"model": MODEL, "base_url": f"{URL}{path}", "max_retries": 1, "eos_string": "<|im_end|>", **arguments}
     found = lm_eval.simple_evaluate(
         model=kind,

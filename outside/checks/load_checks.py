@@ -1,4 +1,4 @@
-"""Load generators by their command lines, as the settings give them: each must end well and count no failed request."""
+"""Checks of load generators by their command lines: each must exit with 0 and report no failed request."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""openai-agents: its loop over a forced tool, on the Responses API and on chat completions."""
+"""Checks of openai-agents: its loop with a forced tool, on the Responses API and on chat completions."""
 
 import openai
 from agents import (

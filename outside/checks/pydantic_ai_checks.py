@@ -23,7 +23,7 @@ class City(BaseModel):
 
 
 def _forced(model: object) -> None:
-    """pydantic-ai asks for the output by a tool and `tool_choice: required`."""
+    """Check structured output, which pydantic-ai requests by a tool and `tool_choice: required`."""
     found = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
     assert isinstance(found.output, City)
 

@@ -1,4 +1,4 @@
-"""What the test suites of llama.cpp's server and of vLLM ask of an API like OpenAI's, through OpenAI's library."""
+"""Requests from the test suites of llama.cpp's server and of vLLM, sent with OpenAI's library."""
 
 import json
 import math

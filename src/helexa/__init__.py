@@ -1,6 +1,7 @@
-"""Self-hosted LLM serving: a gateway (cortex), nodes (neuron), and a library to generate text with.
+"""Self-hosted LLM serving: a gateway (cortex), nodes (neuron), and a Python library for text generation.
 
 import helexa
+
 print(helexa.generate("Why is the sky blue?"))
 """
 

@@ -15,7 +15,7 @@ from helexa.acp.protocol.initialize import agent_version
 
 
 def main() -> NoReturn:
-    """Run the command line: exit codes 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="helexa-acp",
         description="A coding agent for editors that speak the Agent Client Protocol, on stdin and stdout. "
@@ -27,7 +27,7 @@ def main() -> NoReturn:
 
 
 def serve() -> int:
-    """Be an agent for the editor that started this process, until it goes away."""
+    """Serve the editor that started this process until the editor disconnects; return the exit code."""
     try:
         _configure_log()
     except (OSError, ValueError) as error:
@@ -59,11 +59,11 @@ async def _serve() -> None:
 
 
 def _configure_log() -> None:
-    """Log to stderr, or to the file that HELEXA_ACP_LOG_FILE names, from the level of HELEXA_ACP_LOG on.
+    """Log to stderr, or to the file HELEXA_ACP_LOG_FILE, at the level HELEXA_ACP_LOG.
 
     Raises:
         OSError: the file cannot be written.
-        ValueError: there is no such level.
+        ValueError: the level is unknown.
     """
     level = os.environ.get("HELEXA_ACP_LOG", "INFO").upper()
     if level not in logging.getLevelNamesMapping():

@@ -1,4 +1,4 @@
-"""What the agent is told before it starts: endpoints and defaults, from a TOML file or from the environment alone."""
+"""Configuration: endpoints and defaults from a TOML file, or from the environment if there is no file."""
 
 import difflib
 import os
@@ -21,22 +21,22 @@ _MOST_NAMES = 20
 
 
 class ConfigError(Exception):
-    """One line that names the file or variable, the key, and what to do."""
+    """One line that names the file or variable, the key, and the remedy."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """A place that serves models.
+    """A model endpoint.
 
     Attributes:
-        name: how it is called in `endpoint:model`; never empty, no colon.
-        base_url: with its `/v1`, without a trailing slash.
-        wire_api: the dialect it speaks; `auto` finds out by asking.
-        default_model: the model of a new session.
-        api_key: never shown, logged or saved.
-        max_tokens: the most tokens of one answer; None is a sensible default.
-        context_window: tokens, where the owner knows better than the endpoint.
-        tool_calls: `native`, `text` (markers in the answer), or `auto`: native until the endpoint refuses it.
-        headers: sent with every request; never shown, logged or saved.
+        name: name in `endpoint:model`; not empty, without colon.
+        base_url: URL including `/v1`, without trailing slash.
+        wire_api: wire API of the endpoint; `auto` probes the endpoint.
+        default_model: model of new sessions.
+        api_key: API key; never shown, logged or saved.
+        max_tokens: maximum tokens of one answer, or None for a default.
+        context_window: context size in tokens that overrides the endpoint's value, or None.
+        tool_calls: `native`, `text` (markers in the answer), or `auto`: native until the endpoint rejects tools.
+        headers: headers of every request; never shown, logged or saved.
     """
 
     name: str
@@ -54,16 +54,16 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """Everything that is configured.
+    """The configuration.
 
     Attributes:
-        endpoints: at least one, names differ.
-        default_endpoint: the name of one of them.
-        system_prompt_path: a prompt of the user's own instead of the built-in one; `{cwd}` in it is the folder.
-        default_mode: of a session in a project that has no mode remembered.
-        allow_fetch: whether the model may fetch from the web.
-        data_dir: sessions, preferences and plans are kept below it.
-        warnings: what was passed over when it was read, for the log and for /status.
+        endpoints: at least one endpoint; names are unique.
+        default_endpoint: name of one of the endpoints.
+        system_prompt_path: file that replaces the built-in system prompt; `{cwd}` in it is replaced by the folder.
+        default_mode: mode of sessions in projects without a saved mode.
+        allow_fetch: whether the model may fetch web pages.
+        data_dir: folder of sessions, preferences and plans.
+        warnings: problems of the configuration, for the log and `/status`.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -97,7 +97,7 @@ class _File(Struct, kw_only=True):
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the file is, or would be."""
+    """Return the path of the configuration file, whether or not the file exists."""
     if told := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(told).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
@@ -110,10 +110,10 @@ def _data_dir(environ: Mapping[str, str]) -> Path:
 
 
 def load(environ: Mapping[str, str] = os.environ) -> Settings:
-    """Read the file; where there is none, the environment.
+    """Read the configuration file, or the environment if there is no file.
 
     Raises:
-        ConfigError: naming what is wrong.
+        ConfigError: the configuration is invalid.
     """
     path = config_path(environ)
     try:
@@ -130,10 +130,10 @@ def load(environ: Mapping[str, str] = os.environ) -> Settings:
 
 
 def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
-    """The settings in the text of a file; `origin` names it in errors.
+    """Parse the text of a configuration file; `origin` names the file in errors.
 
     Raises:
-        ConfigError: naming what is wrong.
+        ConfigError: the configuration is invalid.
     """
     try:
         tree = tomllib.loads(text)
@@ -209,7 +209,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) -> Endpoint | str:
-    """The endpoint, or why it cannot be used."""
+    """Return the endpoint, or the reason why it cannot be used."""
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
         raise ConfigError(f"{where}: a name is not empty and has no ':'")
@@ -285,7 +285,7 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return which of the known names is meant by an unknown one; if none is like it, the first of them."""
+    """Return a hint for an unknown name: the most similar known name, or the first known names."""
     known = list(known)
     parts = [name for name in known if value in name.split("_")]
     near = [*difflib.get_close_matches(value, known, n=1), *parts]

@@ -1,4 +1,4 @@
-"""What an agent run says, with stable ids and in no dialect of the protocol."""
+"""Events of an agent run with stable ids, independent of the protocol version."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ StopReason = Literal["end_turn", "max_tokens", "max_turn_requests", "refusal", "
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of what the assistant says."""
+    """A part of the assistant's text."""
 
     message_id: str
     text: str
@@ -21,7 +21,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtDelta:
-    """More of what the model thinks."""
+    """A part of the model's reasoning."""
 
     message_id: str
     text: str
@@ -29,7 +29,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call is known by name; `arguments` are None where they cannot be read."""
+    """A tool call began and its name is known; `arguments` are None before parsing or if invalid."""
 
     call_id: str
     name: str
@@ -40,10 +40,10 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """A tool call goes on or ends. What is None stays as it was; a card replaces the one before.
+    """A tool call progressed or ended. Fields that are None stay unchanged; a card replaces the card before.
 
     Attributes:
-        output: what the model is told, once the call has ended.
+        output: result text for the model, once the call has ended.
     """
 
     call_id: str
@@ -55,19 +55,19 @@ class CallChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The whole plan, as it is now."""
+    """The whole present plan."""
 
     entries: tuple[PlanEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UsageChanged:
-    """How full the context is, after a round.
+    """Context usage after a round.
 
     Attributes:
-        used: tokens in context now: the last prompt and its answer.
-        size: tokens that fit; None where nobody knows it.
-        cost: US dollars that this round cost; None where no price is known.
+        used: tokens in the context: the last prompt and its answer.
+        size: context size in tokens, or None if unknown.
+        cost: cost of this round in US dollars, or None if prices are unknown.
     """
 
     used: int
@@ -84,7 +84,7 @@ class TitleChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something the user should know that is no part of the conversation, such as a retry."""
+    """A message to the user outside the conversation, for example about a retry."""
 
     text: str
     severity: Literal["info", "warning", "error"] = "info"
@@ -92,7 +92,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """The history is being summed up, or that ended; `summary` comes with `completed`, `error` with `failed`."""
+    """State of a compaction; `summary` is present for `completed`, `error` for `failed`."""
 
     compaction_id: str
     status: CompactionStatus
@@ -102,7 +102,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDelta:
-    """More of the summary that is being written."""
+    """A part of the summary."""
 
     compaction_id: str
     text: str
@@ -122,4 +122,4 @@ Event = (
 )
 
 Emit = Callable[[Event], Awaitable[None]]
-"""Says an event to whom it concerns, in order; waits while the client does not read."""
+"""Callback that receives events in order; it blocks while the client does not read."""

@@ -1,5 +1,5 @@
-"""What goes wrong while a tool works, in words for the model."""
+"""The error that tools raise."""
 
 
 class ToolError(Exception):
-    """A tool could not do what it was asked; the message is for the model and the user."""
+    """A tool call failed; the message is for the model and the user."""

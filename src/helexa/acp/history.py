@@ -1,6 +1,6 @@
-"""A conversation as it is kept: values that are written to the journal and read back, by later versions too.
+"""Message types of a conversation, which are stored in the session log and read by later versions.
 
-A field that is added needs a default, and none is ever renamed: journals outlive versions.
+New fields need a default, and fields are never renamed: logs of older versions must stay readable.
 """
 
 from typing import Any, Literal
@@ -13,13 +13,13 @@ PlanPriority = Literal["high", "medium", "low"]
 
 
 class Text(Struct, frozen=True, tag="text"):
-    """Words of a message."""
+    """Text of a message."""
 
     text: str
 
 
 class Image(Struct, frozen=True, tag="image"):
-    """A picture in a message; `data` is base64, `mime_type` as in `image/png`."""
+    """An image in a message; `data` is base64, `mime_type` for example `image/png`."""
 
     mime_type: str
     data: str
@@ -30,14 +30,14 @@ Part = Text | Image
 
 
 class Location(Struct, frozen=True):
-    """A place that a tool call touches; the path is absolute, the line counts from 1."""
+    """A file location of a tool call; the path is absolute, the line counts from 1."""
 
     path: str
     line: int | None = None
 
 
 class Diff(Struct, frozen=True, tag="diff"):
-    """A change of one file; `old` is None where there was no file."""
+    """A change of one file; `old` is None if the file is new."""
 
     path: str
     old: str | None
@@ -45,7 +45,7 @@ class Diff(Struct, frozen=True, tag="diff"):
 
 
 class Terminal(Struct, frozen=True, tag="terminal"):
-    """A terminal of the client, shown live. Nothing of it is left after its process: what it printed is in the text."""
+    """A live terminal of the client. The terminal disappears after its process ends; the text keeps the output."""
 
     terminal_id: str
 
@@ -54,13 +54,13 @@ CardContent = Text | Image | Diff | Terminal
 
 
 class Card(Struct, frozen=True):
-    """How a tool call looks in an editor.
+    """The display of a tool call in an editor.
 
     Attributes:
-        title: one line for a person.
-        kind: what it does, for the icon.
-        locations: the files it touches, for following along.
-        content: what it shows when it is opened.
+        title: one line for the user.
+        kind: kind of tool, which decides the icon.
+        locations: touched files, which editors may follow.
+        content: content of the opened card.
     """
 
     title: str
@@ -78,7 +78,7 @@ class PlanEntry(Struct, frozen=True):
 
 
 class ToolCall(Struct, frozen=True):
-    """A call as the model wrote it: `arguments` is its JSON text, which need not be valid."""
+    """A tool call by the model; `arguments` is its JSON text, which may be invalid."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user"):
-    """What the user said, parts in order. `hidden` ones the agent wrote itself; they are not shown on replay."""
+    """A message of the user. Messages with `hidden` are from the agent itself and not shown on replay."""
 
     id: str
     parts: tuple[Part, ...]
@@ -97,12 +97,13 @@ class AssistantMessage(Struct, frozen=True, tag="assistant"):
     """One answer of a model.
 
     Attributes:
-        id: unique in the session, the `messageId` of its chunks.
-        text: what it said.
-        reasoning: what it thought, as far as the endpoint told.
-        calls: the tools it called; a ToolResult for each follows in the history.
-        extras: what an endpoint wants back verbatim, by wire API, e.g. signed thinking blocks; others ignore it.
-        partial: the turn was cancelled, or the stream broke off, before its end.
+        id: unique in the session; the `messageId` of the answer's chunks.
+        text: text of the answer.
+        reasoning: reasoning text that the endpoint returned.
+        calls: tool calls; a `ToolResult` for each follows in the history.
+        extras: data to send back to the endpoint verbatim, by wire API, e.g. signed thinking blocks; other wire APIs
+            ignore the data.
+        partial: whether the turn was canceled or the stream broke off before the end.
     """
 
     id: str
@@ -114,15 +115,15 @@ class AssistantMessage(Struct, frozen=True, tag="assistant"):
 
 
 class ToolResult(Struct, frozen=True, tag="tool_result"):
-    """What came of a tool call.
+    """The result of a tool call.
 
     Attributes:
-        call_id: the call of the assistant's message before it.
-        content: what the model is told.
-        failed: it did not do what it was asked; the content says why.
-        images: pictures for the model, after the content.
-        card: how it looked when it ended, for replay.
-        plan: the whole plan, if this call changed it.
+        call_id: id of the call in the preceding assistant message.
+        content: text for the model.
+        failed: whether the call failed; the content contains the reason.
+        images: images for the model, after the content.
+        card: final card of the call, for replay.
+        plan: the whole plan if the call changed it, else None.
     """
 
     call_id: str
@@ -134,7 +135,7 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
 
 
 class Summary(Struct, frozen=True, tag="summary"):
-    """A compaction: from here on the model sees `text` for everything before, but for the last `kept` messages."""
+    """A compaction: `text` replaces all messages before it except the last `kept` messages."""
 
     id: str
     text: str
@@ -142,7 +143,7 @@ class Summary(Struct, frozen=True, tag="summary"):
 
 
 class Cleared(Struct, frozen=True, tag="cleared"):
-    """The user began anew: the model sees nothing of what is before."""
+    """The user cleared the conversation: the model sees no earlier messages."""
 
     id: str
 

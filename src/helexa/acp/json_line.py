@@ -1,4 +1,4 @@
-"""One value as one line of JSON, whatever strings are in it."""
+"""Encodes values as lines of JSON, including strings with lone surrogates."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(value: Any) -> bytes:
-    """A line, its end included. Halves of UTF-16 pairs, as in names of files that are no UTF-8, become U+FFFD."""
+    """Return the value as one line of JSON with its line break. Lone surrogates become U+FFFD."""
     try:
         return _encoder.encode(value) + b"\n"
     except UnicodeEncodeError:
@@ -16,7 +16,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """The value, if need be without the halves of pairs that would keep it from being sent."""
+    """Return the value with lone surrogates replaced by U+FFFD."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:

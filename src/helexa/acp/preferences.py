@@ -1,4 +1,4 @@
-"""What is remembered of a project: the last choices of its user, and what he allowed for good."""
+"""Saved preferences of a project: the last choices of the user and permanent permissions."""
 
 import fcntl
 import hashlib
@@ -17,7 +17,7 @@ MOST_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
-    """A scope that was allowed or rejected for good; see `helexa.acp.tools.tool.Scope`."""
+    """A scope that is permanently allowed or rejected; see `helexa.acp.tools.tool.Scope`."""
 
     tool: str
     subject: str
@@ -25,7 +25,7 @@ class Grant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """What is remembered of a folder; None where nothing was chosen yet."""
+    """Preferences of a folder. Fields that the user has not chosen yet are None."""
 
     cwd: str
     model: str | None = None
@@ -36,17 +36,17 @@ class Project(Struct, frozen=True):
 
 
 class Preferences:
-    """The memory of all projects. It is a convenience: what cannot be read or written is logged, and forgotten."""
+    """The preferences of all projects. Errors of reading and writing are logged, and defaults are used."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "projects"
 
     def path(self, cwd: str) -> Path:
-        """The file that remembers a folder."""
+        """Return the preferences file of a folder."""
         return self._folder / f"{hashlib.sha256(os.fsencode(cwd)).hexdigest()[:16]}.json"
 
     def read(self, cwd: str) -> Project:
-        """What is remembered of a folder."""
+        """Return the preferences of a folder."""
         path = self.path(cwd)
         try:
             project = msgspec.json.decode(path.read_bytes(), type=Project)
@@ -58,7 +58,7 @@ class Preferences:
         return project if project.cwd == cwd else Project(cwd)
 
     def change(self, cwd: str, change: Callable[[Project], Project]) -> Project:
-        """Read, change and write in one step, whoever else does the same; what is remembered now."""
+        """Read, change and write preferences under a file lock; return the new preferences."""
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._locked():
@@ -70,7 +70,7 @@ class Preferences:
             return change(self.read(cwd))
 
     def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Remember an "always"; the oldest ones give way."""
+        """Save an "always" answer; the oldest answers beyond the limit are removed."""
 
         def added(project: Project) -> Project:
             others = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))

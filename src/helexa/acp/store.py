@@ -1,4 +1,4 @@
-"""Sessions on the disk: one append-only journal each, one JSON line for everything that is finished."""
+"""Sessions on disk: one append-only log of JSON lines per session."""
 
 import base64
 import binascii
@@ -29,7 +29,7 @@ class StoreError(Exception):
 
 
 class Head(Struct, frozen=True, tag="head"):
-    """The first line: what a session is. `cwd` and `directories` are absolute, `created` is in seconds since 1970."""
+    """The first line of a log. `cwd` and `directories` are absolute; `created` is in seconds since 1970."""
 
     id: str
     cwd: str
@@ -39,19 +39,19 @@ class Head(Struct, frozen=True, tag="head"):
 
 
 class Round(Struct, frozen=True, tag="round"):
-    """Messages that were finished together."""
+    """The messages of a completed round."""
 
     messages: tuple[Message, ...]
 
 
 class Title(Struct, frozen=True, tag="title"):
-    """How the session is called from here on."""
+    """A new title of the session."""
 
     title: str
 
 
 class Chosen(Struct, frozen=True, tag="chosen"):
-    """What the user chose, from here on."""
+    """New choices of the user."""
 
     model: str
     mode: str
@@ -60,7 +60,7 @@ class Chosen(Struct, frozen=True, tag="chosen"):
 
 
 class Spent(Struct, frozen=True, tag="spent"):
-    """How full the context is and what the session has cost in all, US dollars."""
+    """Present context usage in tokens, and total cost of the session in US dollars."""
 
     used: int
     size: int | None = None
@@ -73,10 +73,15 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 @dataclass(slots=True)
 class SavedSession:
-    """A session as its journal tells it.
+    """A session as read from its log.
 
     Attributes:
-        damaged: lines that could not be read, the torn end of a killed process among them.
+        head: the first line.
+        messages: the history, oldest first.
+        title: last title, or None.
+        chosen: last choices of the user, or None.
+        spent: last usage, or None.
+        damaged: number of unreadable lines, including an incomplete last line after a crash.
     """
 
     head: Head
@@ -89,7 +94,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionLine:
-    """A session in a list."""
+    """A session in a list; `updated` is in seconds since 1970."""
 
     head: Head
     title: str | None
@@ -97,33 +102,33 @@ class SessionLine:
 
     @property
     def updated_at(self) -> str:
-        """ISO 8601, UTC."""
+        """Time of the last change, ISO 8601 in UTC."""
         return datetime.fromtimestamp(self.updated, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 class Journal:
-    """The file of one session. What `append` was given is on the disk when it returns."""
+    """The log of one session. Appended entries are on disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def exists(self) -> bool:
-        """Whether there is such a file."""
+        """Return whether the file exists."""
         return self._path.exists()
 
     def append(self, entries: Sequence[Entry]) -> None:
-        """Add entries in one write.
+        """Append entries in one write.
 
         Raises:
-            StoreError: the file is gone, or the disk does not take it.
+            StoreError: the file is missing, or the write failed.
         """
         self._write(entries, os.O_RDWR | os.O_APPEND)
 
     def create(self, head: Head) -> None:
-        """Make the file.
+        """Create the file.
 
         Raises:
-            StoreError: it cannot be made.
+            StoreError: the file cannot be created.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,11 +142,11 @@ class Journal:
             os.close(folder)
 
     def read(self) -> SavedSession:
-        """Read it all; lines that cannot be read are passed over.
+        """Read the whole log, skipping unreadable lines.
 
         Raises:
-            FileNotFoundError: there is no such session.
-            StoreError: it is none.
+            FileNotFoundError: the session does not exist.
+            StoreError: the file is not a session log.
         """
         saved: SavedSession | None = None
         damaged = 0
@@ -170,14 +175,14 @@ class Journal:
         return saved
 
     def line(self) -> SessionLine | None:
-        """What a list shows of it, read from its ends; None if it is no session."""
+        """Return the list entry of the session from its first line and last title, or None if the log is invalid."""
         try:
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MOST_HEAD))
                 updated = os.fstat(file.fileno()).st_mtime
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     title = _last_title(content)
-        except (OSError, ValueError):  # msgspec's errors are ValueErrors too
+        except (OSError, ValueError):  # msgspec errors are ValueErrors
             return None
         return SessionLine(head, title, updated) if isinstance(head, Head) else None
 
@@ -193,7 +198,7 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # a process died within a line: that line is lost, this one must not be
+                    data = b"\n" + data  # terminate the incomplete line of a crashed process
                 view = memoryview(data)
                 while view:
                     view = view[os.write(file, view) :]
@@ -211,24 +216,24 @@ class Store:
         self._folder = data_dir / "sessions"
 
     def create(self, id: str, cwd: str, directories: Sequence[str]) -> Journal:
-        """Begin a session.
+        """Create a session.
 
         Raises:
-            StoreError: the disk does not take it.
+            StoreError: the session cannot be written.
         """
         journal = Journal(self._path(id))
         journal.create(Head(id, cwd, time.time(), tuple(directories)))
         return journal
 
     def open(self, id: str) -> Journal:
-        """The journal of a session, which need not be there."""
+        """Return the log of a session, whether or not the session exists."""
         return Journal(self._path(id))
 
     def delete(self, id: str) -> None:
-        """Remove a session for good; one that is not there is removed already.
+        """Delete a session permanently. Missing sessions are ignored.
 
         Raises:
-            StoreError: it cannot be removed.
+            StoreError: the session cannot be deleted.
         """
         try:
             self._path(id).unlink(missing_ok=True)
@@ -236,10 +241,10 @@ class Store:
             raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
 
     def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionLine], str | None]:
-        """Sessions, the newest first, and the cursor of the next page.
+        """Return a page of sessions, the newest first, and the cursor of the next page or None.
 
         Raises:
-            ValueError: the cursor is none of ours.
+            ValueError: the cursor is invalid.
         """
         after = _read_cursor(cursor) if cursor else None
         lines: list[SessionLine] = []
@@ -279,7 +284,7 @@ def _last_title(content: mmap.mmap) -> str | None:
         try:
             entry = _decode(content[start + 1 : end if end >= 0 else len(content)])
         except msgspec.MsgspecError:
-            entry = None  # torn, or text that looks like a title
+            entry = None  # incomplete, or text that looks like a title
         if isinstance(entry, Title):
             return entry.title
         start = content.rfind(_TITLE_MARK, 0, start)

@@ -1,1 +1,1 @@
-"""The benchmark room: measures every build of every node, remembers, judges and shows."""
+"""The benchmark package: measures each build on each target, stores and compares the results, and serves them."""

@@ -1,7 +1,7 @@
-"""From verdicts to alerts: a change is suspected, more samples are taken, and only what they confirm is told.
+"""Alerts from verdicts. A suspected change requires more samples, and only confirmed changes are reported.
 
-A confirmed change is a new level: later builds are compared with it, and not with what was before, so that one slowdown
-is one alert however many builds it stays.
+A confirmed change sets a new level: later builds are compared with this level only. So one slowdown raises one alert,
+even if it persists over many builds.
 """
 
 import logging
@@ -34,11 +34,12 @@ Key = tuple[int, int, int, int, int, str]
 
 @dataclass(slots=True)
 class Review:
-    """What a look at the newest cells came to.
+    """The result of a review of the newest cells.
 
     Attributes:
-        suspected: that wait for more samples.
-        regressed, improved: that were confirmed just now.
+        suspected: number of changes that wait for more samples.
+        regressed: regressions confirmed by this review.
+        improved: improvements confirmed by this review.
     """
 
     suspected: int = 0
@@ -47,11 +48,13 @@ class Review:
 
 
 class Watch:
-    """Judges what a sweep has measured, and says where more samples are needed.
+    """Compares the results of a sweep with earlier builds and requests more samples where needed.
 
     Args:
-        archive: the same database as `store`, to read from.
-        samples: good samples that every cell is topped up to.
+        config: the `[alerts]` section.
+        store: the database for writing.
+        archive: the same database for reading.
+        samples: number of good samples per cell.
     """
 
     def __init__(self, config: AlertsSection, store: Store, archive: Archive, samples: int) -> None:
@@ -65,12 +68,14 @@ class Watch:
             tell(log, logging.WARNING, "no_verdicts", samples_per_version=samples, reason=reason)
 
     def wanted(self, cell: Cell) -> int:
-        """How many good samples a cell should have: more than usual while a change of it is suspected."""
+        """Return the required number of good samples of a cell, which is higher during a suspicion."""
         return self._wanted.get(_natural_key(cell), self._samples)
 
     def review(self) -> Review:
-        """Judge the newest cell of each target, model and scenario. What was suspected before and has its samples is
-        confirmed or dismissed."""
+        """Compare the newest cell of each target, model and scenario with earlier builds.
+
+        A suspected change with enough samples is confirmed or dismissed.
+        """
         known = {_key(row): row for row in self._rows()}
         found = Review()
         for cell in self._archive.reader.latest_cells():
@@ -85,7 +90,7 @@ class Watch:
         return found
 
     async def deliver(self) -> int:
-        """Tell the webhook of confirmed regressions that it has not heard of; how many it has taken."""
+        """Send undelivered confirmed regressions to the webhook; return the number of accepted alerts."""
         if self._config.webhook is None:
             return 0
         waiting = [
@@ -98,7 +103,7 @@ class Watch:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_WEBHOOK_SECS)) as session:
             for row in waiting:
                 if not await self._post(session, named[row.id]):
-                    break  # the others are tried again with the next review
+                    break  # retry with the next review
                 self._put(row, {"delivered_ms": now_ms()})
                 told += 1
         return told
@@ -111,7 +116,7 @@ class Watch:
                     return True
                 reason = f"status {answer.status}"
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            reason = type(error).__name__  # its text may hold the address, which is a secret
+            reason = type(error).__name__  # the error's text may contain the address, which is a secret
         tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
         return False
 
@@ -188,7 +193,7 @@ class Watch:
 
 
 def payload(alert: alerts.Alert) -> dict[str, Any]:
-    """What the webhook is told; `text` is for people, as chat services show it."""
+    """Return the JSON body for the webhook; `text` is a sentence for chat services."""
     change = (alert.ratio - 1) * 100
     return {
         "text": f"{alert.model}, {alert.scenario} on {alert.target}: {METRICS[alert.metric].title} {change:+.1f} %"

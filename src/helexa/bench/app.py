@@ -30,10 +30,11 @@ _HEADERS = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
 
 
 def create_app(database: Path, root_path: str = "") -> Starlette:
-    """An application that reads a database, which need not exist yet.
+    """Return an application that reads a database, which need not exist yet.
 
     Args:
-        root_path: where a proxy in front of it has put it, as `/bench`; links begin with it.
+        database: path of the database.
+        root_path: path prefix set by a reverse proxy, for example `/bench`; links begin with the prefix.
     """
 
     @asynccontextmanager
@@ -66,7 +67,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class _Guarded:
-    """Adds to every answer what a browser may do with it."""
+    """Middleware that adds security headers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

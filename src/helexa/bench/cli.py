@@ -1,4 +1,4 @@
-"""The `helexa-bench` command, also `helexa bench`: one file per verb, imported only when that verb is used."""
+"""The `helexa-bench` command, also `helexa bench`: one module per subcommand, imported at its first use."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ _VERBS = "helexa.bench.commands"
 
 
 def create_app(name: str) -> App:
-    """The command line under this name."""
+    """Return the command line application named `name`."""
     app = App(
         name=name,
         version=f"helexa-bench {__version__}",
@@ -34,17 +34,17 @@ def create_app(name: str) -> App:
 
 
 app = create_app("bench")
-"""As `helexa bench`."""
+"""The application as `helexa bench`."""
 
 
 def main() -> NoReturn:
-    """Entry point. Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     try:
         code = create_app("helexa-bench")() or 0
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # as in `helexa-bench report | head`: what is left goes nowhere, and what is flushed too
+    except BrokenPipeError:  # the reader closed the pipe, as in `helexa-bench report | head`: discard further output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except HelexaError as error:

@@ -1,4 +1,4 @@
-"""The client: one streamed request, and every moment of its answer.
+"""The benchmark client: sends one streamed request and records the time of each event.
 
 A request is never retried, except without a parameter that the model has just rejected by name.
 """
@@ -29,7 +29,7 @@ from helexa.core.sse import EventParser
 log = logging.getLogger(__name__)
 
 REFUSALS = (429, 503, 529)
-"""What servers answer that have no room; 529 is Anthropic's."""
+"""HTTP statuses of overloaded servers; Anthropic uses 529."""
 
 _MAX_CONNECTIONS = 4096
 _MAX_ANSWER_BYTES = 256 << 20
@@ -39,19 +39,23 @@ _READ_BYTES = 1 << 18
 
 
 def dialect_of(kind: TargetKind) -> Dialect:
-    """The dialect in which a target is asked."""
+    """Return the API format of a target kind."""
     return AnthropicMessages() if kind == "anthropic" else OpenAIChat()
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Asks one server.
+    """Sends requests to one server.
 
     Attributes:
-        session: made by `open_session`, which lets the client know when bytes are sent.
-        timeout_secs: longest time for an answer, from the moment it is asked for.
-        ignore_eos: the server knows how to go on until `max_tokens`.
-        rejected: parameters that are not sent, by model.
+        session: HTTP session from `open_session`, which reports the time at which a request is sent.
+        endpoint: base URL of the server.
+        dialect: API format of the server.
+        clock: source of times.
+        bearer: API key, or None.
+        timeout_secs: longest duration of a request in seconds.
+        ignore_eos: whether the server supports `ignore_eos`.
+        rejected: rejected parameters by model, which are omitted.
     """
 
     session: aiohttp.ClientSession
@@ -71,11 +75,13 @@ class Client:
         role: Role = "load",
         cancel_after: int | None = None,
     ) -> RequestRecord:
-        """Ask and read to the end. Whatever goes wrong is in the record.
+        """Send a request and read its answer to the end. The record contains all errors.
 
         Args:
-            scheduled: when it was to be sent, on the clock.
-            cancel_after: hang up after so many chunks.
+            question: the request.
+            scheduled: scheduled time on the clock, or None.
+            role: role of the request in the load.
+            cancel_after: number of chunks after which the client disconnects, or None.
         """
         now = self.clock.now
         asked = now()
@@ -123,7 +129,7 @@ class Client:
                 record.http_status = response.status
                 await self._read(response.content, record, answer, cancel_after)
                 if record.status == "cancelled":
-                    response.close()  # with the connection: that is how a client leaves
+                    response.close()  # close the connection, as a disconnecting client does
                 return
             error = await response.content.read(_MAX_ERROR_BYTES)
         parameter = self.rejected.learn(body, response.status, error, substitutes)
@@ -157,7 +163,7 @@ class Client:
 
 @asynccontextmanager
 async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session for clients: many connections, no time limits of its own, no proxy."""
+    """Provide an HTTP session with many connections, no timeouts, and no proxy."""
     trace = aiohttp.TraceConfig()
     for signal in (trace.on_connection_create_end, trace.on_connection_reuseconn):
         signal.append(_note_sending)
@@ -172,7 +178,7 @@ async def open_session(connector: aiohttp.BaseConnector | None = None) -> AsyncI
 
 
 async def _note_sending(session: aiohttp.ClientSession, context: SimpleNamespace, parameters: Any) -> None:
-    """There is a connection: the next thing that happens is that the request's bytes go out."""
+    """Record the time at which the connection is ready and the request is sent."""
     moments: SimpleNamespace | None = context.trace_request_ctx
     if moments is not None:
         moments.sent = moments.now()

@@ -1,4 +1,4 @@
-"""`helexa-bench.toml`: what to measure, how, and where the results are kept and shown."""
+"""`helexa-bench.toml`: targets, scenarios, alerts, and storage of results."""
 
 import os
 import re
@@ -40,14 +40,14 @@ class BenchSection(config.Section):
     """`[bench]`.
 
     Attributes:
-        sweep_interval_secs: from the start of one sweep to the start of the next.
-        samples_per_version: good samples that each cell is topped up to; there is no verdict on fewer than 5.
-        iteration_pause_secs: between two samples.
-        request_timeout_secs: longest time that a request may take.
-        db_path: where results are kept.
-        seed: of prompts and schedules; with the same seed the same load is made.
-        request_retention_days: requests of runs older than this are pruned, their runs are kept; 0 for never.
-        telemetry_interval_secs: between two readings of a target's accelerators while it is measured.
+        sweep_interval_secs: seconds from the start of one sweep to the start of the next.
+        samples_per_version: number of good samples per cell; verdicts require 5 or more.
+        iteration_pause_secs: seconds between two samples.
+        request_timeout_secs: longest duration of a request in seconds.
+        db_path: path of the database.
+        seed: random seed of prompts and schedules; the same seed produces the same load.
+        request_retention_days: days after which requests of a run are deleted, while the run is kept; 0 for never.
+        telemetry_interval_secs: seconds between two readings of a target's accelerators during a measurement.
     """
 
     sweep_interval_secs: Positive = 1800.0
@@ -61,10 +61,13 @@ class BenchSection(config.Section):
 
 
 class CapabilityProbe(config.Section):
-    """One `[[scenarios.capability_probes]]` entry: a task whose answer is kept as an artifact and scored.
+    """One `[[scenarios.capability_probes]]` entry: a task whose answer is stored as an artifact and scored.
 
     Attributes:
-        expect: regular expressions that the answer is checked for; the share that is found is its first score.
+        name: name of the probe.
+        prompt: the task.
+        max_tokens: maximum tokens of the answer.
+        expect: regular expressions; the share of matching expressions is the first score.
     """
 
     name: Name
@@ -83,7 +86,13 @@ class CapabilityProbe(config.Section):
 
 
 class ObjectivesSection(config.Section):
-    """`[scenarios.objectives]`: what a request must keep to count as good; without a value it is not asked for."""
+    """`[scenarios.objectives]`: limits that a good request must meet; None disables a limit.
+
+    Attributes:
+        ttft_secs: longest time to first token in seconds.
+        tpot_secs: longest time per output token in seconds.
+        e2e_secs: longest duration in seconds.
+    """
 
     ttft_secs: Positive | None = 2.0
     tpot_secs: Positive | None = 0.1
@@ -91,14 +100,14 @@ class ObjectivesSection(config.Section):
 
 
 class AgenticSection(config.Section):
-    """`[scenarios.agentic]`: a conversation as coding agents have it.
+    """`[scenarios.agentic]`: conversations like those of coding agents.
 
     Attributes:
-        conversations: how many run at once; 0 for none.
-        turns: of each.
-        system_tokens: prompt that all turns share.
-        tool_tokens: median size of what a tool adds to each turn.
-        tool_secs: median time that a tool takes.
+        conversations: number of concurrent conversations; 0 for none.
+        turns: number of turns per conversation.
+        system_tokens: tokens of the system prompt, which all conversations share.
+        tool_tokens: median tokens that a tool result adds to each turn.
+        tool_secs: median duration of a tool in seconds.
     """
 
     conversations: int = Field(default=0, ge=0)
@@ -109,13 +118,13 @@ class AgenticSection(config.Section):
 
 
 class OpenLoopSection(config.Section):
-    """`[scenarios.open_loop]`: requests come when they come, whether or not the server keeps up.
+    """`[scenarios.open_loop]`: requests arrive independently of the server's answers.
 
     Attributes:
-        rates: requests per second, ascending; after the first that saturates the target no higher one is tried.
+        rates: requests per second, ascending; rates above the first saturating rate are skipped.
         arrivals: `poisson` or `constant`.
-        duration_secs: of each rate.
-        prompt_tokens: of each request.
+        duration_secs: seconds per rate.
+        prompt_tokens: tokens of each prompt.
     """
 
     rates: list[Positive] = Field(default_factory=list[float])
@@ -125,19 +134,24 @@ class OpenLoopSection(config.Section):
 
 
 class ScenariosSection(config.Section):
-    """`[scenarios]`. Empty lists and zeros leave a scenario out.
+    """`[scenarios]`. Empty lists and zeros disable a scenario.
 
     Attributes:
-        prompt_sizes: tokens of the single stream's prompts, cold and warm.
-        decode_depths: tokens in the cache before a decode is timed.
-        max_tokens: of an answer.
-        concurrency_levels: requests that are kept in flight.
-        concurrency_secs: how long they are kept in flight.
-        concurrency_prompt_tokens: of each of them.
-        probe_prompt_tokens: of long prompts beside which requests for one token are timed; 0 for none.
-        cancel: hang up in the middle of an answer and time the release.
-        tools, json_schema: check the correctness of calls and of answers that have to follow a schema.
-        image_sizes: pixels of a square's side, on models that draw.
+        prompt_sizes: prompt tokens of single-stream requests, cold and warm.
+        decode_depths: tokens in the KV cache before decoding is timed.
+        max_tokens: maximum tokens of an answer.
+        concurrency_levels: numbers of concurrent requests.
+        concurrency_secs: seconds per concurrency level.
+        concurrency_prompt_tokens: prompt tokens of each concurrent request.
+        open_loop: open-loop load.
+        agentic: conversations of agents.
+        probe_prompt_tokens: tokens of long prompts that run concurrently with one-token requests; 0 for none.
+        cancel: whether to disconnect during an answer and time the release.
+        tools: whether to check the correctness of tool calls.
+        json_schema: whether to check the correctness of answers with a schema.
+        image_sizes: side lengths in pixels of square images, for image models.
+        capability_probes: tasks whose answers are scored.
+        objectives: limits of good requests.
     """
 
     prompt_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=lambda: [128, 4096])
@@ -161,9 +175,9 @@ class ApiSection(config.Section):
     """`[api]`.
 
     Attributes:
-        enabled: whether `run` shows results too.
+        enabled: whether `run` also serves the results.
         listen: address of the pages and the API.
-        root_path: where a proxy in front of it has put it, as `/bench`.
+        root_path: path prefix set by a reverse proxy, for example `/bench`.
     """
 
     enabled: bool = True
@@ -175,9 +189,9 @@ class AlertsSection(config.Section):
     """`[alerts]`.
 
     Attributes:
-        webhook: gets a JSON object by POST for each alert.
-        metrics: those that are judged.
-        extra_samples: taken before an alert is believed.
+        webhook: URL that receives a JSON object by POST for each alert.
+        metrics: metrics to compare.
+        extra_samples: number of samples required to confirm an alert.
         min_effect: smallest relative change that counts.
     """
 
@@ -192,11 +206,11 @@ class TargetSection(config.Section):
 
     Attributes:
         name: unique name of the target.
-        kind: `neuron`, `cortex`, or `openai` or `anthropic` for any server that speaks that dialect.
+        kind: `neuron`, `cortex`, or `openai` or `anthropic` for any server with this API format.
         endpoint: base URL, without `/v1`.
-        label: name for people.
-        bearer: key that the target asks for, if it does.
-        models: measure these only; all that are warm when empty.
+        label: display name.
+        bearer: API key, or None.
+        models: models to measure; empty selects all warm models.
     """
 
     name: Name
@@ -226,10 +240,10 @@ class BenchConfig(config.Section):
 
 
 def load(path: Path | None) -> BenchConfig:
-    """Read the file and the `BENCH_` variables; a relative `db_path` is taken from the file's own directory.
+    """Read the file and the `BENCH_` variables; a relative `db_path` is relative to the file's folder.
 
     Raises:
-        ConfigError: one line naming what is wrong.
+        ConfigError: the configuration is invalid; the message is one line.
     """
     settings = config.load(BenchConfig, path, env_prefix=ENV_PREFIX)
     variables.log_unknown_variables(BenchConfig, prefix=ENV_PREFIX)

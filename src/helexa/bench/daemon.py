@@ -1,4 +1,7 @@
-"""The daemon: sweep, judge, wait, again; and the pages, in a process of their own so that they cost no sample."""
+"""The daemon: repeat sweep, review and wait.
+
+A separate process serves the pages, so serving does not disturb samples.
+"""
 
 import asyncio
 import logging
@@ -36,14 +39,17 @@ async def sweep_once(
     wanted: Callable[[Cell], int] | None = None,
     clock: Clock | None = None,
 ) -> SweepReport:
-    """One sweep over all targets.
+    """Run one sweep over all targets.
 
     Args:
-        scenarios: instead of the configured ones.
-        wanted: how many good samples a cell should have, instead of the configured number.
+        config: the configuration.
+        store: the database.
+        scenarios: scenarios instead of the configured scenarios.
+        wanted: returns the required number of good samples of a cell, instead of the configured number.
+        clock: source of times.
 
     Raises:
-        ConfigError: there are no targets.
+        ConfigError: the configuration has no targets.
     """
     if not config.targets:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
@@ -54,10 +60,10 @@ async def sweep_once(
 
 
 async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tuple[SweepReport, Review]:
-    """A sweep, and another one for what is suspected of having changed; regressions are told.
+    """Run a sweep, and a second sweep for suspected changes; deliver alerts of regressions.
 
     Raises:
-        ConfigError: there are no targets.
+        ConfigError: the configuration has no targets.
     """
     report = await sweep_once(config, store, wanted=watch.wanted)
     review = watch.review()
@@ -71,13 +77,14 @@ async def sweep_and_judge(config: BenchConfig, store: Store, watch: Watch) -> tu
 
 
 async def run(config: BenchConfig, path: Path | None) -> None:
-    """Measure until SIGINT or SIGTERM; a sample that is under way then is given up.
+    """Measure until SIGINT or SIGTERM, which discards the running sample.
 
     Args:
-        path: the configuration file, for the process that serves the pages.
+        config: the configuration.
+        path: path of the configuration file, for the process that serves the pages.
 
     Raises:
-        HelexaError: there are no targets, or the database cannot be had.
+        HelexaError: the configuration has no targets, or the database cannot be opened.
     """
     if not config.targets:
         raise ConfigError("no [[targets]] configured: there is nothing to measure")
@@ -123,14 +130,14 @@ async def _work(config: BenchConfig, store: Store, watch: Watch, path: Path | No
 
 
 class Pages:
-    """The process that shows the results."""
+    """The process that serves the results."""
 
     def __init__(self, path: Path | None) -> None:
         self._arguments = ["serve", *(["--config", str(path)] if path is not None else [])]
         self._process: asyncio.subprocess.Process | None = None
 
     async def ensure(self) -> None:
-        """Start it unless it runs."""
+        """Start the process unless it runs."""
         if self._process is not None and self._process.returncode is None:
             return
         if self._process is not None:
@@ -142,7 +149,7 @@ class Pages:
         )
 
     async def end(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process is None or self._process.returncode is not None:
             return
         self._process.terminate()

@@ -1,4 +1,4 @@
-"""The pages as files: every page that is linked from another one, up to single runs."""
+"""Static export: every page that other pages link to, except single runs."""
 
 import hashlib
 import shutil
@@ -18,10 +18,10 @@ MOST_PAGES = 5000
 
 
 def export(archive: Archive, folder: Path) -> int:
-    """Write all pages and what they need below `folder`; how many pages there are.
+    """Write all pages and their static files below `folder`; return the number of pages.
 
     Raises:
-        HelexaError: it cannot be written there.
+        HelexaError: the folder cannot be written.
     """
     site = _Site(archive)
     try:
@@ -37,7 +37,7 @@ def export(archive: Archive, folder: Path) -> int:
 
 
 class _Site:
-    """Pages that are found by the links to them."""
+    """The pages to export, discovered through links."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive
@@ -46,7 +46,7 @@ class _Site:
         self.written = 0
 
     def pages(self) -> Any:
-        """Name and text of each file."""
+        """Yield the name and the text of each file."""
         self.link("overview")
         while self._queue:
             name, query = self._queue.popleft()
@@ -64,9 +64,9 @@ class _Site:
             yield file, text
 
     def link(self, name: str, **query: Any) -> str | None:
-        """The file of a page; runs and comparisons of a choice stay behind."""
+        """Return the file of a page, or None for pages that are not exported."""
         given = {key: value for key, value in query.items() if value not in (None, "")}
-        if name in _LEFT_OUT or (name == "compare" and given):  # two builds of each of all series are too many
+        if name in _LEFT_OUT or (name == "compare" and given):  # comparisons of all pairs of builds would be too many
             return None
         file = self._file(name, given)
         if file not in self._known:

@@ -1,4 +1,4 @@
-"""What a sample belongs to: target, host, build, model and scenario, each with the key that tells it from others."""
+"""Identity of samples: target, host, build, model and scenario, each with its unique key."""
 
 import hashlib
 import json
@@ -9,18 +9,18 @@ from typing import Any, Literal
 TargetKind = Literal["neuron", "cortex", "openai", "anthropic"]
 UNKNOWN = "unknown"
 EXTERNAL = "external"
-"""The sha of a server that does not say what it was built from."""
+"""The `sha` of a server that does not report its commit."""
 
 
 def digest(value: object) -> str:
-    """A short hash of a JSON value, the same whatever the order of its keys."""
+    """Return a short hash of a JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to be measured; `name` is its key."""
+    """A server to measure; `name` is its key."""
 
     name: str
     kind: TargetKind
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Hardware and driver under a target; another driver or card makes another host of the same name."""
+    """Hardware and driver of a target; another driver or accelerator makes a different host with the same name."""
 
     hostname: str
     os: str = ""
@@ -52,21 +52,23 @@ class Host:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what decides about speed; the kernel's version does not count."""
+        """Hash of the properties that affect speed; the kernel version is excluded."""
         cards = [[gpu.name, gpu.vram_total_mb] for gpu in self.gpus]
         return digest([self.cpu, self.cpu_cores, self.driver_version, self.cuda_version, cards])
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What was built and runs: a commit, and the versions of what it stands on.
+    """A running program: its commit and the versions of its dependencies.
 
     Attributes:
-        engine: name of the program, as `helexa` or `llama.cpp`.
-        sha: the commit, shortened; `external` where the server does not say.
-        dirty: files differed from the commit; None where nobody knows.
-        built_ms: when it was built, UTC epoch milliseconds.
-        facts: everything else that it says of itself; another fact makes another build.
+        engine: name of the program, for example `helexa` or `llama.cpp`.
+        sha: short commit; `external` if the server does not report it.
+        sha_long: full commit, or empty.
+        version: version of the program, or empty.
+        dirty: whether files differed from the commit; None if unknown.
+        built_ms: build time in UTC epoch milliseconds.
+        facts: all other reported properties; a different property makes a different build.
     """
 
     engine: str
@@ -79,16 +81,17 @@ class Build:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all that it says of itself, except for the time of the build."""
+        """Hash of all reported properties except the build time."""
         return digest([self.version, self.sha_long, self.dirty, dict(self.facts)])
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as it is served.
+    """A served model.
 
     Attributes:
-        config: what decides about its speed or answers: quantisation, harness, devices, limits.
+        name: name in requests.
+        config: properties that affect speed or answers: quantization, harness, devices, limits.
     """
 
     name: str
@@ -102,12 +105,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioKey:
-    """A scenario as it is stored.
+    """A scenario as stored.
 
     Attributes:
-        name: for people, as `single:cold:4096`.
-        kind: the family, as `single` or `concurrency`.
-        params: all that decides about the load; another value makes another scenario of the same name.
+        name: display name, for example `single:cold:4096`.
+        kind: family, for example `single` or `concurrency`.
+        params: all parameters of the load; different parameters make a different scenario with the same name.
     """
 
     name: str
@@ -122,7 +125,7 @@ class ScenarioKey:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What samples are counted for: they are topped up to N, then it is skipped."""
+    """The unit of measurement: each cell receives a given number of good samples."""
 
     target: Target
     host: Host

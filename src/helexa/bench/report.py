@@ -1,4 +1,4 @@
-"""Results as tables in Markdown, for terminals and for comments on a change."""
+"""Results as Markdown tables, for terminals and pull request comments."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ FINDERS: dict[str, Callable[[Archive], list[Any]]] = {
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) -> str:
-    """A table in Markdown, its columns aligned: as many to the left as that, the others to the right."""
+    """Return an aligned Markdown table; the first `left` columns are left-aligned, the others right-aligned."""
     lines = [list(columns), *([_plain(cell) for cell in row] for row in rows)]
     widths = [max(3, *(len(line[place]) for line in lines)) for place in range(len(columns))]
 
@@ -36,7 +36,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
 
 
 def comparison(found: Sequence[Compared]) -> str:
-    """Two sides."""
+    """Return the table of a comparison."""
     rows = [
         (
             f"{one.model} {one.scenario}" + (f" on {one.target}" if one.target else ""),
@@ -160,7 +160,7 @@ def _concurrency(found: Sequence[capacity.Capacity]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Nothing that would end a cell or a line."""
+    """Return text without line breaks and unescaped cell separators."""
     return " ".join(text.replace("|", "\\|").split()) or "–"
 
 

@@ -1,4 +1,4 @@
-"""Serves the pages and the API until it is told to stop."""
+"""Serves the pages and the API."""
 
 import logging
 from pathlib import Path
@@ -14,7 +14,7 @@ async def serve(database: Path, listen: Address, root_path: str = "") -> None:
     """Serve until SIGINT or SIGTERM.
 
     Raises:
-        HelexaError: the address cannot be listened on.
+        HelexaError: the address cannot be bound.
     """
     with bind(listen) as bound:
         listener = Listener(create_app(database, root_path))

@@ -1,7 +1,7 @@
-"""A sweep: every cell of every target gets the samples that it lacks.
+"""A sweep: take the missing samples of every cell of every target.
 
-A cell is a target, what it runs on, its build, a model with its configuration, and a scenario. A new build has empty
-cells, and so it measures itself.
+A cell is a target, its host, its build, a model with its configuration, and a scenario. A new build has new cells
+without samples, so the next sweep measures it.
 """
 
 import logging
@@ -24,18 +24,19 @@ from helexa.core.logs import tell
 
 log = logging.getLogger(__name__)
 
-_WARM_UP = -1  # instead of a sample's number
+_WARM_UP = -1  # replaces the sample number
 _MOST_RESTARTS = 3
 
 
 @dataclass(slots=True)
 class SweepReport:
-    """What came of a sweep.
+    """The result of a sweep.
 
     Attributes:
-        measured, failed: samples.
-        skipped: cells that had all of theirs.
-        unreachable: targets that did not answer, and why.
+        measured: number of valid samples.
+        failed: number of invalid samples.
+        skipped: number of cells with all samples.
+        unreachable: reason by name of each target that did not answer.
     """
 
     measured: int = 0
@@ -45,14 +46,17 @@ class SweepReport:
 
 
 class TargetChangedError(Exception):
-    """Something else runs behind a target's address than a moment ago."""
+    """The host or build of a target has changed."""
 
 
 class Sweep:
-    """Measures.
+    """Takes samples.
 
     Args:
-        wanted: how many good samples a cell should have.
+        config: the configuration.
+        store: the database.
+        clock: source of times.
+        wanted: returns the required number of good samples of a cell.
     """
 
     def __init__(self, config: BenchConfig, store: Store, clock: Clock, wanted: Callable[[Cell], int]) -> None:
@@ -98,8 +102,10 @@ class Sweep:
     async def _top_up(
         self, connection: Connection, identity: Identity, cell: Cell, scenario: Scenario, model: ServedModel
     ) -> bool:
-        """Take the samples that a cell lacks; whether the server was saturated. The first that is no good is the last
-        of this sweep."""
+        """Take the missing samples of a cell; return whether the server was saturated.
+
+        The first invalid sample ends the cell in this sweep.
+        """
         count, wanted = self._store.count(cell), self._wanted(cell)
         if count.good >= wanted:
             self.report.skipped += 1
@@ -117,10 +123,10 @@ class Sweep:
         return saturated
 
     async def _keep(self, connection: Connection, identity: Identity, cell: Cell, sample: Sample) -> None:
-        """Record a sample, unless it is nobody's: something else ran at its end than at its beginning."""
+        """Store a sample if the target's host and build are unchanged since its start."""
         try:
             same = await connection.server.identity() == identity
-        except TargetError:  # it broke under the load, which is a finding
+        except TargetError:  # a target that broke under the load is a valid result
             self._record(cell, sample)
             raise
         if not same:
@@ -171,7 +177,7 @@ class Sweep:
 
 
 def _shown(sample: Sample) -> dict[str, float]:
-    """The numbers of a sample's log line."""
+    """Return the values of a sample's log line."""
     found = sample.measures.distributions if sample.measures else {}
     medians = {name: round(found[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in found}
     return medians | {name: round(value, 4) for name, value in sample.columns.items() if value is not None}

@@ -1,4 +1,4 @@
-"""Readings of a target's accelerators while it is measured."""
+"""Readings of a target's accelerators during a measurement."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,12 +13,12 @@ _MOST = 20_000  # readings of one sample
 
 @asynccontextmanager
 async def watching(server: TargetServer, interval_secs: float, clock: Clock) -> AsyncIterator[list[Reading]]:
-    """Collect readings in the list, from the block's beginning until its end, one more at the very end."""
+    """Collect readings in the provided list during the block, and one more at its end."""
     start = clock.now()
     readings: list[Reading] = []
 
     async def look() -> None:
-        with suppress(TargetError):  # it may be too busy to say
+        with suppress(TargetError):  # the target may be too busy to answer
             readings.extend(await server.readings(clock.now() - start))
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""The `helexa` command: one file per verb, imported only when that verb is used."""
+"""The `helexa` command: one module per subcommand, imported at its first use."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ app.command(
 def main() -> NoReturn:
     """Run the command line.
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no gateway reached, 4 model not found, 130 interrupted.
+    Exit codes: 0 success, 1 failure, 2 wrong usage, 3 gateway unreachable, 4 model not found, 130 interrupted.
     """
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -57,7 +57,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        # The reader went away, as in `helexa ps | head -1`: what is left goes nowhere, and Python's flush at exit too.
+        # The reader closed the pipe, as in `helexa ps | head -1`: discard further output, including the flush at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except Exception as error:
@@ -73,7 +73,7 @@ def _run(tokens: list[str]) -> int | None:
     except UnknownOptionError as error:
         if error.token.value != "-":
             raise
-    # What is piped in is read anyway, so a `-` that stands for it can be left out.
+    # Stdin is read in any case, so a `-` argument for stdin can be removed.
     words = [word for place, word in enumerate(tokens) if word != "-" or tokens[place - 1] == "--prompts"]
     return app(words, exit_on_error=False, print_error=False)
 

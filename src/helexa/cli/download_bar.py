@@ -1,4 +1,4 @@
-"""A model on its way, as a person sees it: nothing while that is quick, else a bar on a terminal, and one line."""
+"""Progress of a model download: nothing for quick downloads, else a bar on a terminal and a final line."""
 
 import os
 import sys
@@ -26,13 +26,13 @@ _WIDTH_OF_ALL = 100
 
 
 class DownloadBar:
-    """The progress of one fetch, and of a load after it, told by `show`; leaving the block takes the bar away.
+    """The progress of one download and of the load after it, updated by `show`. Leaving the block removes the bar.
 
     Args:
-        name: of the model.
-        quiet: neither bar nor line.
-        stream: where it is drawn, if that is a terminal.
-        clock: in seconds.
+        name: name of the model.
+        quiet: show neither bar nor line.
+        stream: where the bar is drawn, if it is a terminal.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class DownloadBar:
         self._fetched_at = self._started
         self._bar: Progress | None = None
         self._task: TaskID | None = None
-        # A hub that does not answer says nothing that could be shown.
+        # Show the bar also if the hub does not answer and no progress arrives.
         self._late = threading.Timer(PATIENCE_SECONDS, self._draw)
         self._late.daemon = True
 
@@ -78,7 +78,7 @@ class DownloadBar:
             note(f"{self._name}: fetched {size_text(self._fetched)} in {seconds:.1f} s, {rate}/s")
 
     def show(self, stage: str, done: int, total: int) -> None:
-        """Say how far it is: a stage, the bytes done, and the bytes in all (0: unknown)."""
+        """Update the progress: a stage, the bytes done, and the total bytes (0: unknown)."""
         self._at = (stage, done, total)
         if stage == "download":
             if self._had is None:
@@ -102,7 +102,7 @@ class DownloadBar:
 
 
 def _bar(stream: TextIO) -> "Progress":
-    """One line, however narrow the terminal is: what there is no room for is left out."""
+    """Return a bar of one line; columns that do not fit a narrow terminal are omitted."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column

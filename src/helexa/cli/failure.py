@@ -1,4 +1,4 @@
-"""Why a command ends without having done its work."""
+"""Errors of commands and their exit codes."""
 
 from helexa.core.errors import ConfigError, HelexaError, SourceError
 
@@ -16,7 +16,7 @@ _SOURCE_CODES = {
 
 
 class CommandError(HelexaError):
-    """A command failed; `exit_code` is what the process ends with."""
+    """A command failed; `exit_code` is the exit code of the process."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class CommandError(HelexaError):
 
 
 def exit_code(error: HelexaError) -> int:
-    """What a command ends with that failed so."""
+    """Return the exit code of a command that failed with `error`."""
     match error:
         case SourceError():
             return _SOURCE_CODES.get(error.kind, 1)

@@ -1,4 +1,4 @@
-"""Options that several commands share: where to ask, and how answers are sampled."""
+"""Options shared by several commands: target and sampling."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
@@ -16,15 +16,15 @@ Verbose = Annotated[bool, Parameter(alias="-v", negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """Where the model runs.
+    """The target that runs the model.
 
     Attributes:
         url: Gateway or node to ask, else HELEXA_BASE_URL, else one on this machine that has the model loaded, else a
             private engine.
-        private: Always a private engine, which ends with the command.
-        device: Of a private engine: auto, cpu, mps, cuda or cuda:N; else HELEXA_DEVICE.
-        dtype: Of a private engine: what it computes in.
-        quant: Of a private engine: which quantisation of the model, such as q4_k_m.
+        private: Always use a private engine, which ends with the command.
+        device: Device of a private engine: auto, cpu, mps, cuda or cuda:N; else HELEXA_DEVICE.
+        dtype: Data type of a private engine's computation.
+        quant: Quantization for a private engine, such as q4_k_m.
     """
 
     url: str | None = None
@@ -34,25 +34,25 @@ class Where:
     quant: str | None = None
 
     def place(self, model: str | None) -> Place:
-        """The same in the library's terms."""
+        """Return the options as the library's `Place`."""
         return Place(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """How answers are sampled.
+    """Sampling options.
 
     Attributes:
-        max_tokens: Most tokens an answer may have.
-        temperature: Randomness; 0 always takes the likeliest token.
-        top_p: Choose among the likeliest tokens that together are this probable.
-        top_k: Choose among this many of the likeliest tokens.
-        min_p: Choose among tokens at least this probable, as a share of the likeliest.
-        repetition_penalty: Make what was said already less likely; 1 is off.
-        frequency_penalty: The same, more for what was said more often; 0 is off.
-        presence_penalty: The same, for what was said at all; 0 is off.
-        seed: Makes sampling repeatable. Answer number i has the seed plus i.
+        max_tokens: Maximum tokens of an answer.
+        temperature: Randomness; 0 always selects the most likely token.
+        top_p: Sample from the most likely tokens with this total probability.
+        top_k: Sample from this number of most likely tokens.
+        min_p: Sample from tokens with at least this probability relative to the most likely token.
+        repetition_penalty: Make tokens that already occurred less likely; 1 is off.
+        frequency_penalty: Make tokens less likely in proportion to their count; 0 is off.
+        presence_penalty: Make tokens that occurred at least once less likely; 0 is off.
+        seed: Random seed of reproducible answers. Answer number i has the seed plus i.
         stop: A text that ends the answer. May be given several times.
     """
 
@@ -68,5 +68,5 @@ class SamplingFlags:
     stop: Annotated[list[str] | None, Parameter(negative="")] = None
 
     def sampling(self) -> Sampling:
-        """The same in the library's terms."""
+        """Return the options as the library's `Sampling`."""
         return Sampling(**asdict(self))

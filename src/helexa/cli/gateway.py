@@ -1,4 +1,4 @@
-"""A small synchronous client of the gateway, for plain requests."""
+"""A small synchronous client of the gateway for simple requests."""
 
 import json
 import os
@@ -18,13 +18,13 @@ _MAX_REPLY_BYTES = 16 * 1024 * 1024
 
 
 class Gateway:
-    """One gateway, named by its base URL; every method opens a connection of its own."""
+    """One gateway with its base URL. Every method opens a new connection."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """`url` may end in `/v1`, as client libraries want it.
+        """Check the URL, which may end in `/v1` as in client libraries, and the key.
 
         Raises:
-            CommandError: the URL or the key cannot be used.
+            CommandError: the URL or the key is invalid.
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
@@ -44,14 +44,14 @@ class Gateway:
 
     @classmethod
     def from_environment(cls, url: str | None) -> Self:
-        """The gateway at `url`, else at `HELEXA_BASE_URL`, else on this machine; the key is `HELEXA_API_KEY`."""
+        """Return the gateway at `url`, else at `HELEXA_BASE_URL`, else on this machine; the key is `HELEXA_API_KEY`."""
         return cls(url or os.environ.get("HELEXA_BASE_URL") or DEFAULT_URL, os.environ.get("HELEXA_API_KEY"))
 
     def get(self, path: str, patience: float = _REPLY_SECONDS) -> Any:
-        """The JSON at `path`; `patience` is how many seconds the reply may take.
+        """Return the JSON at `path`; `patience` is the timeout in seconds.
 
         Raises:
-            CommandError: unreachable, refused, or not JSON.
+            CommandError: the gateway is unreachable, rejects the request, or does not answer with JSON.
         """
         with closing(self._connect(patience)) as connection, self._ask(connection, path, patience) as response:
             try:
@@ -60,7 +60,7 @@ class Gateway:
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
     def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """The entries of `/v1/models`; raises what `get` raises."""
+        """Return the entries of `/v1/models`; raises the errors of `get`."""
         reply = self.get("/v1/models", patience)
         entries = reply.get("data") if isinstance(reply, dict) else None
         if not isinstance(entries, list):

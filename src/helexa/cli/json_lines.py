@@ -6,5 +6,5 @@ _RAW_CONTROLS = {code: f"\\u{code:04x}" for code in (0x7F, *range(0x80, 0xA0))}
 
 
 def json_text(value: object, indent: int | None = None) -> str:
-    """JSON in which no control character stands as itself."""
+    """Return JSON with all control characters escaped."""
     return json.dumps(value, ensure_ascii=False, indent=indent).translate(_RAW_CONTROLS)

@@ -1,4 +1,4 @@
-"""Which model a conversation is with."""
+"""Selects the model of a conversation."""
 
 import difflib
 
@@ -8,10 +8,10 @@ from helexa.cli.terminal import note, printable
 
 
 def choose_model(gateway: Gateway, wanted: str | None, *, quiet: bool = False) -> str:
-    """`wanted` if the gateway lists it, else the first loaded model it lists, else the first of all.
+    """Return `wanted` if the gateway lists it, else the first loaded model, else the first model.
 
     Raises:
-        CommandError: there is no such model, or none at all.
+        CommandError: the model is unknown, or the gateway lists no models.
     """
     models = {entry["id"]: bool(entry.get("loaded")) for entry in gateway.models()}
     if not models:

@@ -1,4 +1,4 @@
-"""What the gateway knows of its nodes, as `/api/nodes` tells it."""
+"""The gateway's reports of its nodes, from `/api/nodes`."""
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -8,7 +8,7 @@ from helexa.core.fleet import Activation, DeviceHealth, Discovery, ModelInfo, Mo
 
 
 class NodeReport(Record):
-    """One node: what it holds, how busy that is, and what it is loading."""
+    """One node: its models, their load, and the models it is loading."""
 
     name: str
     endpoint: str = ""
@@ -20,15 +20,15 @@ class NodeReport(Record):
     discovery: Discovery | None = None
 
     def load_of(self, model: str) -> ModelLoad | None:
-        """How busy `model` is here, None when the node did not say."""
+        """Return the load of `model` on this node, or None if unknown."""
         return next((load for load in self.load if load.id == model), None)
 
 
 def node_reports(gateway: Gateway) -> list[NodeReport]:
-    """Every node of the fleet.
+    """Return the reports of all nodes.
 
     Raises:
-        CommandError: the gateway is unreachable, refuses, or is no helexa gateway.
+        CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.
     """
     reply = gateway.get("/api/nodes")
     try:

@@ -1,4 +1,4 @@
-"""Having a model ready, wherever it runs, and telling the person what that takes."""
+"""Loads a model at its target and shows the progress."""
 
 import difflib
 import logging
@@ -19,13 +19,17 @@ from helexa.generation.targets import DEFAULT_MODEL
 def opened(
     where: Where, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
 ) -> tuple[Model, Target]:
-    """The model of this name, ready to be asked, and where it runs. Without a name, what there is.
+    """Load a model; return it with its target. Without a name, load the default model.
 
     Args:
-        checked: a server must list the name; otherwise it may have it without telling.
+        where: target options.
+        name: model name, or None.
+        checked: whether a server must list the name; if not, a server may know names that it does not list.
+        quiet: show no progress.
+        verbose: print where the model runs.
 
     Raises:
-        HelexaError: it cannot be had; of a name that is misspelt it says which was meant.
+        HelexaError: the model could not be loaded or fetched; for a misspelled name, the message suggests a known name.
     """
     place = where.place(name)
     if place.url is not None and not place.is_private and (checked or place.wanted_model is None):
@@ -50,7 +54,7 @@ class _Notes(logging.Handler):
 
 
 def _tell_all() -> None:
-    """Let what the library logs be read."""
+    """Print the library's log messages of level INFO."""
     log = logging.getLogger("helexa.generation")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]
@@ -58,7 +62,7 @@ def _tell_all() -> None:
 
 
 def with_hint(error: SourceError, name: str) -> HelexaError:
-    """The same failure, with the known name that is most like `name`, if it may be misspelt."""
+    """Return the error with a suggestion if `name` is similar to a known name."""
     from helexa.cli.local.local_model import models_here
     from helexa.neuron.builtin_models import BUILTIN_MODELS
 

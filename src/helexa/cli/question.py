@@ -1,4 +1,4 @@
-"""What a person asks: words of the command line, files, and text that is piped in."""
+"""The prompt of a command: arguments, files, and text piped in."""
 
 import sys
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ _MOST_CHARACTERS = 16 * 1024 * 1024
 
 
 def question(prompt: str | None, files: Sequence[Path] = ()) -> str:
-    """The prompt, and below it the files and what is piped in.
+    """Return the prompt, followed by the files and the text piped in.
 
     Raises:
-        CommandError: there is nothing to ask, or too much, or a file cannot be read.
+        CommandError: the prompt is empty or too long, or a file cannot be read.
     """
     parts = [prompt or "", *map(_content, files)]
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""The signals that ask a command to stop, taken in order instead of as exceptions in the middle of things."""
+"""Stop signals of a command, delivered in order instead of as exceptions."""
 
 import selectors
 import signal
@@ -10,9 +10,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While entered, SIGINT, SIGTERM and SIGHUP are only noted; `wait` returns when one of them, or SIGCHLD, came.
+    """While entered, SIGINT, SIGTERM and SIGHUP are only recorded; `wait` returns after one of them or SIGCHLD.
 
-    A stop signal that was ignored when the command began (`nohup`) stays ignored.
+    Stop signals that were ignored at the start of the command (`nohup`) stay ignored.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class StopSignals:
         self._writer.close()
 
     def wait(self, seconds: float | None) -> bool:
-        """Sleep until a signal comes, at most `seconds` (None: as long as it takes); whether it asks to stop."""
+        """Wait for a signal, at most `seconds` or without limit if None; return whether a stop signal arrived."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             ready = selector.select(seconds)
@@ -45,4 +45,4 @@ class StopSignals:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """The number has already gone through the wake-up socket."""
+    """Do nothing: the signal number is already in the wake-up socket."""

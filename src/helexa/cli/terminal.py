@@ -1,4 +1,4 @@
-"""What the terminal can show: colour, text made harmless, and progress."""
+"""Terminal output: color, removal of control characters, and progress."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ _CONTROLS = {code: None for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if 
 
 
 def printable(text: str) -> str:
-    """`text` without the control characters that could steer a terminal; newlines and tabs stay."""
+    """Return `text` without control characters that could control a terminal; newlines and tabs stay."""
     return text.translate(_CONTROLS)
 
 
 def has_colour(stream: TextIO) -> bool:
-    """Whether to write colours to `stream`: `NO_COLOR` forbids, `FORCE_COLOR` insists, else a terminal decides."""
+    """Return whether to write colors to `stream`, by `NO_COLOR`, `FORCE_COLOR`, or the kind of terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -30,18 +30,18 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def dim(text: str, stream: TextIO) -> str:
-    """`text` in a fainter colour where `stream` has colour."""
+    """Return `text` in a fainter color if `stream` supports color."""
     return f"\x1b[2m{text}\x1b[0m" if has_colour(stream) else text
 
 
 def note(text: str) -> None:
-    """Tell the person something that is not the answer: one line on stderr, lost if nobody reads it any more."""
+    """Print one line on stderr; errors of the stream are ignored."""
     with suppress(OSError):
         print(dim(text, sys.stderr), file=sys.stderr, flush=True)
 
 
 def size_text(count: int) -> str:
-    """So many bytes in words, such as `4.1 GB`."""
+    """Return a number of bytes in words, such as `4.1 GB`."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -52,7 +52,7 @@ class Progress:
     """Progress on stderr: nothing in the first half second, then a bar on a terminal and plain lines elsewhere."""
 
     def __init__(self, plain: bool = False) -> None:
-        """`plain` asks for lines even on a terminal."""
+        """Create the progress; `plain` prints lines even on a terminal."""
         self._plain = plain or not sys.stderr.isatty()
         self._started = time.monotonic()
         self._bar: Bar | None = None
@@ -67,7 +67,7 @@ class Progress:
             self._bar.stop()
 
     def show(self, text: str, fraction: float | None = None) -> None:
-        """Say what is going on; `fraction` (0..1) is how far it is, None when unknown."""
+        """Show `text`; `fraction` is the completed part from 0 to 1, or None if unknown."""
         if time.monotonic() - self._started < PATIENCE_SECONDS:
             return
         if self._plain:

@@ -1,1 +1,1 @@
-"""Local generation: the library behind `import helexa`, on a server that runs or on a private engine."""
+"""The library behind `import helexa`: text generation on a running server or on a private engine."""

@@ -1,4 +1,4 @@
-"""From a request to its completion, at any target: one, several, or a whole batch of them."""
+"""Runs requests on any target: one request, several requests of one prompt, or a batch."""
 
 import asyncio
 import time
@@ -13,15 +13,15 @@ from helexa.generation.target import End, Target, WasThought
 
 Result = Completion | GenerationError
 
-_MOST_SUSPECTS = 256  # that were broken off by a failure and are asked once more, each alone
+_MOST_SUSPECTS = 256  # limit of requests to repeat after retryable errors
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-    """The pieces of an answer as they come, then the completion. Closing the generator ends the answer.
+    """Yield the pieces of an answer, then the completion. Closing the generator cancels the request.
 
     Raises:
-        HelexaError: the model cannot be had.
-        GenerationError: there is no answer, or it is not what its schema asks for.
+        HelexaError: the model could not be loaded or fetched.
+        GenerationError: the request failed, or the answer does not match its schema.
     """
     begun = time.perf_counter()
     await target.open()
@@ -53,17 +53,17 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
 
 
 async def complete(target: Target, request: Request) -> Completion:
-    """The whole answer; raises what `pieces` raises."""
+    """Return the completion of a request; raises the errors of `pieces`."""
     return await _leading(target, request, asyncio.Event())
 
 
 async def several(target: Target, requests: Sequence[Request]) -> Completion:
-    """Several answers to one prompt: the first completion, with the others.
+    """Run several requests with one prompt; return the first completion, with the others in `others`.
 
-    The others begin when the first has read the prompt, which they then find in the KV cache.
+    The other requests begin after the prefill of the first request and reuse its KV cache.
 
     Raises:
-        GenerationError: one of them failed, which ended the others.
+        GenerationError: one of the requests failed; the others are canceled.
     """
     read = asyncio.Event()
     leading = asyncio.create_task(_leading(target, requests[0], read))
@@ -84,18 +84,19 @@ async def several(target: Target, requests: Sequence[Request]) -> Completion:
 async def results(
     target: Target, requests: Iterable[Request | GenerationError], width: int
 ) -> AsyncGenerator[tuple[int, Result], None]:
-    """What becomes of each request, with its place, as it becomes known; requests are drawn as there is room for them.
+    """Yield (index, result) for each request in the order of completion, taking requests from the iterable as needed.
 
-    An engine that fails takes with it all that it was at. Those are asked once more in the end, each alone, so that one
-    that brings engines down costs only itself.
+    A failing engine fails all its running requests. These requests are repeated one at a time at the end, so that a
+    request that crashes engines fails alone.
 
     Args:
-        requests: errors among them are results already.
-        width: requests that run at once.
+        target: the model.
+        requests: requests to run; errors among them are yielded as results.
+        width: number of concurrent requests.
 
     Raises:
-        HelexaError: the model cannot be had.
-        UnreachableError: there is no server, and there was none.
+        HelexaError: the model could not be loaded or fetched.
+        UnreachableError: the server was never reachable.
     """
     await target.open()
     pending = enumerate(requests)
@@ -153,7 +154,7 @@ async def _result(target: Target, request: Request) -> Result:
         return await complete(target, request)
     except UnreachableError as error:
         if not error.retryable:
-            raise  # it would be the same for all
+            raise  # all requests would fail alike
         return error
     except GenerationError as error:
         return error

@@ -1,7 +1,7 @@
-"""The one event loop of this library, in a thread of its own, and the two ways to wait for what runs there.
+"""The library's event loop in its own thread, and two kinds of callers that wait for its results.
 
-Engines, connections and every request live in that loop, whoever asks: plain functions block their thread until it is
-done, coroutines wait for it in whatever loop they run in. So nothing nests, and both share the same engine.
+Engines, connections and requests live in this event loop. Plain functions block their thread, coroutines wait in their
+own event loop. So event loops do not nest, and both kinds of callers share the same engines.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ _ENDING_SECONDS = 10.0
 
 
 class Background:
-    """The loop, and what lives in it.
+    """The event loop and the objects that live in it.
 
     Attributes:
-        targets: where prompts are answered; to be used in the loop only.
+        targets: the targets of this process; for use in the event loop only.
     """
 
     def __init__(self) -> None:
@@ -35,10 +35,10 @@ class Background:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` there.
+        """Schedule `work` in the event loop and return its future.
 
         Raises:
-            RuntimeError: this is the thread of the loop, which would wait for itself.
+            RuntimeError: the caller is the thread of the event loop, which would wait for itself.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -46,7 +46,7 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
-        """End everything, within a bounded time."""
+        """Close all targets, cancel all tasks and stop the thread, within a bounded time."""
         with suppress(Exception):
             self.submit(self._end()).result(_ENDING_SECONDS)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -67,7 +67,7 @@ _lock = threading.Lock()
 
 
 def background() -> Background:
-    """The loop of this process, started when it is first needed."""
+    """Return the background of this process, started at the first call."""
     global _running  # noqa: PLW0603
     with _lock:
         if _running is None:
@@ -76,7 +76,7 @@ def background() -> Background:
 
 
 def shut_down() -> None:
-    """End the loop and the engines; what is asked next starts new ones."""
+    """Stop the background and its engines; the next request starts new ones."""
     global _running
     with _lock:
         ended, _running = _running, None
@@ -85,7 +85,7 @@ def shut_down() -> None:
 
 
 def _forget() -> None:
-    """A forked child has no threads: the loop, and the engines, are its parent's."""
+    """Drop the background in a forked child: threads and engines belong to the parent."""
     global _running, _lock
     _running, _lock = None, threading.Lock()
 
@@ -96,44 +96,44 @@ if hasattr(os, "register_at_fork"):
 
 
 class Caller(Protocol):
-    """The side that waits."""
+    """The waiting side: a plain function or a coroutine."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of `work`, which runs in the background; an interruption cancels it there."""
+        """Return the result of `work`, which runs in the background; an interruption cancels `work`."""
         ...
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call somebody's function, plain or not, on this side."""
+        """Call a plain or async user callback on the caller's side."""
         ...
 
 
 class Blocking:
-    """A plain function, which blocks its thread; its coroutines never really wait, see `blocking`."""
+    """A plain function, which blocks its thread; its coroutines never suspend, see `blocking`."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """See `Caller`."""
+        """Block until `work` is done; see `Caller`."""
         future = background().submit(work)
         try:
             return future.result()
         finally:
-            future.cancel()  # does nothing unless Ctrl-C came while it ran
+            future.cancel()  # has an effect only after Ctrl-C
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """See `Caller`; what the callback awaits runs in the background."""
+        """Call the callback and await its result in the background; see `Caller`."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await self.wait(_awaited(result))
 
 
 class Awaiting:
-    """A coroutine in a loop of its own."""
+    """A coroutine in the caller's event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """See `Caller`."""
+        """Await `work`; see `Caller`."""
         return await asyncio.wrap_future(background().submit(work))
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """See `Caller`."""
+        """Call the callback and await its result; see `Caller`."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await result
@@ -144,7 +144,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns that waits for nothing but a `Blocking` caller."""
+    """Return the result of a coroutine that waits only through a `Blocking` caller."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -154,7 +154,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """The items of a generator that waits for nothing but a `Blocking` caller."""
+    """Yield the items of a generator that waits only through a `Blocking` caller."""
     try:
         while (item := blocking(_next(items))) is not None:
             yield item
@@ -171,8 +171,8 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """The items of a generator that lives in the background, one at a time, and its end there with ours."""
-    lock = asyncio.Lock()  # closing waits until an interrupted step is over
+    """Yield the items of a generator in the background one at a time, and close that generator at the end."""
+    lock = asyncio.Lock()  # closing waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None
 
     async def step() -> T | None:
@@ -183,7 +183,7 @@ async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerat
 
     async def close() -> None:
         if last is not None:
-            last.cancel()  # Ctrl-C may have come before the caller could wait for it, and so without ending it
+            last.cancel()  # Ctrl-C may arrive before the caller waits for the step
         async with lock:
             await items.aclose()
 

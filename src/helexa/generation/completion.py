@@ -1,4 +1,4 @@
-"""What comes of a prompt: pieces while it is generated, then the whole of it."""
+"""Results of a prompt: pieces during generation, and the completion."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -8,7 +8,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """The next piece of an answer, never empty; `thought` marks reasoning, which is not part of the answer itself."""
+    """A piece of an answer, never empty. `thought` marks reasoning, which is not part of the answer's text."""
 
     text: str
     thought: bool = False
@@ -19,7 +19,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Tokens. `cached` of the `prompt` were not computed again; `reasoning` ones are part of the `completion`."""
+    """Token counts. `prompt` includes `cached` tokens; `completion` includes `reasoning` tokens."""
 
     prompt: int = 0
     cached: int = 0
@@ -29,14 +29,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went, in seconds.
+    """Durations of a request, in seconds.
 
     Attributes:
-        load_s: waiting for the model to load, 0 if it was there.
-        queue_s: waiting behind others, once it was.
-        prefill_s: reading the prompt.
-        ttft_s: from the call to the first token, all of the above included.
-        decode_s: from the first token to the last.
+        load_s: waiting for the model to load; 0 if it was loaded.
+        queue_s: waiting for other requests, after the load.
+        prefill_s: prefill of the prompt.
+        ttft_s: from the call to the first token, including load, queue and prefill.
+        decode_s: from the first token to the last token.
         total_s: from the call to the end.
     """
 
@@ -50,16 +50,20 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """An answer. `str()` of it is its text.
+    """An answer. `str()` of a completion is its text.
 
     Attributes:
-        reasoning: what the model thought before it answered, empty if nothing.
-        finish_reason: `stop`: it was complete; `length`: it reached its limit.
-        model: that answered.
-        seed: that it was drawn with; the same seed and prompt give the same answer again.
-        device, dtype: that it was computed on and in, None where a server does not say.
-        parsed: what the text says, if a schema was asked for: an instance of the pydantic model, or plain JSON values.
-        others: the further answers, if several were asked for.
+        text: the answer without reasoning.
+        reasoning: reasoning text before the answer, or an empty string.
+        finish_reason: `stop`: the answer is complete; `length`: the answer reached its token limit; `tool_calls`: the
+            answer ended with tool calls.
+        usage: token counts.
+        timings: durations.
+        model: id of the model.
+        seed: random seed of the answer; the same seed and prompt reproduce the answer.
+        device, dtype: device and data type of the computation, or None if the server does not report them.
+        parsed: the parsed answer if a schema was given: an instance of the pydantic model, or plain JSON values.
+        others: the further answers if several were requested.
     """
 
     text: str
@@ -79,11 +83,11 @@ class Completion:
 
     @property
     def choices(self) -> "tuple[Completion, ...]":
-        """All answers that were asked for, this one first."""
+        """All requested answers, beginning with this answer."""
         return (self, *self.others)
 
     @property
     def tok_s(self) -> float:
-        """Tokens per second while it decoded, 0 where that is not known."""
+        """Decoded tokens per second, or 0 if unknown."""
         decoded = self.usage.completion - 1
         return decoded / self.timings.decode_s if decoded > 0 and self.timings.decode_s > 0 else 0.0

@@ -1,4 +1,4 @@
-"""The environment variables of this library, with the names that they have elsewhere."""
+"""The environment variables of the library, and their aliases."""
 
 import os
 from collections.abc import Mapping
@@ -16,21 +16,23 @@ ALIASES = {
     NUM_PARALLEL: "CANDLE_NUM_PARALLEL",
     FORCE_F32: "CANDLE_FORCE_F32",
 }
-"""Names that are understood where ours is not set. `HF_TOKEN` and the Hub's other names keep their own."""
+"""Alternative names, used if the helexa name is not set. `HF_TOKEN` and other variables of the Hugging Face Hub have
+no helexa name.
+"""
 
 _YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
 def text(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """What the variable or its alias says, None where neither says anything."""
+    """Return the value of the variable or of its alias, or None if both are unset or empty."""
     return (environ.get(name) or environ.get(ALIASES.get(name, ""), "")).strip() or None
 
 
 def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
-    """A whole number above 0.
+    """Return the value as a positive integer, or None if unset.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is not a positive integer.
     """
     said = text(name, environ)
     if said is None:
@@ -41,10 +43,10 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether it is switched on.
+    """Return whether the value is 1, true, yes or on.
 
     Raises:
-        ConfigError: it says neither yes nor no.
+        ConfigError: the value is neither a true nor a false word.
     """
     said = (text(name, environ) or "").lower()
     if said not in _YES + _NO:

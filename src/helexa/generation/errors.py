@@ -1,15 +1,15 @@
-"""Why a prompt has no answer.
+"""Errors of requests.
 
-GenerationError          any of them
-  InvalidRequestError    the prompt or an option cannot be used; the same again fails again
+GenerationError          base class
+  InvalidRequestError    the prompt or an option is invalid; repeating the request fails again
     ContextLengthError   the prompt does not fit into the model's context
-  ModelNotFoundError     there is no such model
-  UnreachableError       no server there, or the connection to it broke
-  EngineError            the model failed, or is too busy; `retryable` says whether the same may succeed in a moment
-  SchemaError            the answer is not what its schema asks for, as when it was cut at its limit
-  BatchError             an item of a batch failed, with all results so far
+  ModelNotFoundError     the model does not exist
+  UnreachableError       the server does not answer, or the connection broke
+  EngineError            the model failed or is too busy; `retryable` tells whether a retry may succeed
+  SchemaError            the answer does not match its schema, for example because it reached its token limit
+  BatchError             a prompt of a batch failed; contains all results so far
 
-Models that cannot be fetched or loaded raise the errors of `helexa.core.errors`: all are a `HelexaError`.
+Errors of fetching and loading models are in `helexa.core.errors`. All errors are a `HelexaError`.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from helexa.generation.completion import Completion
 
 
 class GenerationError(HelexaError):
-    """A prompt has no answer.
+    """A request failed.
 
     Attributes:
-        code: names the refusal, as in the API's error envelope; None where it has no name.
-        retryable: the same may succeed in a moment.
-        index: the prompt's place in its batch, None outside of one.
-        exit_code: what a command that fails so ends with.
+        code: error code as in the API's error envelope, or None.
+        retryable: whether a retry may succeed in a moment.
+        index: index of the prompt in its batch, or None outside a batch.
+        exit_code: exit code of a command that fails with this error.
     """
 
     exit_code = 1
@@ -38,13 +38,13 @@ class GenerationError(HelexaError):
         self.index: int | None = None
 
     def at(self, index: int) -> Self:
-        """The same, of the prompt at `index` of a batch."""
+        """Set the index of the prompt in its batch, and return this error."""
         self.index = index
         return self
 
 
 class InvalidRequestError(GenerationError):
-    """The prompt or an option cannot be used."""
+    """The prompt or an option is invalid."""
 
     exit_code = 2
 
@@ -56,23 +56,23 @@ class ContextLengthError(InvalidRequestError):
 
 
 class ModelNotFoundError(GenerationError):
-    """There is no such model."""
+    """The model does not exist."""
 
     exit_code = 4
 
 
 class UnreachableError(GenerationError):
-    """There is no server, or the connection to it broke."""
+    """The server does not answer, or the connection broke."""
 
     exit_code = 3
 
 
 class EngineError(GenerationError):
-    """The model failed, or is too busy."""
+    """The model failed or is too busy."""
 
 
 class SchemaError(GenerationError):
-    """The answer is not what its schema asks for.
+    """The answer does not match its schema.
 
     Attributes:
         completion: the answer.
@@ -84,10 +84,11 @@ class SchemaError(GenerationError):
 
 
 class BatchError(GenerationError):
-    """An item of a batch failed, which ended the batch.
+    """A prompt of a batch failed, which ended the batch.
 
     Attributes:
-        results: by the prompts' order, those that were finished; None for the others, an error for the one that failed.
+        results: results in the order of the prompts: a completion, the error of the failed prompt, or None if
+            unfinished.
     """
 
     def __init__(self, error: GenerationError, results: Sequence[Completion | GenerationError | None]) -> None:
@@ -98,7 +99,7 @@ class BatchError(GenerationError):
 
 
 def generation_error(error: ApiError) -> GenerationError:
-    """A refusal on the wire as an error of this library."""
+    """Return the error of this library for an error response of the API."""
     message, code = str(error), error.code
     if code == "context_length_exceeded":
         return ContextLengthError(message, code=code)

@@ -18,13 +18,14 @@ _PLACE = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
-    """How to answer (see `AskOptions`) and where; None leaves that to the environment, then to what there is.
+    """Options of answers (see `AskOptions`) and of the target. None selects the environment's value or a default.
 
     Attributes:
-        model: its id, `org/name`, `scheme:name` or a path; else `HELEXA_MODEL`, else the first that is loaded.
-        target: the URL of a gateway or a node, or `private`; else `HELEXA_BASE_URL`, else what listens on this
-            machine and has the model loaded, else a private engine.
-        device, dtype, quant: of a private engine; see `EngineSettings`.
+        model: `org/name`, `scheme:name`, or a path. Default: `HELEXA_MODEL`, else the server's first loaded model, or
+            `helexa/small` for a private engine.
+        target: URL of a gateway or a node, or `private`. Default: `HELEXA_BASE_URL`, else a server on this machine that
+            has the model loaded, else a private engine.
+        device, dtype, quant: settings of a private engine; see `EngineSettings`. `quant` selects a quantization.
     """
 
     model: str | None
@@ -35,7 +36,7 @@ class Options(AskOptions, total=False):
 
 
 class BatchPlaceOptions(BatchOptions, Options, total=False):
-    """How to answer many prompts, and where."""
+    """Options of a batch and of its target."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:
@@ -43,12 +44,14 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
 
     Args:
         prompt: a question, or a conversation.
-        n: how many answers; see `Completion.choices`. Each has a seed of its own.
-        on_token: told of each piece as it comes, plain or async; what it raises ends the answer and comes out here.
+        n: number of answers, each with its own seed; see `Completion.choices`.
+        on_token: plain or async function, called with each piece of the answer; an exception of the function cancels
+            the request and is raised.
+        options: see `Options`.
 
     Raises:
-        HelexaError: the model cannot be had.
-        GenerationError: there is no answer.
+        HelexaError: the model could not be loaded or fetched.
+        GenerationError: the request failed.
     """
     model, rest = _split(options)
     return model.generate(prompt, n=n, on_token=on_token, **rest)
@@ -57,19 +60,19 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
 async def agenerate(
     prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]
 ) -> Completion:
-    """`generate` for coroutines; cancelling it ends the answer."""
+    """Answer a prompt like `generate`, for coroutines; cancellation cancels the request."""
     model, rest = _split(options)
     return await model.agenerate(prompt, n=n, on_token=on_token, **rest)
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Answer a prompt piece by piece; raises what `generate` raises, while it is iterated over."""
+    """Answer a prompt piece by piece. Iterating raises the errors of `generate`."""
     model, rest = _split(options)
     return model.stream(prompt, **rest)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """`stream` for coroutines."""
+    """Answer a prompt piece by piece like `stream`, for coroutines."""
     model, rest = _split(options)
     return model.astream(prompt, **rest)
 
@@ -87,15 +90,17 @@ def batch(
 
 
 def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]) -> Any:
-    """Answer many prompts, side by side; the results are in the order of the prompts.
+    """Answer many prompts concurrently; return the results in the order of the prompts.
 
     Args:
-        on_error: `return` puts an error in the place of its result and goes on; `raise` ends the batch with it.
+        prompts: the prompts.
+        on_error: `return` stores an error in place of its result and continues; `raise` ends the batch at the first
+            error.
         options: see `Options` and `BatchOptions`.
 
     Raises:
-        HelexaError: the model cannot be had.
-        BatchError: a prompt has no answer; it has the results so far.
+        HelexaError: the model could not be loaded or fetched.
+        BatchError: a prompt failed; the error contains the results so far.
     """
     model, rest = _split(options)
     return model.batch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
@@ -116,25 +121,27 @@ async def abatch(
 async def abatch(
     prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]
 ) -> Any:
-    """`batch` for coroutines; cancelling it ends the batch."""
+    """Answer many prompts like `batch`, for coroutines; cancellation ends the batch."""
     model, rest = _split(options)
     return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
-    """Answer a file of prompts, in JSON lines, into a file of results, and go on where an earlier run has ended.
+    """Answer a file of prompts in JSON lines into a file of results; interrupted runs resume.
 
-    Each result is in the file as soon as it is known, with the `index` of its prompt, and stays there however this
-    process ends. When all are known the lines are put in the order of the prompts. A prompt that has no answer is told
-    in its line, and asked again in the next run.
+    Each result is written when known, with the `index` of its prompt, and survives the death of this process. At the
+    end the lines are sorted in the order of the prompts. A failed prompt has a line with its error, and the next run
+    repeats the prompt.
 
     Args:
-        prompts: a string, a list of messages or an object with a `prompt` in each line; see `prompt_file`.
+        prompts: path of a file; each line is a string, a list of messages or an object with a `prompt`; see
+            `prompt_file`.
+        results: path of the file of results.
         options: as in `batch`.
 
     Raises:
-        HelexaError: the model cannot be had.
-        InvalidRequestError: the results are those of other prompts, or another process is writing them.
+        HelexaError: the model could not be loaded or fetched.
+        InvalidRequestError: the results belong to other prompts, or another process writes to the file of results.
         OSError: a file cannot be read or written.
     """
     model, rest = _split(options)
@@ -142,7 +149,7 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
 
 
 async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
-    """`batch_file` for coroutines."""
+    """Answer a file of prompts like `batch_file`, for coroutines."""
     model, rest = _split(options)
     return await model.abatch_file(prompts, results, **rest)
 
@@ -156,13 +163,13 @@ def load(
     quant: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Model:
-    """Have a model ready, to be asked by the methods of what is returned. See `Options` for the arguments.
+    """Load a model and return an object with methods to answer prompts. See `Options` for the arguments.
 
-    Leaving its `with` block unloads a model from its private engine, unless another `load` holds it. Without a block it
-    stays as long as this process.
+    The end of a `with` block unloads the model from its private engine, unless another `load` holds the model. Without
+    a block the model stays loaded until the process ends.
 
     Raises:
-        HelexaError: it cannot be had.
+        HelexaError: the model could not be loaded or fetched.
     """
     loaded = Model(Place(model, target, device, dtype, quant))
     loaded.open(on_progress)
@@ -170,20 +177,21 @@ def load(
 
 
 def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """Fetch a model, unless it is here; the path of its file or folder.
+    """Download a model unless it is cached; return the path of its file or folder.
 
     Args:
-        quant: which of several GGUF files.
-        on_progress: told of a stage, of the bytes done, and of those in all (0: unknown); called in another thread.
+        model: `org/name`, `scheme:name`, or a path.
+        quant: selects one of several GGUF files.
+        on_progress: called with a stage, the bytes done, and the total bytes (0: unknown), in another thread.
 
     Raises:
-        SourceError: it cannot be had; `kind` says why.
+        SourceError: the download failed; `kind` names the reason.
     """
     return blocking(Blocking().wait(_pull(model, quant, on_progress)))
 
 
 async def apull(model: str, *, quant: str | None = None, on_progress: OnProgress | None = None) -> Path:
-    """`pull` for coroutines; cancelling it ends the download, which goes on next time."""
+    """Download a model like `pull`, for coroutines; a canceled download resumes at the next call."""
     return await Awaiting().wait(_pull(model, quant, on_progress))
 
 
@@ -195,6 +203,6 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 
 
 def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
-    """The model where `options` say, and the rest of them."""
+    """Return the model selected by `options`, and the remaining options."""
     rest: Any = dict(options)
     return Model(Place(*(rest.pop(name, None) for name in _PLACE))), rest

@@ -1,4 +1,4 @@
-"""A model to ask, wherever it runs: the calls of the library, each as a plain function and as a coroutine."""
+"""A model at any target. Each method of the library exists as a plain function and as a coroutine."""
 
 import difflib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 OnToken = Callable[[str], Awaitable[None] | None]
-"""Told of each piece of an answer."""
+"""Called with each piece of an answer."""
 
 OnResult = Callable[[int, Result], Awaitable[None] | None]
-"""Told of each result of a batch, with the prompt's place."""
+"""Called with the prompt's index and each result of a batch."""
 
 OnError = Literal["raise", "return"]
 
 
 class AskOptions(SamplingOptions, total=False):
-    """How to answer: the fields of `Sampling`, and these.
+    """Options of answers: the fields of `Sampling`, and the following fields.
 
     Attributes:
-        sampling: the fields together; those given beside it come first.
+        sampling: all sampling fields in one object; separate fields override its values.
         system: the system prompt.
-        schema: a JSON Schema or a pydantic model, which the answer is held to; see `Completion.parsed`.
-        think: whether the model thinks before it answers; None leaves it to the model.
+        schema: JSON Schema or pydantic model that constrains the answer; see `Completion.parsed`.
+        think: whether the model reasons before it answers; None selects the model's default.
     """
 
     sampling: Sampling | None
@@ -49,11 +49,12 @@ class AskOptions(SamplingOptions, total=False):
 
 
 class BatchOptions(AskOptions, total=False):
-    """How to answer many prompts.
+    """Options of a batch.
 
     Attributes:
-        max_parallel: prompts that are answered at once; else `HELEXA_NUM_PARALLEL`, else what suits the target.
-        on_result: told of each result as it comes, plain or async; what it raises ends the batch and comes out here.
+        max_parallel: number of concurrent requests. Default: `HELEXA_NUM_PARALLEL`, else the target's default.
+        on_result: plain or async function, called with each result; an exception of the function ends the batch and is
+            raised.
     """
 
     max_parallel: int | None
@@ -61,10 +62,10 @@ class BatchOptions(AskOptions, total=False):
 
 
 class Stream:
-    """An answer as it comes: iterate over its pieces. To end it early, close it, or leave its `with` block.
+    """A streamed answer. Iterate over its pieces; to end it early, close it or leave its `with` block.
 
     Attributes:
-        completion: the whole of it, None before its end.
+        completion: the completion, or None before the end.
     """
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
@@ -79,7 +80,7 @@ class Stream:
                 yield piece
 
     def close(self) -> None:
-        """End the answer where it is generated."""
+        """Cancel the request."""
         self._pieces.close()
 
     def __enter__(self) -> Self:
@@ -90,7 +91,7 @@ class Stream:
 
 
 class AsyncStream:
-    """An answer as it comes, for `async for`; see `Stream`."""
+    """A streamed answer for `async for`; see `Stream`."""
 
     def __init__(self, pieces: AsyncGenerator[Delta | Completion, None]) -> None:
         self.completion: Completion | None = None
@@ -104,7 +105,7 @@ class AsyncStream:
                 yield piece
 
     async def aclose(self) -> None:
-        """End the answer where it is generated."""
+        """Cancel the request."""
         await self._pieces.aclose()
 
     async def __aenter__(self) -> Self:
@@ -115,7 +116,7 @@ class AsyncStream:
 
 
 class Model:
-    """One model at one target; made by `load`. As a context manager it lets the model go in the end."""
+    """One model at one target, made by `load`. Leaving its `with` block calls `close`."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -181,26 +182,26 @@ class Model:
         return await self._batch_file(Awaiting(), prompts, results, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
-        """Have the model ready until `close`, and say where.
+        """Load the model until `close`, and return its target.
 
         Args:
-            on_progress: called in another thread.
+            on_progress: called in another thread; see `OnProgress`.
 
         Raises:
-            HelexaError: it cannot be had.
+            HelexaError: the model could not be loaded or fetched.
         """
         return blocking(Blocking().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
-        """See `open`."""
+        """Load the model; see `open`."""
         return await Awaiting().wait(self._open(on_progress, self))
 
     def close(self) -> None:
-        """Unload the model if it is in a private engine and nobody else holds it; what is asked next loads it again."""
+        """Unload the model from its private engine unless another `load` holds it; the next request loads it again."""
         blocking(Blocking().wait(self._close()))
 
     async def aclose(self) -> None:
-        """See `close`."""
+        """Unload the model; see `close`."""
         await Awaiting().wait(self._close())
 
     def __enter__(self) -> Self:
@@ -259,7 +260,7 @@ class Model:
     ) -> FileSummary:
         max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
         ask, model = _ask(options), self._place.wanted_model or ""
-        next(read_prompts(Path(prompts), ask, model), None)  # prompts that are not there leave no file of results
+        next(read_prompts(Path(prompts), ask, model), None)  # fail before creating a results file
         with ResultFile(Path(results)) as file:
             run = FileRun(Path(prompts), file, ask, model)
             async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as found:
@@ -273,7 +274,7 @@ class Model:
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
     ) -> AsyncGenerator[tuple[int, Result], None]:
-        """What becomes of requests, which are drawn as there is room; runs in the background loop (see `across`)."""
+        """Yield (index, result) of requests, taken as needed; runs in the background loop (see `across`)."""
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
         target = await self._open()
@@ -304,11 +305,11 @@ _OPTIONS = AskOptions.__annotations__.keys() | SamplingOptions.__annotations__.k
 
 
 def _ask(options: AskOptions) -> Ask:
-    """The options together.
+    """Return the options as an `Ask`.
 
     Raises:
-        TypeError: there is no such option.
-        InvalidRequestError: `sampling` is something else.
+        TypeError: an option is unknown.
+        InvalidRequestError: `sampling` is not a `Sampling`.
     """
     flat: dict[str, Any] = dict(options)
     for name in flat:

@@ -1,4 +1,4 @@
-"""A private engine: what a node serves with, its HTTP surface apart, in this process and the engine's own."""
+"""A private engine: the serving code of a node without its HTTP API, in this process and an engine process."""
 
 import asyncio
 import logging
@@ -32,29 +32,29 @@ from helexa.neuron.weights.quantization.quant_form import share_left
 
 log = logging.getLogger(__name__)
 
-_OURSELVES = "self"  # whoever asks here: all of one mind, so prompts that begin alike share what is cached
+_OURSELVES = "self"  # the only principal of this process: all requests share the prefix cache
 _LOOK_SECONDS = 0.05
-_WAIT_SECONDS = 24 * 3600.0  # for a seat, behind others of this process
+_WAIT_SECONDS = 24 * 3600.0  # for admission behind other requests of this process
 _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How a private engine runs; None leaves it to the environment, then to the machine.
+    """Settings of a private engine. None selects the environment's value, else a value for the machine.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
-        dtype: of activations, `float32`, `bfloat16`, `float16` or `auto`.
+        dtype: data type of activations: `float32`, `bfloat16`, `float16` or `auto`.
     """
 
     device: str | None = None
     dtype: str | None = None
 
     def config(self) -> NeuronConfig:
-        """The configuration of a node that would run so.
+        """Return the configuration of a node with these settings.
 
         Raises:
-            ConfigError: an option or a variable is wrong.
+            ConfigError: an option or an environment variable is invalid.
         """
         config = read_config(None)
         dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
@@ -75,22 +75,23 @@ class EngineSettings:
 
 
 class PrivateEngines:
-    """The engines of this process, each with one model; how they run is the same for all.
+    """The engines of this process, each with one model and all with the same settings.
 
     Args:
-        spare: perhaps the process of the first of them; ended if that cannot be loaded.
+        settings: settings of the engines.
+        spare: warm standby process for the first engine; ended if the first load fails.
     """
 
     def __init__(self, settings: EngineSettings, spare: Spare) -> None:
         self.spare = spare
         self._config = settings.config()
-        self._sources = Sources(self._config, refresh=False)  # what is here answers at once; `pull` looks for newer
-        self.holders: dict[str, set[object]] = {}  # of each model that is loaded, by its id
+        self._sources = Sources(self._config, refresh=False)  # only `pull` asks the hub for updates
+        self.holders: dict[str, set[object]] = {}  # holders of each loaded model, by its id
         self._registries: dict[str, Registry] = {}  # by device
-        self._places: dict[str, str] = {}  # id -> where the model is from
+        self._places: dict[str, str] = {}  # model id -> source of the model
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
-        """The model of an id, `org/name`, `scheme:name` or a path."""
+        """Return the target for `org/name`, `scheme:name` or a path."""
         spec = ModelSpec(model_id=model, quant=quant)
         source = ModelSource.parse(source_text(spec), self._config.harness.torch.default_source)
         if source.scheme == "file":
@@ -104,10 +105,10 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Where a model is to be loaded: on the device that was asked for, or that suits it best.
+        """Return the registry of the device that was configured or that suits the model best.
 
         Raises:
-            SourceError: the model cannot be had.
+            SourceError: the model could not be fetched.
         """
         device = self._config.harness.torch.device
         if device == "auto":
@@ -121,7 +122,7 @@ class PrivateEngines:
         return self._registries[device]
 
     async def make_room(self, registry: Registry) -> bool:
-        """Unload a model that nobody holds or asks; whether there was one."""
+        """Unload a model without holders and running requests; return whether a model was unloaded."""
         for model in registry.models():
             if not self.holders.get(model.id) and not model.engine.open_streams:
                 log.info("%s makes room for another model", model.id)
@@ -130,11 +131,11 @@ class PrivateEngines:
         return False
 
     async def close(self) -> None:
-        """End them."""
+        """Unload all models and end the engines."""
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, place: str) -> str:
-        """The name, or one like it if that is another model's."""
+        """Return the name, or a numbered name if another model has the name."""
         taken = 1
         while self._places.setdefault(found := name if taken == 1 else f"{name}-{taken}", place) != place:
             taken += 1
@@ -142,10 +143,10 @@ class PrivateEngines:
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
-    """The path of a model's file or folder, fetched if it is not here yet, or not as new as its hub has it.
+    """Return the path of a model's file or folder, downloaded if it is missing or outdated.
 
     Raises:
-        SourceError: it cannot be had.
+        SourceError: the download failed.
     """
     config = EngineSettings().config()
     source = ModelSource.parse(source_text(ModelSpec(model_id=model)), config.harness.torch.default_source)
@@ -154,7 +155,7 @@ async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = 
 
 
 class PrivateTarget:
-    """One model in a private engine, which is shared by all that asks for it in this process."""
+    """One model in a private engine, shared by all callers in this process."""
 
     def __init__(self, engines: PrivateEngines, spec: ModelSpec, source: ModelSource) -> None:
         self._engines = engines
@@ -166,18 +167,18 @@ class PrivateTarget:
 
     @property
     def name(self) -> str:
-        """See `Target`."""
+        """Description of the engine; see `Target`."""
         model = self._served()
         return "private engine" + (f" on {model.engine.ready.device} in {model.engine.ready.dtype}" if model else "")
 
     @property
     def width(self) -> int:
-        """See `Target`."""
+        """Number of requests to run concurrently; see `Target`."""
         model = self._served()
         return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """See `Target`."""
+        """Load the model; see `Target`."""
         if holder is not None:
             self._engines.holders.setdefault(self.model, set()).add(holder)
         if self._served() is not None:
@@ -191,7 +192,7 @@ class PrivateTarget:
                 raise
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
-        """See `Target`."""
+        """Run a request; see `Target`."""
         try:
             if self._registry is None:
                 raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
@@ -208,14 +209,14 @@ class PrivateTarget:
             raise generation_error(error) from None
 
     async def close(self, holder: object) -> None:
-        """See `Target`."""
+        """Release the model; see `Target`."""
         holders = self._engines.holders.get(self.model, set())
         holders.discard(holder)
         if holders:
             return
         registry, self._registry = self._registry, None
         if registry is not None:
-            with suppress(ApiError):  # it is gone already
+            with suppress(ApiError):  # already unloaded
                 await registry.unload(self.model)
 
     async def _load(self, report: OnProgress) -> None:
@@ -225,7 +226,7 @@ class PrivateTarget:
             try:
                 await self._registry.load(self._spec, report)
             except AlreadyLoadedError:
-                await asyncio.sleep(_LOOK_SECONDS)  # its engine has died, and another one is on its way
+                await asyncio.sleep(_LOOK_SECONDS)  # the engine died and another load is in progress
             except DoesNotFitError:
                 if not await self._engines.make_room(self._registry):
                     raise
@@ -238,7 +239,7 @@ class PrivateTarget:
 
 
 def _bytes_of(model: Path, quant: str | None) -> int:
-    """Of the weights in a file, in the parts of one that is split, or in a folder, of what those become."""
+    """Return the bytes of the weights: of a file with all its parts, or of a folder after quantization."""
     if model.is_dir():
         stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
         return int(stored * share_left(quant)) if quant else stored

@@ -1,4 +1,4 @@
-"""A server that answers: a gateway or a node, over HTTP."""
+"""Client of a gateway or a node over HTTP."""
 
 import asyncio
 import json
@@ -34,10 +34,10 @@ _REASONS = ("stop", "length", "tool_calls")
 
 
 class Remote:
-    """One server, named by its base URL, which may end in `/v1`.
+    """One server with its base URL, which may end in `/v1`.
 
     Raises:
-        InvalidRequestError: the URL or the key cannot be used.
+        InvalidRequestError: the URL or the key is invalid.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -58,11 +58,11 @@ class Remote:
         self._reached = False
 
     async def target(self, model: str | None) -> "RemoteTarget":
-        """The model of this id there; without one, the first that is loaded, else the first of all.
+        """Return the target of a model id. Without an id, return the first loaded model, else the first model.
 
         Raises:
-            UnreachableError: there is no server.
-            GenerationError: it refuses to list its models, or has none.
+            UnreachableError: the server does not answer.
+            GenerationError: the server rejects the request, or has no models.
         """
         if model is None:
             models = await self.models()
@@ -72,7 +72,7 @@ class Remote:
         return RemoteTarget(self, model)
 
     async def loaded(self, model: str | None) -> "RemoteTarget | None":
-        """The model of this id, or any if there is none, provided that it is loaded there; else None."""
+        """Return the target of a model id, or of any model, if the server has the model loaded; else None."""
         try:
             names = [name for name, loaded in (await self.models()).items() if loaded]
         except GenerationError:
@@ -82,10 +82,11 @@ class Remote:
         return RemoteTarget(self, model) if model is not None and model in names else None
 
     async def models(self) -> dict[str, bool]:
-        """The ids of its models, and whether each is loaded.
+        """Return the ids of the server's models, and whether each is loaded.
 
         Raises:
-            UnreachableError, GenerationError: it does not say.
+            UnreachableError: the server does not answer.
+            GenerationError: the server rejects the request, or its answer is invalid.
         """
         try:
             async with asyncio.timeout(_LIST_SECONDS):
@@ -99,12 +100,12 @@ class Remote:
         return {entry["id"]: entry.get("loaded") is not False for entry in named}
 
     async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed chat completion; closing the generator ends the answer on the server.
+        """Yield the chunks of a streamed chat completion; closing the generator cancels the request on the server.
 
-        A server that is too busy is asked again after the time that it names, a few times.
+        A busy server is asked again a few times after the delay in its response.
 
         Raises:
-            GenerationError: it refused, failed, or went away.
+            GenerationError: the server rejected the request, failed, or disconnected.
         """
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         answer = await self._patiently(data)
@@ -115,7 +116,7 @@ class Remote:
             while chunk := await answer.chunk():
                 for event in parser.feed(chunk):
                     if event.data == "[DONE]":
-                        await answer.chunk()  # its end, so that the connection can be kept
+                        await answer.chunk()  # read to the end, so that the connection can be reused
                         return
                     said = _object(event.data.encode())
                     if "error" in said:
@@ -180,7 +181,7 @@ class Remote:
     def _lost(self, error: Exception) -> UnreachableError:
         match error:
             case NotReached():
-                # One that was there a moment ago may be on its way back.
+                # A server that answered earlier may be restarting.
                 return UnreachableError(f"no server at {self.url}; start one with `helexa up`", retryable=self._reached)
             case Silent():
                 return UnreachableError(f"{self.url} stopped answering", retryable=True)
@@ -188,7 +189,7 @@ class Remote:
 
 
 class _BusyError(Exception):
-    """A refusal that names a time after which to ask again."""
+    """An error response with a retry delay."""
 
     def __init__(self, error: GenerationError, seconds: int) -> None:
         super().__init__(str(error))
@@ -205,19 +206,19 @@ class RemoteTarget:
 
     @property
     def name(self) -> str:
-        """See `Target`."""
+        """URL of the server; see `Target`."""
         return self._server.url
 
     @property
     def width(self) -> int:
-        """See `Target`."""
+        """Number of requests to run concurrently; see `Target`."""
         return environment.number(environment.NUM_PARALLEL) or _WIDTH
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """See `Target`; a server has its models ready in its own way."""
+        """Do nothing: the server decides when to load its models; see `Target`."""
 
     async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
-        """See `Target`."""
+        """Run a request; see `Target`."""
         reason: FinishReason | None = None
         usage: dict[str, Any] = {}
         chunks = self._server.chat(request.body(self.model))
@@ -239,7 +240,7 @@ class RemoteTarget:
         yield _end(reason, self.model, usage)
 
     async def close(self, holder: object) -> None:
-        """See `Target`; whether a model stays loaded is up to the server."""
+        """Do nothing: the server decides when to unload its models; see `Target`."""
 
 
 def _end(reason: FinishReason, model: str, usage: dict[str, Any]) -> End:

@@ -1,4 +1,4 @@
-"""One prompt and how to answer it, as every target takes it."""
+"""One prompt with its options, in the form that targets accept."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,23 @@ from helexa.generation.sampling import Sampling
 from helexa.generation.schema import AnswerSchema
 
 Message = Mapping[str, Any]
-"""A turn of a conversation, `{"role": "user", "content": "..."}`, as OpenAI's chat API has it."""
+"""A message of a conversation, `{"role": "user", "content": "..."}`, as in OpenAI's chat API."""
 
 Prompt = str | Sequence[Message]
-"""What to ask: the text of a question, or a conversation so far."""
+"""The text of a question, or a conversation."""
 
-_SEEDS = 1 << 31  # every server takes these
+_SEEDS = 1 << 31  # seeds that every server accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How prompts are answered, apart from the prompts.
+    """Options of answers.
 
     Attributes:
-        system: the system prompt before each of them.
-        schema: what each answer must be.
-        think: whether the model thinks before it answers; None leaves it to the model.
+        sampling: sampling options.
+        system: system prompt before each prompt, or None.
+        schema: schema of each answer, or None.
+        think: whether the model reasons before it answers; None selects the model's default.
     """
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -34,10 +35,10 @@ class Ask:
     think: bool | None = None
 
     def request(self, prompt: Prompt, number: int = 0) -> "Request":
-        """The request for `prompt`, which is the one of this number of those that are asked together.
+        """Return the request for `prompt`; `number` is added to a given seed.
 
         Raises:
-            InvalidRequestError: it is no prompt.
+            InvalidRequestError: the prompt is invalid.
         """
         messages = _messages(prompt)
         if self.system is not None:
@@ -49,10 +50,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation that wants its next turn. `seed` is that of `sampling`.
+    """A conversation to continue. `seed` is the seed of `sampling`.
 
     Attributes:
-        streamed: its pieces are wanted as they come.
+        messages: messages of the conversation.
+        sampling: sampling options.
+        seed: random seed.
+        schema: schema of the answer, or None.
+        think: whether the model reasons before it answers; None selects the model's default.
+        streamed: whether pieces are returned during generation.
     """
 
     messages: list[dict[str, Any]]
@@ -63,7 +69,7 @@ class Request:
     streamed: bool = False
 
     def body(self, model: str) -> dict[str, Any]:
-        """What it is in OpenAI's chat dialect."""
+        """Return the body of an OpenAI chat request."""
         body = {"model": model, "messages": self.messages, "stream": self.streamed, **self.sampling.body()}
         if self.schema is not None:
             body["response_format"] = self.schema.response_format

@@ -1,4 +1,4 @@
-"""How tokens are chosen, and how many."""
+"""Sampling options of answers."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypedDict
@@ -21,15 +21,16 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How an answer is sampled. None leaves it to the model's own `generation_config.json`; nothing else is on.
+    """Sampling options. None selects the value of the model's `generation_config.json`, else the option is off.
 
     Attributes:
-        max_tokens: of the answer; None goes on until the model ends it or its context does (on a server: its limit).
-        temperature: randomness; 0 always takes the likeliest token.
-        top_p, top_k, min_p: leave only likely tokens to choose from.
-        repetition_penalty, frequency_penalty, presence_penalty: make what was said already less likely.
-        seed: makes an answer repeatable. Of several answers or prompts, number i has `seed + i`. None draws one for
-            each, which its completion tells.
+        max_tokens: maximum tokens of the answer; None allows answers up to the context size (on a server: up to its
+            limit).
+        temperature: randomness; 0 always selects the most likely token.
+        top_p, top_k, min_p: restrict sampling to likely tokens.
+        repetition_penalty, frequency_penalty, presence_penalty: make tokens that already occurred less likely.
+        seed: random seed of reproducible answers. Answer or prompt number i uses `seed + i`. None selects random seeds,
+            which the completions report.
         stop: strings that end the answer and are not part of it.
     """
 
@@ -45,14 +46,14 @@ class Sampling:
     stop: str | list[str] | None = None
 
     def replaced(self, options: SamplingOptions) -> "Sampling":
-        """The same, with `options` in place of its own.
+        """Return a copy with `options` replaced.
 
         Raises:
-            TypeError: there is no such option.
+            TypeError: an option is unknown.
         """
         return replace(self, **options)
 
     def body(self) -> dict[str, Any]:
-        """The fields of a request that say so; what is None is left out."""
+        """Return the fields of a request, without options that are None."""
         said = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in said if value is not None}

@@ -1,4 +1,4 @@
-"""What an answer must be: a JSON Schema, or a pydantic model that has one."""
+"""Schema of answers: a JSON Schema, or a pydantic model."""
 
 import json
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ Schema = "Mapping[str, Any] | type[BaseModel]"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """A JSON Schema that the engine holds answers to, and the class that they become, if there is one."""
+    """A JSON Schema that constrains answers, and the pydantic class of parsed answers or None."""
 
     schema: dict[str, Any]
     model: "type[BaseModel] | None" = None
 
     @classmethod
     def of(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
-        """The schema of a schema or of a pydantic model.
+        """Return the answer schema for a JSON Schema or a pydantic model, or None for None.
 
         Raises:
-            InvalidRequestError: it is neither.
+            InvalidRequestError: `schema` is neither of them.
         """
         if schema is None:
             return None
@@ -38,19 +38,19 @@ class AnswerSchema:
 
     @property
     def response_format(self) -> dict[str, Any]:
-        """As OpenAI's chat dialect asks for it."""
+        """The `response_format` of an OpenAI chat request."""
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.schema, "strict": True}}
 
     def parsed(self, completion: Completion) -> Any:
-        """What the answer says.
+        """Return the parsed answer.
 
         Raises:
-            SchemaError: it is not what was asked for.
+            SchemaError: the answer does not match the schema.
         """
         text = completion.text
         try:
             return json.loads(text) if self.model is None else self.model.model_validate_json(text)
-        except ValueError as error:  # pydantic's are, too
+        except ValueError as error:  # includes pydantic's ValidationError
             if completion.finish_reason == "length":
                 reason = "it was cut at its limit of tokens; raise max_tokens"
             else:
@@ -59,7 +59,7 @@ class AnswerSchema:
 
 
 def _closed(schema: Any) -> Any:
-    """A pydantic model's schema without the further properties that it would pass over: nobody is to generate them."""
+    """Return a pydantic model's schema that forbids additional properties, which pydantic would ignore."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):

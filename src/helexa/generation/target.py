@@ -1,4 +1,4 @@
-"""Where prompts are answered: what a server and a private engine have in common."""
+"""The protocol of targets: servers and private engines."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -8,15 +8,19 @@ from helexa.generation.completion import Delta, FinishReason, Usage
 from helexa.generation.request import Request
 
 OnProgress = Callable[[str, int, int], None]
-"""Told of a stage such as `download` or `weights`, of the bytes done, and of those in all (0: unknown)."""
+"""Called with a stage such as `download` or `weights`, the bytes done, and the total bytes (0: unknown)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """The answer is complete.
+    """End of a complete answer.
 
     Attributes:
-        prefill_s, decode_s: as the engine measured them, None where it does not say.
+        reason: finish reason.
+        model: id of the model.
+        usage: token counts.
+        prefill_s, decode_s: durations measured by the engine, or None if unknown.
+        device, dtype: device and data type of the computation, or None if unknown.
     """
 
     reason: FinishReason
@@ -29,49 +33,50 @@ class End:
 
 
 class WasThought:
-    """All pieces so far were reasoning, as shows only now."""
+    """Reclassify all previous pieces as reasoning."""
 
 
 Event = Delta | WasThought | End
 
 
 class Target(Protocol):
-    """One model at one place."""
+    """One model at one server or private engine."""
 
     @property
     def name(self) -> str:
-        """The place, for people."""
+        """Description of the target for display."""
         ...
 
     @property
     def model(self) -> str:
-        """The id that the model goes by there."""
+        """Id of the model at the target."""
         ...
 
     @property
     def width(self) -> int:
-        """Requests that are best sent at once, once it is open."""
+        """Suitable number of concurrent requests, once the target is open."""
         ...
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Have the model ready; does nothing if it is.
+        """Load the model; no effect if it is loaded.
 
         Args:
-            holder: who wants it to stay until `close`; None for whoever asks once.
+            on_progress: receives the progress of the load.
+            holder: object that keeps the model loaded until `close`; None for a single request.
 
         Raises:
-            HelexaError: it cannot be had.
+            HelexaError: the model could not be loaded or fetched.
         """
         ...
 
     def answer(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Deltas, and `End` as the last event; closing the generator ends the answer where it is generated.
+        """Yield deltas, and `End` as the last event; closing the generator cancels the request.
 
         Raises:
-            GenerationError: there is none, or no more of it.
+            GenerationError: the request failed.
         """
         ...
 
     async def close(self, holder: object) -> None:
-        """Let the model go, unless somebody else holds it."""
+        """Release the model, which is unloaded if no other holder remains."""
         ...

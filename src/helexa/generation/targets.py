@@ -1,4 +1,4 @@
-"""Which target answers: a server that is named or runs here, else a private engine."""
+"""Selects the target of a request: a configured or local server, else a private engine."""
 
 import asyncio
 import os
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from helexa.generation.remote import Remote
 
 PRIVATE = "private"
-"""The target that is always a private engine."""
+"""Value of `target` that selects a private engine."""
 
 DEFAULT_MODEL = "helexa/small"
 _LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
-"""Where a gateway and a node of this machine listen unless they are told otherwise."""
+"""Default URLs of a gateway and a node on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which model is asked and where, as a caller says it; None leaves it to the environment, then to what there is.
+    """The caller's choice of model and target. None selects the environment's value or a default.
 
     Attributes:
-        model: its id, `org/name`, `scheme:name` or a path.
-        target: the URL of a gateway or a node, or `private`.
-        device, dtype, quant: of a private engine, which is what is used where one of them is given.
+        model: `org/name`, `scheme:name`, or a path.
+        target: URL of a gateway or a node, or `private`.
+        device, dtype, quant: settings of a private engine; each of them selects a private engine if no server is given.
     """
 
     model: str | None = None
@@ -41,29 +41,29 @@ class Place:
 
     @property
     def wanted_model(self) -> str | None:
-        """The model that is asked for, None for any."""
+        """The requested model, or None for any model."""
         return self.model or environment.text(environment.MODEL)
 
     @property
     def url(self) -> str | None:
-        """The server that is asked for, None for none."""
+        """The requested server, or None."""
         said = self.target or environment.text(environment.BASE_URL)
         return None if said == PRIVATE else said
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells one place from another, with what the environment says now."""
+        """Key of the target, including the present environment variables."""
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property
     def is_private(self) -> bool:
-        """Whether only a private engine will do."""
+        """Whether the target must be a private engine."""
         own = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
         return self.target == PRIVATE or (self.url is None and own is not None)
 
 
 class Targets:
-    """The targets of this process, each made when it is first asked for. Used in one event loop."""
+    """The targets of this process, created at first use. For use in one event loop."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Target] = {}
@@ -73,16 +73,16 @@ class Targets:
         self._spare = Spare()
 
     async def find(self, place: Place) -> Target:
-        """The target for a place.
+        """Return the target for a place.
 
         Raises:
-            HelexaError: there is none.
+            HelexaError: no target was found.
         """
         async with self._finding:
             if (target := self._found.get(place.key)) is not None:
                 return target
             if place.url is None and not place.is_private:
-                # Not for good: whatever runs on this machine may end, and the next question is for somebody else then.
+                # Do not cache the result: local servers may stop, and later requests then need another target.
                 for url in _LOCAL_URLS:
                     if (target := await self._remote(url).loaded(place.wanted_model)) is not None:
                         return target
@@ -90,7 +90,7 @@ class Targets:
             return target
 
     async def close(self) -> None:
-        """Let go of all of them."""
+        """Close all targets."""
         engines, self._engines = list(self._engines.values()), {}
         remotes, self._remotes = list(self._remotes.values()), {}
         self._found.clear()
@@ -106,7 +106,7 @@ class Targets:
                 raise InvalidRequestError(f"device, dtype and quant are up to the server at {place.url}")
             return await self._remote(place.url).target(model)
         if not self._engines:
-            await self._spare.begin()  # it starts while all that a private engine needs here is imported
+            await self._spare.begin()  # The process starts while this process imports the modules of private engines.
         try:
             return self._engines_of(place).target(model or DEFAULT_MODEL, place.quant)
         except BaseException:

@@ -1,1 +1,1 @@
-"""The agent itself: rounds of asking a model and running the tools that it calls."""
+"""The agent loop: request an answer from the model, run its tool calls, repeat."""

@@ -1,4 +1,4 @@
-"""One answer of a model as it arrives: told to the user at once, kept for the history."""
+"""Collects one streamed answer of a model and emits its events."""
 
 import re
 import uuid
@@ -28,16 +28,16 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """A call as the model writes it: the name is empty where the text has to tell."""
+    """A streamed tool call; `name` is empty if the text contains the name."""
 
     id: str
     name: str
     text: list[str] = field(default_factory=list)
-    started: bool = False  # whether the user has been told
+    started: bool = False  # whether CallStarted was emitted
 
     @property
     def arguments(self) -> str:
-        """All of the text so far."""
+        """All arguments received so far."""
         return "".join(self.text)
 
 
@@ -45,14 +45,21 @@ class Answer:
     """Collects one answer.
 
     Attributes:
-        id: of the message.
-        calls: in the order in which they began.
-        finish: why it ended; None while it has not.
-        begun: whether anything of it has arrived.
+        id: id of the message.
+        calls: tool calls in the order of their first delta.
+        usage: token counts, or None if the endpoint reported none.
+        finish: finish reason, or None before the end of the answer.
+        begun: whether any event of the answer has arrived.
     """
 
     def __init__(self, emit: Emit, kinds: Mapping[str, ToolKind], used_ids: Iterable[str]) -> None:
-        """`kinds` are those of the tools, by name; no call gets one of `used_ids`."""
+        """Prepare an empty answer.
+
+        Args:
+            emit: receives the events.
+            kinds: kinds of tools by tool name.
+            used_ids: call ids that the answer must not reuse.
+        """
         self.id = str(uuid.uuid4())
         self.calls: list[CallText] = []
         self.usage: Usage | None = None
@@ -69,14 +76,14 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """What it says."""
+        """The text of the answer."""
         return "".join(self._text)
 
     async def read(self, events: AsyncIterator[ModelEvent]) -> None:
-        """Take the answer in until it ends.
+        """Read the events of the answer until its end.
 
         Raises:
-            ProviderError: the endpoint fails, or never stops.
+            ProviderError: the endpoint failed, or the answer exceeds a size limit.
         """
         async for event in events:
             self.begun = True
@@ -97,7 +104,7 @@ class Answer:
                     self.finish, self._extras = reason, extras
 
     def message(self, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-        """The answer for the history, with the calls as they were understood; None where nothing has arrived."""
+        """Return the answer as a history message with `calls`, or None if nothing has arrived."""
         text, reasoning = self.text, "".join(self._reasoning)
         if not text and not reasoning and not calls:
             return None
@@ -119,7 +126,7 @@ class Answer:
             await self._emit(CallStarted(call.id, call.name, card))
 
     def _free_id(self, wanted: str | None) -> str:
-        """An id that no other call of the session has; some endpoints count anew in each answer, or give none."""
+        """Return a call id that is unique in the session; some endpoints repeat ids in each answer or send none."""
         id = wanted if wanted and _ID.fullmatch(wanted) and wanted not in self._used else f"call_{uuid.uuid4().hex}"
         self._used.add(id)
         return id

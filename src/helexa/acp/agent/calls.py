@@ -1,4 +1,4 @@
-"""The calls of one answer, run: those that only read side by side, all others one after the other."""
+"""Runs the tool calls of one answer: read-only calls concurrently, all other calls one after the other."""
 
 import asyncio
 import json
@@ -31,12 +31,14 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that was understood, or the reason why it cannot be run.
+    """A parsed call, or the reason why it cannot be run.
 
     Attributes:
-        message: how it goes into the history: always with a name and an object that any endpoint takes back.
-        started: whether the user has been told of it.
-        failure: for the model.
+        message: the call in the history, with a name and a JSON object that any endpoint accepts.
+        started: whether `CallStarted` was emitted.
+        tool: the called tool, or None if unknown.
+        arguments: the checked arguments, or None if invalid.
+        failure: error message for the model, or None.
     """
 
     message: ToolCall
@@ -47,7 +49,7 @@ class Call:
 
 
 def understand(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """What the model meant; `cut_off` where its answer ended at a limit."""
+    """Parse a call; `cut_off` states that the answer ended at a token limit."""
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
     whole = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
     name = text.name if _NAME.fullmatch(text.name) else "malformed_call"
@@ -78,7 +80,7 @@ class Calls:
     """Runs the calls of an answer.
 
     Attributes:
-        results: of those that have ended, by the call's id.
+        results: results of finished calls by call id.
     """
 
     def __init__(self, turn: Turn) -> None:
@@ -87,7 +89,7 @@ class Calls:
         self.results: dict[str, ToolResult] = {}
 
     async def run(self, calls: Sequence[Call]) -> None:
-        """Run them all. What a call does wrong becomes its result; only CancelledError leaves."""
+        """Run all calls. A failed call has a failed result; only CancelledError is raised."""
         rest = list(calls)
         while rest:
             reading = next((index for index, call in enumerate(rest) if not self._only_reads(call)), len(rest))
@@ -98,7 +100,7 @@ class Calls:
                     group.create_task(self._run(call))
 
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
-        """Give those that have not ended a result that says so; what is to be told of them."""
+        """Add a failed result for each unfinished call, and return the events to emit for these calls."""
         untold: list[CallChanged] = []
         for call in calls:
             id, card = call.message.id, self._card(call)
@@ -161,7 +163,7 @@ class Calls:
         return Card(title(call.message.name), call.tool.kind if call.tool else "other")
 
     async def _show(self, call: Call, card: Card) -> None:
-        """Tell the user of a call for the first time, or what it is about, where he knows of it."""
+        """Emit the card of a call: `CallStarted` for a new call, `CallChanged` for a started call."""
         self._cards[call.message.id] = card
         if call.started:
             await self._turn.emit(CallChanged(call.message.id, card=card, arguments=call.arguments))

@@ -1,4 +1,4 @@
-"""A conversation that has become too long is summed up by the model that is chosen, as far as its context allows."""
+"""Compaction: the chosen model summarizes a conversation that has become too long for its context."""
 
 import asyncio
 import uuid
@@ -13,20 +13,20 @@ from helexa.acp.providers.provider import AnswerDelta, ModelRequest, Provider, P
 from helexa.acp.tools.excerpt import ends
 
 SUMMARY_TOKENS = 4096
-"""A summary takes at most as much, and no more than a quarter of the context."""
+"""Maximum tokens of a summary, which is also limited to a quarter of the context."""
 
 UNKNOWN_CONTEXT = 32_768
-"""Tokens to go by where nobody knows how much fits."""
+"""Assumed context size in tokens if the context size is unknown."""
 
 KEPT_PART = 8
-"""Of the context, one part in so many stays as it was said: the newest messages."""
+"""1 / KEPT_PART of the context is filled with the newest messages, which stay unchanged."""
 
 LEAST_TOKENS = 200
-"""A shorter conversation is not summed up."""
+"""Conversations below this number of tokens are not summarized."""
 
-_MOST_RESULT = 2000  # bytes of one result in what is to be summed up
-_MOST_PROMPT = 4000  # bytes of the last prompt that go along word by word
-_CAUTION = 0.8  # of the room is used: estimates err
+_MOST_RESULT = 2000  # bytes of one result in the text to summarize
+_MOST_PROMPT = 4000  # bytes of the last prompt that are copied verbatim
+_CAUTION = 0.8  # part of the context to use, as token estimates are inexact
 
 _SYSTEM = """\
 You sum up a conversation between a user and a coding agent, so that the agent can go on with your summary alone. Say
@@ -36,9 +36,9 @@ next. Leave out what no longer matters. Write plain text, nothing before and not
 
 
 async def compact(turn: Turn, instructions: str = "") -> bool:
-    """Sum the conversation up, on demand or because it does not fit; whether it was.
+    """Summarize the conversation; return whether it was summarized.
 
-    A failure is told by a `CompactionChanged`; the conversation stays as it was.
+    A failure emits `CompactionChanged`, and the conversation stays unchanged.
     """
     view = visible(turn.conversation.messages)
     if tokens(view) < LEAST_TOKENS:
@@ -89,7 +89,7 @@ async def _summary(
 
 
 def _kept(view: Sequence[Message], room: float) -> int:
-    """How many messages at the end stay: as many as fit, beginning where the user or the model begins."""
+    """Return how many of the last messages fit in `room` tokens, without separating tool results from their call."""
     kept = 0
     for count in range(1, len(view)):
         if tokens(view[-count:]) > room:
@@ -100,7 +100,7 @@ def _kept(view: Sequence[Message], room: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], kept: Sequence[Message]) -> str:
-    """What the user asked for last goes along word by word, where it is not kept."""
+    """Return the last prompt of the user for the summary, or an empty text if a kept message contains a prompt."""
     if any(isinstance(message, UserMessage) for message in kept):
         return ""
     for message in reversed(summed_up):

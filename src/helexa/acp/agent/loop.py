@@ -1,4 +1,4 @@
-"""A turn: the model is asked and its calls are run, round by round, until it calls nothing."""
+"""The agent loop of one turn: request an answer, run its calls, repeat until an answer has no calls."""
 
 import asyncio
 import logging
@@ -19,23 +19,23 @@ logger = logging.getLogger(__name__)
 MOST_ROUNDS = 25
 MOST_RETRIES = 10
 MOST_BLIND_RETRIES = 3
-"""Where an endpoint does not say when to come back."""
+"""Maximum number of retries if the endpoint does not send a retry delay."""
 
 MOST_OVERFLOWS = 2
-"""Refusals for being too long that one answer is tried again after."""
+"""Maximum number of retries of one request after context-limit errors."""
 
 LONGEST_WAIT_S = 60.0
 LONGEST_WAITS_S = 120.0
-"""Waits for one answer, added up."""
+"""Maximum total waiting time for one answer, in seconds."""
 
 _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "refusal"}
 
 
 async def run_turn(turn: Turn) -> StopReason:
-    """Answer the conversation's last message. See `Turn`.
+    """Answer the last message of the conversation; see `Turn`.
 
     Raises:
-        ProviderError: the endpoint gave no complete answer; what there is of the answer is committed.
+        ProviderError: the endpoint returned no complete answer; the partial answer is committed.
     """
     question = Question(turn, await read_notes(turn.context))
     for _ in range(MOST_ROUNDS):
@@ -60,7 +60,7 @@ async def run_turn(turn: Turn) -> StopReason:
 
 
 class Round:
-    """One answer and what came of its calls."""
+    """One answer and the results of its calls."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -70,7 +70,7 @@ class Round:
         self.calls: list[Call] = []
 
     async def run_calls(self) -> None:
-        """Run the calls of the complete answer, and commit the round however that ends."""
+        """Run the calls of the complete answer, then commit the round, also on cancellation."""
         self.calls = [
             understand(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
         ]
@@ -86,7 +86,7 @@ class Round:
         await self._commit(running.results)
 
     async def keep(self) -> None:
-        """Commit what there is of an answer that is not complete; its calls are not run."""
+        """Commit a partial answer; its calls are not run."""
         message = self.answer.message(())
         if message is not None:
             await self._turn.conversation.commit(message)
@@ -102,10 +102,13 @@ class Round:
 
 
 async def _ask(turn: Turn, question: Question, round: Round, provider: Provider) -> None:
-    """Ask until an answer is there; waits where the endpoint wants that, makes room where it says that there is none.
+    """Request an answer.
+
+    The function waits and retries after temporary errors, and compacts the conversation if the request exceeds the
+    context.
 
     Raises:
-        ProviderError: no answer can be had, or it broke off.
+        ProviderError: all retries failed, or the answer broke off.
     """
     retries, waited, overflows, compacted = 0, 0.0, 0, False
     while True:
@@ -136,7 +139,7 @@ async def _ask(turn: Turn, question: Question, round: Round, provider: Provider)
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Seconds until an endpoint is asked again; None where that makes no sense."""
+    """Return the seconds before the next attempt, or None if a retry is useless."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     if error.retry_after is None:
@@ -152,7 +155,7 @@ async def _end(turn: Turn, answer: Answer) -> StopReason:
 
 
 def _cost(usage: Usage, card: ModelCard) -> float | None:
-    """US dollars."""
+    """Return the cost in US dollars, or None if the prices are unknown."""
     if card.input_price is None or card.output_price is None:
         return None
     cached_price = card.input_price if card.cached_price is None else card.cached_price

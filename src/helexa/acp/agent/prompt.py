@@ -1,4 +1,4 @@
-"""The system prompt: who the agent is, where it works, what the project says of itself, and what the mode allows."""
+"""The system prompt: role, environment, project instructions, and rules of the mode."""
 
 import asyncio
 import datetime
@@ -10,10 +10,10 @@ from helexa.acp.config import Mode, Settings
 from helexa.acp.tools.tool import ToolContext
 
 NOTES = ("AGENTS.md", "CLAUDE.md")
-"""Files in which projects tell agents about themselves; the first one that a folder has counts."""
+"""File names of project instructions; only the first existing file of a folder is used."""
 
 MOST_NOTES = 32_768
-"""Bytes of one such file."""
+"""Maximum bytes read from one instruction file."""
 
 MOST_FOLDERS = 16
 
@@ -43,15 +43,15 @@ before each change), accept edits (asks before commands only), bypass permission
 
 
 async def read_notes(context: ToolContext) -> str:
-    """What the project tells agents, from its root down to the session's folder. Empty where it tells nothing."""
+    """Return the project's instructions, from the repository root down to the session's folder; empty if none."""
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 
 
 def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: str) -> str:
-    """The prompt of a round.
+    """Return the system prompt of a round.
 
     Raises:
-        OSError, UnicodeDecodeError: the user's own prompt cannot be read.
+        OSError, UnicodeDecodeError: the configured prompt file cannot be read.
     """
     own = settings.system_prompt_path
     agent = own.read_text("utf-8") if own else _AGENT
@@ -77,7 +77,7 @@ def _notes(cwd: Path) -> Iterator[str]:
 
 
 def _folders(cwd: Path) -> list[Path]:
-    """From the root of the repository down to `cwd`; only `cwd` where there is none."""
+    """Return the folders from the repository root down to `cwd`, or only `cwd` outside a repository."""
     above = [cwd, *cwd.parents][:MOST_FOLDERS]
     root = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
     return above[root::-1]
@@ -86,7 +86,7 @@ def _folders(cwd: Path) -> list[Path]:
 def _read(path: Path, *, within: Path) -> str:
     try:
         if not path.resolve().is_relative_to(within.resolve()):
-            return ""  # a link out of the project is no word of the project's
+            return ""  # the link leaves the project, so its target is untrusted
         with path.open("rb") as file:
             content = file.read(MOST_NOTES + 1)
     except OSError:

@@ -1,4 +1,4 @@
-"""What the model is asked in each round of a turn, made to fit into its context."""
+"""Builds the model request of each round and fits it into the context."""
 
 import json
 from collections.abc import Sequence
@@ -11,39 +11,39 @@ from helexa.acp.history import Message
 from helexa.acp.providers.provider import ModelCard, ModelRequest, Provider, ProviderError, ToolSpec, Usage
 
 MAX_TOKENS = 8192
-"""Of an answer, unless told otherwise: small limits starve an agent in the middle of a file."""
+"""Default limit of answer tokens: smaller limits end an answer in the middle of a file."""
 
 MARGIN = 512
-"""Tokens that stay free, as templates add some that nobody counts."""
+"""Tokens reserved for chat template tokens, which the estimate does not count."""
 
 LEAST_CONTEXT = 1024
-"""No endpoint that says less is believed."""
+"""Smaller context sizes in error messages are ignored as implausible."""
 
-_SHRINK = 0.6  # of what was refused as too long, where the endpoint does not say how much fits
+_SHRINK = 0.6  # factor on the rejected size if the endpoint does not report its limit
 
 
 class Question:
-    """Makes the requests of one turn. Choices and history may change between rounds, so each is made anew.
+    """Builds the requests of one turn. Each request is new, as choices and history may change between rounds.
 
     Attributes:
-        overflows: whether the last request is longer than it should be, after all that can be left out was.
+        overflows: whether the last request is too long even after shortening.
     """
 
     def __init__(self, turn: Turn, notes: str) -> None:
         self.overflows = False
         self._turn = turn
         self._notes = notes
-        self._factor = 1.0  # tokens that the endpoint counts for each that is estimated
-        self._estimate = 0.0  # of the last request, by our measure
-        self._most: int | None = None  # tokens of a request, where nobody says how much fits
+        self._factor = 1.0  # tokens counted by the endpoint per estimated token
+        self._estimate = 0.0  # estimated tokens of the last request
+        self._most: int | None = None  # limit of request tokens if the context size is unknown
         self._context: int | None = None
         self._max_tokens = MAX_TOKENS
 
     def request(self, provider: Provider) -> ModelRequest:
-        """The next request.
+        """Return the next request.
 
         Raises:
-            ProviderError: the user's own system prompt cannot be read.
+            ProviderError: the configured system prompt cannot be read.
         """
         turn, choices = self._turn, self._turn.choices
         card = turn.models.card(choices.model)
@@ -76,10 +76,10 @@ class Question:
         )
 
     def check(self) -> None:
-        """Spare the endpoint a request that cannot fit: some would cut it silently, tools first.
+        """Raise an error for a request that cannot fit: some endpoints would silently truncate it, tools first.
 
         Raises:
-            ProviderError: the last one is longer than the whole context.
+            ProviderError: the last request is longer than the whole context.
         """
         size = round(self._estimate * self._factor)
         if self._context is not None and size > self._context:
@@ -91,7 +91,7 @@ class Question:
             )
 
     def learn(self, error: ProviderError) -> None:
-        """The endpoint refused the last request as too long: what fits, and how it counts."""
+        """Adjust the limits after a context-limit error for the last request."""
         limit = error.context_limit
         if limit is not None and limit >= LEAST_CONTEXT:
             self._turn.models.learn_context(self._turn.choices.model, limit)
@@ -100,17 +100,17 @@ class Question:
             self._most = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """The endpoint counted the last request."""
+        """Adjust the token estimate to the endpoint's count of the last request."""
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
     def usage(self, answer: Answer) -> Usage:
-        """What an answer took; estimated where the endpoint does not say."""
+        """Return the token counts of an answer, estimated if the endpoint reports none."""
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
-    """Tokens of an answer: as configured, and never so many that no prompt fits beside them."""
+    """Return the limit of answer tokens: the configured limit, and at most a part of the context."""
     told = provider.endpoint.max_tokens
     most = min(filter(None, (told or MAX_TOKENS, card.max_output)))
     if context is None:

@@ -1,4 +1,4 @@
-"""What one turn of the agent takes: the conversation, the choices of the user, and the ports it works through."""
+"""Inputs of one turn of the agent: conversation, choices of the user, and protocols for side effects."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +20,20 @@ class Conversation(Protocol):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All of it, oldest first, Summary and Cleared among them."""
+        """All messages, oldest first, including `Summary` and `Cleared`."""
         ...
 
     async def commit(self, *messages: Message) -> None:
-        """Add messages for good: they are on the disk when this returns. All of a round go in one call."""
+        """Append messages durably: they are on disk when the method returns.
+
+        All messages of a round are passed in one call.
+        """
         ...
 
 
 @dataclass(slots=True)
 class Choices:
-    """What the user chose; it may change while a turn runs, so each round reads it anew."""
+    """Choices of the user. They may change during a turn, so each round reads them again."""
 
     model: ModelChoice
     mode: Mode
@@ -40,16 +43,16 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """All that an agent run needs.
+    """All inputs of an agent run.
 
-    `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs it. The prompt is the conversation's last message, already
-    committed. Rounds go on until the model calls no tool. After each round its messages are committed, then
-    UsageChanged is said. An error of the endpoint that waiting does not mend is raised as ProviderError, after what
-    there is of the round was committed; only ProviderError and CancelledError leave `run_turn`. When cancelled it
-    commits what the round has so far, with a failed ToolResult for each call without one, so that the history stays
-    valid, and lets CancelledError pass; the HTTP stream is closed by then.
-
-    `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` sums the history up on demand.
+    * `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs a turn. The prompt is the last message of the
+      conversation and is already committed.
+    * Rounds repeat until the model calls no tool. After each round, `run_turn` commits its messages and emits
+      `UsageChanged`.
+    * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it commits the partial round.
+    * On cancellation, each call without a result gets a failed `ToolResult`, so that the history stays valid. The HTTP
+      stream is closed by then.
+    * `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` summarizes the history on demand.
     """
 
     settings: Settings

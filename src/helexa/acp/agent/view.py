@@ -1,4 +1,4 @@
-"""What a model sees of a conversation, and how much of its context that takes. Pure."""
+"""The part of a conversation that the model sees, and estimates of its tokens. No side effects."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,18 +24,23 @@ MESSAGE_TOKENS = 8
 IMAGE_TOKENS = 512
 
 UNTOUCHED = 4
-"""Messages at the end that a projection leaves as they are."""
+"""Number of last messages that `project` leaves unchanged."""
 
 LEAST_BYTES = 256
-"""Of what a projection takes out: less is not worth a mark."""
+"""Minimum bytes of a replaced text; replacing a shorter text saves too little."""
 
 STRIDE = 8
-"""Messages are taken out in such numbers, so that the beginning of the prompt stays the same for some rounds and a
-cache of it goes on serving."""
+"""`project` replaces messages in multiples of this number. The beginning of the prompt then stays the same for several
+rounds and remains in the prefix cache.
+"""
 
 
 def visible(messages: Iterable[Message]) -> list[Message]:
-    """The messages after what was cleared and with what was summed up; each call has a result, each result its call."""
+    """Return the messages that the model sees.
+
+    Messages before `Cleared` are omitted, and summarized messages are replaced by the summary. Each call has a result
+    and each result has a call.
+    """
     view: list[Message] = []
     for message in messages:
         match message:
@@ -68,12 +73,12 @@ def _well_formed(messages: list[Message]) -> Iterable[Message]:
 
 
 def text_tokens(text: str) -> float:
-    """About how many tokens a text is."""
+    """Return the estimated number of tokens of a text."""
     return len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN
 
 
 def tokens(messages: Iterable[Message]) -> float:
-    """About how many tokens messages take."""
+    """Return the estimated number of tokens of messages."""
     return sum(_tokens(message) + MESSAGE_TOKENS for message in messages)
 
 
@@ -95,9 +100,9 @@ def _part_tokens(part: Part) -> float:
 
 
 def project(messages: Sequence[Message], room: float) -> list[Message]:
-    """The messages with old results, then old answers, replaced by a line each until they fit into `room` tokens.
+    """Replace old results, then old answers, by one line each until the messages fit into `room` tokens.
 
-    What the user said and the last messages stay as they are, so that it may not suffice.
+    User messages and the last messages stay unchanged, so the returned messages may still exceed `room`.
     """
     view = list(messages)
     excess = tokens(view) - room
@@ -125,7 +130,7 @@ def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
 
 
 def without_images(messages: Iterable[Message]) -> list[Message]:
-    """For a model that cannot look at pictures: a word in the place of each."""
+    """Return the messages with each image replaced by a note, for models without image input."""
     word = Text("[a picture, which this model cannot see]")
     shown: list[Message] = []
     for message in messages:

@@ -1,1 +1,1 @@
-"""Where files are and commands run: this machine, or the client's editor."""
+"""Access to files and commands, on this machine or through the client's editor."""

@@ -1,4 +1,4 @@
-"""How far a session's tools may go: its folders, compared after links are followed and `..` is undone."""
+"""The folders that a session's tools may access, compared after resolving symbolic links and `..`."""
 
 import os
 from collections.abc import Iterable
@@ -9,18 +9,18 @@ from helexa.acp.failure import ToolError
 
 
 class OutOfBounds(ToolError):
-    """A path that no tool may touch."""
+    """The path is outside the session's folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path within the boundary, whether or not anything is there.
+    """A path within the session's folders, which need not exist.
 
     Attributes:
-        real: no link is left in it: what is opened here.
-        path: the same place below the folder as the client spells it: what the client is asked for and shown.
-        plans: whether it is in the folder of plans, which is ours and which the client does not know.
-        guarded: whether to write there is to run code later, whatever else is allowed.
+        real: path with all links resolved, for local file access.
+        path: the same path in the client's spelling of the folder, for requests to the client and for display.
+        plans: whether the path is in the agent's folder of plans, which the client does not know.
+        guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """
 
     real: Path
@@ -29,14 +29,14 @@ class Place:
     guarded: bool = False
 
     def is_folder(self) -> bool:
-        """Whether a folder is there, as far as can be seen."""
+        """Return whether a readable folder exists at the path."""
         try:
             return self.real.is_dir()
         except OSError:
             return False
 
     def exists(self) -> bool:
-        """Whether anything is there, as far as can be seen."""
+        """Return whether a file or folder exists at the path."""
         try:
             return self.real.exists()
         except OSError:
@@ -44,7 +44,7 @@ class Place:
 
 
 class Boundary:
-    """The folders of one session: its working directory, its additional ones, and the one for its plans."""
+    """The folders of one session: working directory, additional folders, and folder of plans."""
 
     def __init__(self, cwd: Path, additional: Iterable[Path] = (), plans: Path | None = None) -> None:
         self.cwd = cwd
@@ -54,14 +54,16 @@ class Boundary:
 
     @property
     def folders(self) -> list[Path]:
-        """The client's folders, as it spells them, the working directory first."""
+        """The client's folders in its spelling, the working directory first."""
         return [folder for _, folder in self._folders]
 
     def place(self, text: str) -> Place:
-        """Where a path of the model's leads: absolute, below the home (`~`, `$HOME`) or the working directory.
+        """Resolve a path from the model.
+
+        The path is absolute, below the home folder (`~`, `$HOME`), or below the working directory.
 
         Raises:
-            OutOfBounds: it is no path, or it leads out of the folders.
+            OutOfBounds: the text is not a path, or the path is outside the folders.
         """
         for home in ("~", "$HOME", "${HOME}"):
             if text == home or text.startswith(f"{home}/"):
@@ -69,7 +71,7 @@ class Boundary:
         try:
             os.fsencode(text)
             real = Path(os.path.realpath(self.cwd / text))
-        except (ValueError, OSError) as error:  # a NUL, half a character, a loop of links
+        except (ValueError, OSError) as error:  # NUL, lone surrogate, or loop of links
             raise OutOfBounds(f"{text!r} is not a path") from error
         if self._real_plans is not None and self._plans is not None and real.is_relative_to(self._real_plans):
             return Place(real, self._plans / real.relative_to(self._real_plans), plans=True)
@@ -81,5 +83,5 @@ class Boundary:
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 
     def brief(self, path: Path) -> str:
-        """A path for people: relative to the working directory where it is below it."""
+        """Return a path for display, relative to the working directory if possible."""
         return str(path.relative_to(self.cwd)) if path.is_relative_to(self.cwd) else str(path)

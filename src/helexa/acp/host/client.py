@@ -1,4 +1,4 @@
-"""Files and commands of the client, as far as it offers them."""
+"""Files and commands of the client, for the capabilities that the client has."""
 
 import asyncio
 import logging
@@ -11,18 +11,18 @@ from helexa.acp.host.host import Client, CommandResult, Host, HostError
 from helexa.acp.host.local import MOST_FILE_BYTES, SETTLED, LocalHost, check_size, shell
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 10.0  # for what a client only has to look up
-_ASKED_SECONDS = 600.0  # where it may ask its user
+_ANSWER_SECONDS = 10.0  # limit for answers that need no user
+_ASKED_SECONDS = 600.0  # limit if the client may ask its user
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
-    """The host of a session.
+    """Return the host of a session.
 
     Args:
         client: the client of the session.
-        session_id: as the client knows it.
-        private: folders that the client knows nothing of, which are of this machine in any case.
-        secrets: values of environment variables that commands run here must not see.
+        session_id: the client's id of the session.
+        private: local folders that the client does not know; their files are always accessed locally.
+        secrets: values of environment variables to hide from commands on this machine.
     """
     local = LocalHost(secrets)
     if client.reads_files or client.writes_files or client.runs_commands:
@@ -31,7 +31,7 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
 
 class ClientHost:
-    """Files and commands of the client; what it does not offer is of this machine."""
+    """Files and commands of the client; capabilities that the client lacks use this machine."""
 
     def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
         self._client = client
@@ -41,7 +41,7 @@ class ClientHost:
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """A text file, see the port."""
+        """Return the text of a file; see `Host`."""
         if not self._client.reads_files or self._is_private(path):
             return await self._local.read_text(path, line=line, limit=limit)
         check_size(path)
@@ -53,7 +53,7 @@ class ClientHost:
         return text
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace or make a text file, see the port."""
+        """Create or replace a text file; see `Host`."""
         if not self._client.writes_files or self._is_private(path):
             await self._local.write_text(path, text)
             return
@@ -68,7 +68,7 @@ class ClientHost:
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command in a terminal of the client, see the port; the terminal is always released."""
+        """Run a shell command in a terminal of the client, and release the terminal afterwards; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
                 command, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit, started=started
@@ -81,7 +81,7 @@ class ClientHost:
                 await self._ask("terminal/kill", {"terminalId": terminal_id}, _ANSWER_SECONDS)
             answer = await self._ask("terminal/output", {"terminalId": terminal_id}, _ANSWER_SECONDS)
         except BaseException:
-            self._later(self._release(terminal_id))  # a cancelled turn does not wait for it
+            self._later(self._release(terminal_id))  # in the background, so that cancellation does not wait
             raise
         await self._release(terminal_id)
         exit_code, signal = (status or {}).get("exitCode"), (status or {}).get("signal")
@@ -115,7 +115,7 @@ class ClientHost:
             raise
 
     async def _ended(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
-        """How the command ended, None if it did not within this time."""
+        """Return the exit status, or None after a timeout."""
         try:
             return await self._ask("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
         except _Late:

@@ -1,4 +1,4 @@
-"""The port to the text of files and to commands, which may be the client's."""
+"""The protocol of access to text files and commands, on this machine or through the client."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from helexa.acp.failure import ToolError
 
 
 class HostError(ToolError):
-    """A file or a command could not be had."""
+    """A file or a command could not be accessed."""
 
 
 class Client(Protocol):
-    """The client, as far as a host needs it. `helexa.acp.host.client.open_host` makes a Host of it.
+    """The part of the client that hosts use. `helexa.acp.host.client.open_host` returns a `Host` for a client.
 
     Attributes:
-        reads_files: it offers `fs/read_text_file`.
-        writes_files: it offers `fs/write_text_file`.
-        runs_commands: it offers `terminal/*`.
+        reads_files: whether the client has `fs/read_text_file`.
+        writes_files: whether the client has `fs/write_text_file`.
+        runs_commands: whether the client has `terminal/*`.
     """
 
     reads_files: bool
@@ -26,24 +26,24 @@ class Client(Protocol):
     runs_commands: bool
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the client; when cancelled, the client is told to drop it.
+        """Call a method of the client. Cancellation sends a cancel request to the client.
 
         Raises:
-            HostError: it refused, failed, answered nonsense or is gone.
+            HostError: the client rejected the request, failed, sent an invalid answer, or disconnected.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended.
+    """The result of a command.
 
     Attributes:
-        exit_code: None where a signal ended it.
-        signal: its name, where one ended it.
-        output: stdout and stderr as they came, cut to the limit.
-        truncated: whether something was cut.
-        timed_out: it was killed because its time was over.
+        exit_code: exit code, or None if a signal ended the command.
+        signal: name of the signal that ended the command, or None.
+        output: interleaved stdout and stderr, limited to the newest bytes.
+        truncated: whether older output is missing.
+        timed_out: whether the command was killed after its timeout.
     """
 
     exit_code: int | None
@@ -54,24 +54,25 @@ class CommandResult:
 
 
 class Host(Protocol):
-    """Files and commands of one session, on this machine or through the client. Paths are absolute, of a Boundary.
+    """Files and commands of one session, on this machine or through the client.
 
-    A refusal or failure of the client is a HostError, whatever it was; only what is not offered at all goes local.
+    Paths are absolute and checked by `Boundary`. A failure of the client raises HostError; only capabilities that the
+    client lacks use this machine.
     """
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """A text file, from `line` (from 1) for `limit` lines; an editor answers with what is not saved yet.
+        """Return the text of a file, from `line` (counted from 1) for `limit` lines. Editors include unsaved changes.
 
         Raises:
-            HostError: there is none, it is no text, or too large.
+            HostError: the file is missing, not text, or too large.
         """
         ...
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace or make a text file and the folders above it.
+        """Create or replace a text file, and create missing parent folders.
 
         Raises:
-            HostError: it cannot be written.
+            HostError: the file cannot be written.
         """
         ...
 
@@ -84,16 +85,18 @@ class Host(Protocol):
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command to its end; after `timeout_s`, or when cancelled, it is killed with its children.
+        """Run a shell command to its end.
+
+        After `timeout_s`, or on cancellation, the command and its children are killed.
 
         Args:
-            command: for `sh -c`.
-            cwd: where it runs.
-            timeout_s: seconds it may take.
-            output_limit: bytes of output kept, the newest.
-            started: called once with the client's terminal id, or None where it runs locally.
+            command: command line for the shell.
+            cwd: working directory.
+            timeout_s: timeout in seconds.
+            output_limit: maximum bytes of kept output, the newest bytes.
+            started: called once with the client's terminal id, or with None for a local command.
 
         Raises:
-            HostError: it could not be started, or the client failed.
+            HostError: the command could not be started, or the client failed.
         """
         ...

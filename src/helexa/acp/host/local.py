@@ -14,7 +14,7 @@ from pathlib import Path
 from helexa.acp.host.host import CommandResult, HostError
 
 MOST_FILE_BYTES = 16 << 20
-_GRACE_SECONDS = 1.0  # from being asked to end to being made to
+_GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _CHUNK_BYTES = 1 << 16
 
 
@@ -25,11 +25,11 @@ class LocalHost:
         self._secrets = frozenset(secrets)
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """A text file, see the port."""
+        """Return the text of a file; see `Host`."""
         return await asyncio.to_thread(_read, path, line, limit)
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Replace or make a text file, see the port."""
+        """Create or replace a text file; see `Host`."""
         await asyncio.to_thread(_write, path, text)
 
     async def run(
@@ -41,7 +41,7 @@ class LocalHost:
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command, see the port. What it leaves running in the background ends with it."""
+        """Run a shell command; see `Host`. Background processes of the command end with the command."""
         output = _Output(output_limit)
         try:
             process = await self._start(command, cwd, output)
@@ -54,7 +54,7 @@ class LocalHost:
                     await _ended(process, _GRACE_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # what is left of it; all of it if we are cancelled
+                    os.killpg(process.pid, signal.SIGKILL)  # background processes, or all processes on cancellation
                 await process.wait()
         finally:
             output.close()
@@ -80,23 +80,23 @@ class LocalHost:
                     stderr=writer,
                     start_new_session=True,
                 )
-            except (OSError, ValueError) as error:  # a ValueError: a NUL in the command
+            except (OSError, ValueError) as error:  # ValueError: NUL in the command
                 raise HostError(f"The command could not be started: {_reason(error)}") from error
 
 
-SETTLED = {"PAGER": "cat", "GIT_PAGER": "cat"}  # nobody is there to leaf through pages
+SETTLED = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager
 
 
 def shell(command: str) -> list[str]:
-    """The program and arguments that run a command line: bash where there is one, for models write for it."""
+    """Return the arguments that run a command line: bash if installed, as models write for bash, else sh."""
     return ["bash" if shutil.which("bash") else "sh", "-c", command]
 
 
 def check_size(path: Path) -> None:
-    """Refuse what no tool reads as a whole.
+    """Raise an error for files that are too large to read as a whole.
 
     Raises:
-        HostError: it is there, and is larger.
+        HostError: the file exists and is too large.
     """
     with suppress(OSError):
         if path.stat().st_size > MOST_FILE_BYTES:
@@ -104,7 +104,7 @@ def check_size(path: Path) -> None:
 
 
 class _Output:
-    """A pipe, read whenever something comes out of it; only the newest bytes are kept."""
+    """A pipe that the event loop drains, keeping only the newest bytes."""
 
     def __init__(self, limit: int) -> None:
         self.truncated = False
@@ -116,22 +116,22 @@ class _Output:
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """The end to write to, for a process to inherit; afterwards only that process has it."""
+        """Provide the write end for a child process; this process closes its copy afterwards."""
         try:
             yield self._writer
         finally:
             os.close(self._writer)
 
     def close(self) -> None:
-        """Take what is still in the pipe, and let it go."""
+        """Read the remaining bytes and close the pipe."""
         asyncio.get_running_loop().remove_reader(self._pipe)
-        for _ in range(64):  # more than fits in a pipe: whoever writes on has left the command's session
+        for _ in range(64):  # more than fits in a pipe: a detached process may still write
             if not self._read():
                 break
         os.close(self._pipe)
 
     def text(self) -> str:
-        """All that is kept, whole characters of it."""
+        """Return the kept output as text, without partial characters at its beginning."""
         data = bytes(self._kept)
         if self.truncated:
             data = data[next((at for at in range(min(4, len(data))) if data[at] & 0xC0 != 0x80), 0) :]
@@ -153,7 +153,7 @@ class _Output:
 
 
 async def _ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
-    """Whether the command ends by itself within this time."""
+    """Return whether the process ends within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
             await process.wait()
@@ -194,7 +194,7 @@ def _write(path: Path, text: str) -> None:
                 raise HostError(f"{path} is no file")
             file.truncate()
             file.write(data)
-    except (OSError, ValueError) as error:  # a ValueError: half a character
+    except (OSError, ValueError) as error:  # ValueError: lone surrogate
         raise HostError(f"{path} cannot be written: {_reason(error)}") from error
 
 

@@ -1,1 +1,1 @@
-"""What is said to the client: one module per concern of the protocol."""
+"""The Agent Client Protocol: one module per part of the protocol."""

@@ -1,4 +1,4 @@
-"""The methods of the protocol that need a configuration."""
+"""The protocol methods that need a configuration."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ Result = dict[str, Any]
 
 
 class Agent:
-    """Sessions and models as one configuration has them."""
+    """The sessions and models of one configuration."""
 
     METHODS: ClassVar[dict[str, str]] = {
         "session/new": "NewSessionRequest",
@@ -44,7 +44,7 @@ class Agent:
         "session/set_mode": "SetSessionModeRequest",
         "session/set_config_option": "SetSessionConfigOptionSelectRequest",
     }
-    """What is handled, and the SDK's model of its parameters."""
+    """Name of the SDK's parameter class by method."""
 
     def __init__(self, settings: Settings, client: EditorClient, abilities: Abilities) -> None:
         self._models = Models(settings)
@@ -55,10 +55,10 @@ class Agent:
         self._finding = self._later(self._find_models())
 
     async def handle(self, method: str, params: Result) -> Result:
-        """The result of a method.
+        """Return the result of a method.
 
         Raises:
-            Refusal: it cannot be had.
+            Refusal: the request failed.
         """
         request = _parse(self.METHODS[method], params)
         handler: Callable[[Any], Awaitable[Result]] = {
@@ -76,7 +76,7 @@ class Agent:
         return await handler(request)
 
     async def close(self) -> None:
-        """End all sessions, and what is said after responses."""
+        """End all sessions and background tasks."""
         await self._sessions.close_all()
         tasks = list(self._tasks)
         for task in tasks:
@@ -173,7 +173,7 @@ class Agent:
         return session
 
     def _announced(self, session: Session) -> None:
-        """Nothing is said of a session before the client has the response that tells of it."""
+        """Hold the session's updates until the client has the response that contains the session."""
         if (request := current_request()) is not None:
             request.afterwards.append(session.release)
         self._afterwards(lambda: session.announce(COMMANDS))
@@ -208,10 +208,10 @@ class Agent:
 
 
 def _parse(model: str, params: Result) -> Any:
-    """The parameters as the SDK's model has them.
+    """Return the parameters as the SDK's class.
 
     Raises:
-        Refusal: they do not fit.
+        Refusal: the parameters are invalid.
     """
     from acp import schema
     from pydantic import ValidationError

@@ -10,19 +10,19 @@ from helexa.acp.protocol.wire import Wire, sent_id
 
 
 class Connection(Protocol):
-    """What is used of the SDK's connection."""
+    """The used part of the SDK's connection."""
 
     async def send_request(self, method: str, params: Any = None) -> Any:
-        """Ask the client."""
+        """Send a request and return its result."""
         ...
 
     async def send_notification(self, method: str, params: Any = None) -> None:
-        """Tell the client."""
+        """Send a notification."""
         ...
 
 
 class EditorClient:
-    """The client: what hosts need of it (`helexa.acp.host.host.Client`), and the way of updates."""
+    """The client: requests of hosts (`helexa.acp.host.host.Client`) and session updates."""
 
     def __init__(self, connection: Connection, wire: Wire, abilities: Abilities) -> None:
         self._connection = connection
@@ -32,15 +32,15 @@ class EditorClient:
         self.runs_commands = abilities.runs_commands
 
     async def update(self, session_id: str, update: dict[str, Any]) -> None:
-        """Send a `session/update`; one that nobody is there to read is dropped."""
+        """Send a `session/update`; updates to a disconnected client are dropped."""
         with contextlib.suppress(ConnectionError):
             await self._connection.send_notification("session/update", {"sessionId": session_id, "update": update})
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Call a method of the client; when cancelled, the client is told to drop it.
+        """Call a method of the client. Cancellation sends a cancel request to the client.
 
         Raises:
-            HostError: it refused, failed, answered nonsense or is gone.
+            HostError: the client rejected the request, failed, sent an invalid answer, or disconnected.
         """
         try:
             answer = await self._connection.send_request(method, params)
@@ -50,7 +50,7 @@ class EditorClient:
             raise
         except ConnectionError:
             raise HostError("the client is gone") from None
-        except Exception as error:  # the SDK's RequestError: its message is the client's
+        except Exception as error:  # RequestError of the SDK with the client's message
             raise HostError(f"the client refused {method}: {str(error)[:500]}") from error
         if answer is None:
             return {}

@@ -1,4 +1,4 @@
-"""Slash commands: what the user asks of the agent itself."""
+"""Slash commands, which the agent answers without the model or by a prepared prompt."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -20,7 +20,7 @@ build it, run it, test it and check its style, and the conventions that a newcom
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command; `hint` says what may follow its name."""
+    """A slash command; `hint` describes the text after its name."""
 
     about: str
     run: Callable[[Session, str], Awaitable[StopReason]]
@@ -28,7 +28,7 @@ class Command:
 
 
 def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
-    """The command that a prompt is, and what follows its name; None for a prompt that is for the model."""
+    """Return the command of a prompt and the text after its name, or None if the prompt is for the model."""
     first = parts[0]
     if not isinstance(first, Text) or not first.text.startswith("/"):
         return None
@@ -55,7 +55,7 @@ async def _model(session: Session, rest: str) -> StopReason:
             for card in cards
         ]
         return await _say(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
-    choice = session.models.parse(rest)  # never empty here
+    choice = session.models.parse(rest)  # `rest` is not empty here
     if (objection := session.models.objection(choice)) is not None:
         return await _say(session, f"The model is still `{session.choices.model}`: {objection}")
     await session.choose(model=choice)
@@ -125,4 +125,4 @@ COMMANDS: list[dict[str, Any]] = [
     {"name": name, "description": command.about} | ({"input": {"hint": command.hint}} if command.hint else {})
     for name, command in _ALL
 ]
-"""As the client is told of them."""
+"""The commands in the format of the protocol."""

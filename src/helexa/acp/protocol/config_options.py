@@ -1,4 +1,4 @@
-"""What the user can choose in a session, as config options and, for older clients, as modes."""
+"""Choices of the user in a session, as config options and, for older clients, as modes."""
 
 from typing import Any, get_args
 
@@ -29,13 +29,19 @@ MOST_MODELS = 1000
 
 
 def modes(choices: Choices) -> dict[str, Any]:
-    """The `modes` of a session."""
+    """Return the `modes` of a session."""
     available = [{"id": id, "name": name, "description": about} for id, (name, about) in MODES.items()]
     return {"currentModeId": choices.mode, "availableModes": available}
 
 
 def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: ModelCard) -> list[dict[str, Any]]:
-    """All options of a session, the most important first. `card` is that of the chosen model."""
+    """Return all options of a session, the most important first.
+
+    Args:
+        choices: the present choices.
+        listed: models by endpoint.
+        card: properties of the chosen model.
+    """
     options = [
         _select("mode", "Mode", "mode", choices.mode, _named(MODES)),
         _select("model", "Model", "model", str(choices.model), _models(choices.model, listed)),
@@ -51,12 +57,12 @@ def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: M
 
 
 def is_mode(text: object) -> bool:
-    """Whether there is such a mode."""
+    """Return whether `text` is a mode."""
     return text in get_args(Mode)
 
 
 def is_thought_level(text: object) -> bool:
-    """Whether there is such a thought level."""
+    """Return whether `text` is a thought level."""
     return text in get_args(ThoughtLevel)
 
 

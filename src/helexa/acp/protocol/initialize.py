@@ -1,4 +1,4 @@
-"""The handshake: what the client can do, and what this agent offers."""
+"""The `initialize` handshake: capabilities of the client and of the agent."""
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ AUTH_METHOD = "configuration"
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What the client said it can do; nothing before it said so."""
+    """Capabilities of the client; all False before `initialize`."""
 
     reads_files: bool = False
     writes_files: bool = False
@@ -22,7 +22,7 @@ class Abilities:
 
 
 def abilities(params: dict[str, Any]) -> Abilities:
-    """Read them from the parameters of `initialize` as they came: models of the SDK drop what they do not know."""
+    """Read the capabilities from the raw parameters of `initialize`; the SDK's classes drop unknown fields."""
     given = _member(params, "clientCapabilities")
     files, session = _member(given, "fs"), _member(given, "session")
     return Abilities(
@@ -35,10 +35,10 @@ def abilities(params: dict[str, Any]) -> Abilities:
 
 
 def answer(params: dict[str, Any]) -> dict[str, Any]:
-    """The result of `initialize`.
+    """Return the result of `initialize`.
 
     Raises:
-        Refusal: the client names no version.
+        Refusal: the parameters contain no protocol version.
     """
     wanted = params.get("protocolVersion")
     if isinstance(wanted, bool) or not isinstance(wanted, int):
@@ -71,7 +71,7 @@ def answer(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def agent_version() -> str:
-    """Of the distribution that this is part of."""
+    """Return the version of the installed helexa distribution."""
     try:
         return version("helexa")
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Asking the user before a tool runs, and remembering what he allows for good."""
+"""Permission requests to the user, and storage of "always" answers."""
 
 import asyncio
 import logging
@@ -18,8 +18,8 @@ LONGEST_WAIT_S = 3600.0
 class Permissions:
     """The permissions of one session.
 
-    Persistent scopes that were allowed hold for later sessions of the project, others for this session. What a file of
-    an earlier version allows beyond the scopes of today has no effect.
+    Allowed persistent scopes hold in later sessions of the project, all others only in this session. Unknown scopes in
+    files of an earlier version have no effect.
     """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
@@ -31,7 +31,7 @@ class Permissions:
         self._session: set[tuple[str, str]] = set()
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Whether the scope was allowed (True) or rejected (False) for good; None where it was not."""
+        """Return True for an allowed scope, False for a rejected scope, None without an answer."""
         key = (scope.tool, scope.subject)
         if key in self._session:
             return True
@@ -39,7 +39,7 @@ class Permissions:
         return None if allowed and not scope.persistent else allowed
 
     async def ask(self, question: PermissionQuestion) -> Verdict:
-        """Ask the user. A client that fails to ask him, or an hour without an answer, is a no."""
+        """Ask the user. A failing client, or an hour without an answer, counts as a rejection."""
         scope = question.scope
         params = {
             "sessionId": self._session_id,

@@ -1,4 +1,4 @@
-"""Events as updates of protocol version 1: pure, and the same live and on replay."""
+"""Conversion of events to updates of protocol version 1, without side effects; the same live and on replay."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
@@ -41,7 +41,7 @@ MOST_RAW_OUTPUT = 10_000
 
 
 def project(event: Event, client: Abilities) -> list[Update]:
-    """The updates that tell a client of an event; what it has no notion of comes as a thought."""
+    """Return the updates for an event. Events that the client does not support become reasoning text."""
     match event:
         case TextDelta(message_id, text):
             return [_chunk("agent_message_chunk", message_id, text)]
@@ -66,7 +66,7 @@ def project(event: Event, client: Abilities) -> list[Update]:
             return [{"sessionUpdate": "plan", "entries": [msgspec.structs.asdict(entry) for entry in entries]}]
         case UsageChanged(used, size, cost):
             if size is None:
-                return []  # the protocol has no word for a context of unknown size
+                return []  # the protocol requires a size
             usage: Update = {"sessionUpdate": "usage_update", "used": used, "size": size}
             return [usage if cost is None else usage | {"cost": {"amount": round(cost, 6), "currency": "USD"}}]
         case TitleChanged(title):
@@ -85,7 +85,7 @@ def project(event: Event, client: Abilities) -> list[Update]:
 
 
 def replay(messages: Iterable[Message], client: Abilities) -> Iterator[Update]:
-    """The updates that tell a whole conversation again."""
+    """Yield the updates that replay a conversation."""
     started: dict[str, ToolCall] = {}
     for message in messages:
         match message:
@@ -114,7 +114,7 @@ def replay(messages: Iterable[Message], client: Abilities) -> Iterator[Update]:
 
 
 def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
-    """What the user said."""
+    """Yield the updates of a user message."""
     for part in parts:
         yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _block(part)}
 

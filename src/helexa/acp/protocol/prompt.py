@@ -1,4 +1,4 @@
-"""What the user sends, as parts of a message."""
+"""Conversion of prompts to message parts."""
 
 import binascii
 from typing import Any
@@ -11,10 +11,10 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
-    """The parts of a prompt; blocks are models of the SDK.
+    """Return the parts of a prompt; `blocks` are objects of the SDK.
 
     Raises:
-        Refusal: it is empty, or has what was not advertised.
+        Refusal: the prompt is empty or contains unsupported content.
     """
     parts: list[Part] = []
     for block in blocks:
@@ -55,7 +55,7 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
 
 
 def _place(uri: str) -> str:
-    """A path for a file, which tools understand; the address of anything else."""
+    """Return the path of a file URI, which tools can use, or any other URI unchanged."""
     if not uri.startswith("file://"):
         return uri
     try:

@@ -1,4 +1,4 @@
-"""How a request of the client is refused."""
+"""JSON-RPC error responses to the client."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ INTERNAL_ERROR = -32603
 
 
 class Refusal(Exception):
-    """A JSON-RPC error for the client; the message is a sentence for the user, free of secrets."""
+    """A JSON-RPC error for the client; the message is a sentence for the user, without secrets."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
         super().__init__(message)
@@ -15,46 +15,46 @@ class Refusal(Exception):
         self.data = data
 
     def body(self) -> dict[str, Any]:
-        """The `error` member of the response."""
+        """Return the `error` member of the response."""
         error = {"code": self.code, "message": self.message}
         return error if self.data is None else error | {"data": self.data}
 
 
 def parse_error() -> Refusal:
-    """A line that is no JSON."""
+    """Return the error for a line that is not JSON."""
     return Refusal(-32700, "Parse error: each line must be one JSON-RPC message")
 
 
 def invalid_request(why: str) -> Refusal:
-    """JSON that is no JSON-RPC message."""
+    """Return the error for JSON that is not a JSON-RPC message."""
     return Refusal(-32600, f"Invalid request: {why}")
 
 
 def method_not_found(method: str) -> Refusal:
-    """A method that is not offered."""
+    """Return the error for an unknown method."""
     return Refusal(-32601, f"Method not found: {method[:100]}", {"method": method[:100]})
 
 
 def invalid_params(why: str) -> Refusal:
-    """Parameters that do not fit the method."""
+    """Return the error for invalid parameters."""
     return Refusal(-32602, f"Invalid params: {why}")
 
 
 def internal_error(why: str) -> Refusal:
-    """Something went wrong here."""
+    """Return the error for a failure of the agent."""
     return Refusal(INTERNAL_ERROR, why)
 
 
 def auth_required(why: str) -> Refusal:
-    """Nothing can be done before `authenticate`."""
+    """Return the error for requests before `authenticate`."""
     return Refusal(-32000, f"Authentication required: {why}")
 
 
 def not_found(session_id: str) -> Refusal:
-    """A session that neither lives nor is saved."""
+    """Return the error for an unknown session."""
     return Refusal(-32002, f"There is no session {session_id[:100]!r}", {"sessionId": session_id[:100]})
 
 
 def cancelled() -> Refusal:
-    """A request that its sender took back."""
+    """Return the error for a request that the client canceled."""
     return Refusal(-32800, "Request cancelled")

@@ -1,4 +1,4 @@
-"""The agent's side of a connection: the handshake, who handles which method, and the end."""
+"""The agent's side of a connection: handshake, dispatch of methods, and shutdown."""
 
 import logging
 from collections.abc import Callable
@@ -18,14 +18,14 @@ Result = dict[str, Any]
 
 
 async def serve(load: Callable[[], Settings], transport: Transport) -> None:
-    """Be the agent of the client at the other end, until it goes away.
+    """Serve the client until it disconnects.
 
-    The first `initialize` is answered before the SDK is imported: an editor waits for that answer, and the SDK's models
-    take most of the time that a start takes.
+    The first `initialize` is answered before the SDK is imported: an editor waits for this answer, and the SDK's import
+    takes most of the start time.
 
     Args:
-        load: reads the configuration; its ConfigError is what sessions are refused with, until it is mended.
-        transport: to the client.
+        load: reads the configuration; on ConfigError, sessions are rejected until the configuration is corrected.
+        transport: connection to the client.
     """
     wire = Wire(transport)
     server = Server(load, wire)
@@ -42,7 +42,7 @@ async def serve(load: Callable[[], Settings], transport: Transport) -> None:
 
 
 class Server:
-    """Handles all that the client asks. Only a Refusal comes out, whatever the client sends."""
+    """Handles all requests of the client. All errors reach the client as JSON-RPC errors."""
 
     def __init__(self, load: Callable[[], Settings], wire: Wire) -> None:
         self._load = load
@@ -52,7 +52,7 @@ class Server:
         self._agent: Agent | None = None
 
     def first_response(self, message: Message) -> Message:
-        """The response to `initialize`, for which no connection of the SDK is needed."""
+        """Return the response to `initialize`, without a connection of the SDK."""
         response = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return response | {"result": self._initialize(message.get("params") or {})}
@@ -60,7 +60,7 @@ class Server:
             return response | {"error": refusal.body()}
 
     async def run(self) -> None:
-        """Handle messages until the client is gone."""
+        """Handle messages until the client disconnects."""
         from acp.connection import Connection
 
         self._connection = Connection(self._handle, self._wire, listening=False)
@@ -110,7 +110,7 @@ class Server:
         return result
 
     async def _authenticate(self, params: Result) -> Result:
-        """Read the configuration anew: the keys are there."""
+        """Read the configuration again, which contains the keys."""
         if params.get("methodId") != initialize.AUTH_METHOD:
             raise invalid_params(f"methodId must be {initialize.AUTH_METHOD!r}")
         await self._logout()
@@ -119,7 +119,7 @@ class Server:
         return {}
 
     async def _logout(self) -> Result:
-        """Forget keys and sessions until the client signs in again."""
+        """Discard keys and sessions until the client authenticates again."""
         self._signed_in = False
         agent, self._agent = self._agent, None
         if agent is not None:

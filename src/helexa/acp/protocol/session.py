@@ -1,4 +1,4 @@
-"""One open session: its history, what the user chose, and the turn that runs."""
+"""One open session: history, choices of the user, and the running turn."""
 
 import asyncio
 import logging
@@ -34,11 +34,11 @@ MOST_CANCEL_S = 5.0
 class Session:
     """A session that a client has open; also the `Conversation` of its turns.
 
-    No update leaves before `release` was called, which is when the client knows the session: what is said until then
-    waits. Only a replay comes earlier, as the protocol wants it.
+    Updates wait until `release` is called, when the client knows the session. Only a replay is sent earlier, as the
+    protocol requires.
 
     Attributes:
-        assumed: nobody chose the model; it is the default of what was known of the endpoints.
+        assumed: whether the model is a default instead of a choice of the user.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn runs."""
+        """Whether a turn is running."""
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Add messages for good; the same ones once more are not added again. A cancel waits until it is done.
+        """Append messages durably, unless they are already the last messages. Cancellation waits for the write.
 
         Raises:
-            StoreError: they could not be saved; the session has them all the same.
+            StoreError: the messages could not be saved; the session in memory contains them.
         """
         if messages and tuple(self._messages[-len(messages) :]) != messages:
             self._messages.extend(messages)
             await self._save(Round(messages))
 
     async def emit(self, event: Event) -> None:
-        """Say what happened in a turn."""
+        """Send an event of a turn to the client, and save usage and title."""
         match event:
             case UsageChanged(used, size, cost):
                 before = self.spent.cost if self.spent else None
@@ -113,29 +113,29 @@ class Session:
         await self.say(*project(event, self._abilities))
 
     async def say(self, *updates: Update) -> None:
-        """Send updates, once the client knows the session."""
+        """Send updates once the client knows the session."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """The client knows the session from here on."""
+        """Allow updates: the client knows the session."""
         self._released.set()
 
     async def replay(self) -> None:
-        """Tell the whole conversation again."""
+        """Send the whole conversation to the client."""
         for update in replay(self._messages, self._abilities):
             await self._send(update)
         if self.title:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
 
     def options(self) -> list[dict[str, Any]]:
-        """All config options, as they are now."""
+        """Return all present config options."""
         card = self.models.card(self.choices.model)
         return config_options.config_options(self.choices, self.models.listed(), card)
 
     async def choose(self, **changes: Any) -> None:
-        """Change choices of the user: `model`, `mode`, `thought_level` or `temperature`; they are remembered."""
+        """Change `model`, `mode`, `thought_level` or `temperature`, and save the changes."""
         for name, value in changes.items():
             setattr(self.choices, name, value)
         self.assumed = self.assumed and "model" not in changes
@@ -145,14 +145,14 @@ class Session:
         await self._save(chosen)
         remembered = {name: getattr(chosen, name) for name in changes}
         if remembered.get("mode") == "bypassPermissions":
-            del remembered["mode"]  # it is chosen anew in each session
+            del remembered["mode"]  # never saved: chosen again in each session
         if remembered:
             await asyncio.to_thread(
                 self.preferences.change, self.cwd, lambda known: msgspec.structs.replace(known, **remembered)
             )
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
-        """Say what a client wants to know of a session that it has just opened."""
+        """Send commands, usage and warnings of a newly opened session."""
         await self.say({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         if self.spent is not None:
             usage = UsageChanged(self.spent.used, self.spent.size, self.spent.cost)
@@ -161,19 +161,19 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def say_options(self) -> None:
-        """Tell the client all config options, as they are now."""
+        """Send all present config options."""
         await self.say({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def say_choices(self) -> None:
-        """Tell the client what is chosen, in the words of old and new clients."""
+        """Send the present choices, as modes for old clients and config options for new clients."""
         await self.say({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.say_options()
 
     async def prompt(self, work: Callable[[], Awaitable[StopReason]]) -> StopReason:
-        """Run a turn; one that runs already is cancelled first.
+        """Run a turn; a running turn is canceled first.
 
         Raises:
-            Refusal: the endpoint gave no complete answer, or the turn failed for a reason of our own.
+            Refusal: the endpoint returned no complete answer, or the turn failed with an internal error.
         """
         while self.busy:
             await self.cancel()
@@ -198,7 +198,7 @@ class Session:
                 raise internal_error(f"the turn failed: {type(error).__name__}; the log has more")
 
     async def answer(self, parts: tuple[Part, ...]) -> StopReason:
-        """Let the agent answer what the user said."""
+        """Append a user message and run the agent."""
         from helexa.acp.agent.loop import run_turn
 
         await self.commit(UserMessage(str(uuid.uuid4()), parts))
@@ -207,7 +207,7 @@ class Session:
         return await run_turn(self.turn())
 
     def turn(self) -> Turn:
-        """What the agent works with."""
+        """Return the inputs of the agent."""
         return Turn(
             settings=self.settings,
             conversation=self,
@@ -221,7 +221,7 @@ class Session:
         )
 
     async def cancel(self) -> None:
-        """End the turn that runs, if one does, and wait until it has ended; one that does not end is left behind."""
+        """Cancel the running turn and wait for its end; a turn that does not end in time is abandoned."""
         turn, given_up = self._turn, self._given_up
         if turn is None or turn.done():
             return
@@ -233,7 +233,7 @@ class Session:
             self._turn = None
 
     async def close(self) -> None:
-        """End what runs, and the tools."""
+        """Cancel the running turn and close the tools."""
         await self.cancel()
         await self.toolbox.close()
 

@@ -32,7 +32,7 @@ MOST_DIRECTORIES = 100
 
 
 class Sessions:
-    """All open sessions of one connection, and the way to the saved ones."""
+    """All open sessions of one connection, with access to the saved sessions."""
 
     def __init__(self, settings: Settings, models: Models, client: EditorClient, abilities: Abilities) -> None:
         self._settings = settings
@@ -41,13 +41,13 @@ class Sessions:
         self._abilities = abilities
         self._store = Store(settings.data_dir)
         self._preferences = Preferences(settings.data_dir)
-        self._open: dict[str, Session] = {}  # the least recently used first
+        self._open: dict[str, Session] = {}  # least recently used first
 
     def find(self, id: str) -> Session:
-        """An open session.
+        """Return an open session.
 
         Raises:
-            Refusal: it is not open.
+            Refusal: the session is not open.
         """
         session = self._open.pop(id, None)
         if session is None:
@@ -56,10 +56,10 @@ class Sessions:
         return session
 
     async def new(self, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
-        """Begin a session.
+        """Create a session.
 
         Raises:
-            Refusal: a folder is none, no model is known, or it cannot be saved.
+            Refusal: a folder is invalid, no model is known, or the session cannot be saved.
         """
         folders = _folders(cwd, directories)
         choices, assumed = self._choices(SavedSession(Head("", cwd, 0.0)))
@@ -74,10 +74,10 @@ class Sessions:
         return session
 
     async def restore(self, id: str, cwd: str, directories: Sequence[str], servers: Sequence[McpServer]) -> Session:
-        """Open a saved session again; one that is open is closed first.
+        """Open a saved session; an open session is closed first.
 
         Raises:
-            Refusal: there is none, or it cannot be read.
+            Refusal: the session is unknown or cannot be read.
         """
         folders = _folders(cwd, directories)
         if not SESSION_ID.fullmatch(id):
@@ -98,10 +98,10 @@ class Sessions:
         return session
 
     async def list(self, cwd: str | None, cursor: str | None) -> tuple[Sequence[SessionLine], str | None]:
-        """A page of the saved sessions, and the cursor of the next one.
+        """Return a page of the saved sessions, and the cursor of the next page or None.
 
         Raises:
-            Refusal: the cursor is none of ours.
+            Refusal: the cursor is invalid.
         """
         try:
             return await asyncio.to_thread(self._store.page, cwd, cursor)
@@ -109,21 +109,21 @@ class Sessions:
             raise invalid_params(str(error)) from None
 
     async def close(self, id: str) -> None:
-        """Close a session, if it is open; it stays saved."""
+        """Close a session if it is open; its log stays on disk."""
         session = self._open.pop(id, None)
         if session is not None:
-            with contextlib.suppress(Exception):  # what its tools hold is theirs; the session is closed
+            with contextlib.suppress(Exception):  # errors of its tools do not matter here
                 await session.close()
 
     def is_known(self, id: str) -> bool:
-        """Whether there is such a session, open or not."""
+        """Return whether the session exists, open or saved."""
         return SESSION_ID.fullmatch(id) is not None and self._store.open(id).exists()
 
     async def delete(self, id: str) -> None:
-        """Remove a session for good; one that is not there is removed already.
+        """Delete a session permanently. Unknown sessions are ignored.
 
         Raises:
-            Refusal: it cannot be removed.
+            Refusal: the session cannot be deleted.
         """
         await self.close(id)
         if SESSION_ID.fullmatch(id):
@@ -133,7 +133,7 @@ class Sessions:
                 raise internal_error(str(error)) from None
 
     async def models_found(self) -> None:
-        """Tell all sessions of models that were found late; one that only assumed its model takes the true default."""
+        """Send newly found models to all sessions. Sessions with an assumed model switch to the default."""
         for session in self._open.values():
             if session.assumed and (default := self._models.default()) is not None:
                 session.choices.model = default
@@ -144,7 +144,7 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """What a session begins with, and whether its model is merely the default."""
+        """Return the initial choices of a session, and whether its model is only the default."""
         remembered = self._preferences.read(saved.head.cwd)
         chosen = saved.chosen
         model = (chosen.model if chosen else None) or remembered.model
@@ -238,7 +238,7 @@ def _folder(text: str) -> Path:
 
 
 def describe(line: SessionLine) -> dict[str, Any]:
-    """A session in the answer to `session/list`."""
+    """Return a session as in the result of `session/list`."""
     info: dict[str, Any] = {"sessionId": line.head.id, "cwd": line.head.cwd, "updatedAt": line.updated_at}
     if line.title:
         info["title"] = line.title

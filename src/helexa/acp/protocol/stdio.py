@@ -19,16 +19,16 @@ _WAITING_CHUNKS = 64
 
 
 class StdioTransport:
-    """The client at the other end of stdin and stdout.
+    """The connection to the client over stdin and stdout.
 
-    The two streams are taken away from everybody else: what a library prints goes to stderr, and a child process reads
-    nothing. Threads do the blocking reads and writes, so files and pipes of any kind will do.
+    The transport takes both streams over: output that libraries print goes to stderr, and child processes read from
+    /dev/null. Threads do the blocking reads and writes, so files and pipes of any kind work.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._input, self._output = os.dup(0), os.dup(1)
-        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
+        with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is needed
             os.dup2(nothing.fileno(), 0)
         sys.stdout.flush()
         os.dup2(2, 1)
@@ -40,7 +40,7 @@ class StdioTransport:
         threading.Thread(target=self._read, name="acp-stdin", daemon=True).start()
 
     async def receive(self) -> Any:
-        """The next message, not looked at yet; None when the client has closed its end."""
+        """Return the next parsed message, or None if the client has closed stdin."""
         while (line := await self._line()) is not None:
             if not line.strip():
                 continue
@@ -54,15 +54,15 @@ class StdioTransport:
         return None
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Write a message; it has left the process when this returns.
+        """Write a message; all bytes are written when the method returns.
 
         Raises:
-            ConnectionError: the client reads no more.
+            ConnectionError: the client has closed stdout.
         """
         await self._loop.run_in_executor(self._writer, self._write, encode(message))
 
     async def close(self) -> None:
-        """Write no more. The reading thread ends with the process."""
+        """Stop writing. The reading thread ends with the process."""
         self._writer.shutdown(wait=False)
 
     async def _line(self) -> bytes | None:
@@ -96,8 +96,8 @@ class StdioTransport:
         await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(why).body()})
 
     def _read(self) -> None:
-        # Runs in a thread; os.read holds no lock that the interpreter would want at its end.
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        # Runs in a thread; os.read holds no lock that the interpreter needs at exit.
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             chunk = b"-"
             while chunk:
                 try:

@@ -1,4 +1,4 @@
-"""Between the SDK's connection and the bytes: vets what comes in, and knows when a response has left."""
+"""Validates messages between the SDK's connection and the transport, and runs callbacks after responses are sent."""
 
 import asyncio
 import logging
@@ -18,28 +18,30 @@ Message = dict[str, Any]
 
 
 class Transport(Protocol):
-    """A stream of messages, as the SDK's own transports are; `receive` gives None at the end."""
+    """A stream of messages like the SDK's transports; `receive` returns None at the end."""
 
     async def send(self, message: Message) -> None:
-        """Send one."""
+        """Send a message."""
         ...
 
     async def receive(self) -> Any:
-        """Wait for one."""
+        """Return the next message."""
         ...
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         ...
 
 
 @dataclass(slots=True)
 class Request:
-    """A request of the client that has no response yet.
+    """A request of the client without a response yet.
 
     Attributes:
-        task: what works on it; cancelled when the client takes the request back.
-        afterwards: runs once the response is on the wire.
+        id: id of the request.
+        task: task that handles the request; canceled when the client cancels the request.
+        withdrawn: whether the client canceled the request.
+        afterwards: callbacks to run after the response is sent.
     """
 
     id: RequestId
@@ -53,22 +55,22 @@ _sent_id: ContextVar[int | None] = ContextVar("acp_sent_id", default=None)
 
 
 def current_request() -> Request | None:
-    """The request that is handled here and now; None outside of one."""
+    """Return the request that the current task handles, or None outside a request."""
     return _request.get()
 
 
 def sent_id() -> int | None:
-    """The id of the last request that this task sent to the client."""
+    """Return the id of the last request that this task sent to the client."""
     return _sent_id.get()
 
 
 class Wire:
-    """A transport around another one.
+    """A transport around another transport.
 
-    * Only messages that are JSON-RPC get in; others are answered with an error, or dropped where they are answers.
-    * `$/cancel_request` ends the work on a request, whatever version of the SDK runs.
-    * What must follow a response waits for it in `Request.afterwards`.
-    * Messages leave one after the other, in the order of their senders.
+    * Only JSON-RPC messages pass. Other messages are answered with an error, or dropped if they are responses.
+    * `$/cancel_request` cancels the handler of a request, with any version of the SDK.
+    * Callbacks in `Request.afterwards` run after the response is sent.
+    * Messages are sent one after the other, in the order of the `send` calls.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -79,11 +81,11 @@ class Wire:
         self._notices: set[asyncio.Future[None]] = set()
 
     def put_back(self, message: Message) -> None:
-        """Let `receive` give this message once more."""
+        """Make `receive` return this message again."""
         self._put_back = message
 
     async def receive(self) -> Message | None:
-        """The next message for the connection; a request's handler finds it in `current_request`."""
+        """Return the next message; the handler of a request finds the request in `current_request`."""
         if (message := self._put_back) is not None:
             self._put_back = None
             _request.set(self._requests.get(message["id"]) if "id" in message else None)
@@ -103,7 +105,7 @@ class Wire:
         """Send a message of the connection."""
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
-                return  # said by `withdraw`, which all versions of the SDK need
+                return  # sent by `withdraw`, which works with all versions of the SDK
             if "id" in message:
                 _sent_id.set(message["id"])
             await self._send(message)
@@ -120,14 +122,14 @@ class Wire:
             follow()
 
     async def close(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         await self._inner.close()
 
     async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do the work of the current request, until the client takes it back.
+        """Run the handler of the current request until the client cancels the request.
 
         Raises:
-            Refusal: it was taken back.
+            Refusal: the client canceled the request.
         """
         request, task = current_request(), asyncio.current_task()
         if request is None or task is None:
@@ -146,7 +148,7 @@ class Wire:
             request.task = None
 
     def withdraw(self, id: int) -> None:
-        """Tell the client that nobody waits for a request any more."""
+        """Cancel a request to the client."""
         notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
         task = asyncio.ensure_future(self._send(notice))
         self._notices.add(task)

@@ -1,1 +1,1 @@
-"""Model endpoints: one file per wire API behind one port."""
+"""Clients of model endpoints: one module per wire API behind the `Provider` protocol."""

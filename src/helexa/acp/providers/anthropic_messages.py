@@ -1,4 +1,4 @@
-"""Anthropic messages."""
+"""The wire API of Anthropic messages."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NAME = "anthropic-messages"
 
 DEFAULT_MAX_TOKENS = 8192
 LEAST_BUDGET = 1024
-"""Tokens of thought: what the API takes at least."""
+"""Smallest `budget_tokens` of thinking that the API accepts."""
 
 _FINISH: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -32,11 +32,14 @@ _FINISH: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "refusal": "refusal",
 }
-_BUDGET_PART = {"low": 4, "medium": 2, "high": 1.25}  # of the answer's tokens, one part is for thoughts
+_BUDGET_PART = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget = max_tokens / value
 
 
 class AnthropicMessages:
-    """`POST /messages`. Models that refuse a budget of thoughts are told how hard to think instead."""
+    """Anthropic messages: `POST /messages`.
+
+    Models that reject a thinking budget receive a thinking effort instead.
+    """
 
     path = "/messages"
     models_path = "/models?limit=1000"
@@ -44,7 +47,7 @@ class AnthropicMessages:
     leaks_marks = False
 
     def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
-        """As `Wire` says."""
+        """Return the request body; see `Wire`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -69,11 +72,11 @@ class AnthropicMessages:
         return {key: value for key, value in body.items() if key not in refused}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """As `Wire` says."""
+        """Return no further headers; see `Wire`."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """As `Wire` says."""
+        """Return a reader of the response; see `Wire`."""
         return MessageReader(request.model, endpoint)
 
 
@@ -87,18 +90,18 @@ def _thinking(level: str, max_tokens: int, *, adaptive: bool) -> Json:
 
 
 class MessageReader:
-    """Reads events."""
+    """Converts the events of one streamed message to model events."""
 
     def __init__(self, model: str, endpoint: str) -> None:
         self._model = model
         self._endpoint = endpoint
-        self._calls: dict[Any, int] = {}  # the index that we count, by that of the block
-        self._thoughts: dict[Any, Json] = {}  # what the endpoint wants back, by block
+        self._calls: dict[Any, int] = {}  # content block index -> index of the call in the answer
+        self._thoughts: dict[Any, Json] = {}  # thinking blocks to send back to the endpoint, by content block index
         self._usage: dict[str, int] = {}
         self._finish: FinishReason | None = None
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the model events of one stream event; see `Reader`."""
         position = event.get("index")
         match event.get("type"):
             case "message_start":
@@ -113,7 +116,7 @@ class MessageReader:
                     self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the usage and the end of the answer; see `Reader`."""
         if self._finish is None:
             return
         cached = self._usage.get("cache_read_input_tokens", 0)
@@ -129,7 +132,7 @@ class MessageReader:
         match block.get("type"):
             case "tool_use":
                 index = self._calls[position] = len(self._calls)
-                given = object_of(block.get("input"))  # empty where it is streamed
+                given = object_of(block.get("input"))  # empty if the arguments are streamed
                 arguments = json.dumps(given) if given else ""
                 yield CallDelta(index, text_of(block.get("id")) or None, text_of(block.get("name")) or None, arguments)
             case "text" if text := text_of(block.get("text")):
@@ -162,7 +165,7 @@ class MessageReader:
 
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
-    """Turns in which user and assistant alternate, beginning with the user."""
+    """Return messages whose roles alternate and begin with the user."""
     messages: list[Json] = []
     for message in request.messages:
         match message:

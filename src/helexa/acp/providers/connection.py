@@ -1,4 +1,4 @@
-"""One connection to an endpoint through its SDK: answers as JSON, failures as ProviderError, nothing without bound."""
+"""A connection to one endpoint through an SDK, with bounded answers and failures raised as `ProviderError`."""
 
 import asyncio
 import importlib
@@ -17,21 +17,21 @@ from helexa.acp.providers.refusal import refusal
 from helexa.acp.providers.wire import Json
 
 MOST_BYTES = 64 << 20
-"""Of one answer: far beyond what a model says, and an end to what a broken server sends."""
+"""Largest size of one answer in bytes. Larger answers come from broken servers."""
 
 IDLE_SECONDS = 600.0
-"""Without a byte. Long, as a gateway may be loading the model."""
+"""Seconds without a received byte before a request fails. Gateways may load a model first."""
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
-_PLACEHOLDER = "none"  # without a key the SDKs would take another service's from the environment; it is never sent
+_PLACEHOLDER = "none"  # keeps the SDK from reading a key from the environment; never sent
 _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 
 class Connection:
-    """An endpoint by way of the client of an official SDK.
+    """An endpoint accessed through the client of an official SDK.
 
-    Requests go out as they are given and answers are read as they come: endpoints that only resemble the original send
-    what its types do not foresee.
+    The connection does not validate requests and answers with the SDK's types: compatible servers send fields that the
+    types lack.
     """
 
     def __init__(self, endpoint: Endpoint, sdk: Any) -> None:
@@ -46,10 +46,10 @@ class Connection:
         )
 
     async def events(self, path: str, body: Json, headers: dict[str, str]) -> AsyncGenerator[Json, None]:
-        """Ask for a stream; its events as JSON objects.
+        """Send a streaming request and yield the events as JSON objects.
 
         Raises:
-            ProviderError: the endpoint refused, broke off, or sent something else.
+            ProviderError: the endpoint rejected the request, closed the stream early, or sent invalid data.
         """
         begun = False
         with self._failures(lambda: begun):
@@ -68,19 +68,19 @@ class Connection:
                         yield cast(Json, event)
 
     async def get(self, path: str) -> Any:
-        """What is at a path, as JSON.
+        """Return the JSON answer to a GET request.
 
         Raises:
-            ProviderError: the endpoint refused or sent something else.
+            ProviderError: the endpoint rejected the request or sent invalid data.
         """
         with self._failures(lambda: False):
             return await self._client.get(path, cast_to=object)
 
     async def has_route(self, path: str) -> bool:
-        """Whether an empty question is refused for being empty, not for where it was asked.
+        """Return whether the endpoint has a route at `path`, tested by a request with an empty body.
 
         Raises:
-            ProviderError: the endpoint cannot be reached or is out of order.
+            ProviderError: the endpoint cannot be reached or is unavailable.
         """
         try:
             with self._failures(lambda: False):
@@ -93,7 +93,7 @@ class Connection:
         return True
 
     async def close(self) -> None:
-        """Close its sockets."""
+        """Close the sockets."""
         await self._client.close()
 
     @contextmanager
@@ -124,7 +124,7 @@ class Connection:
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Connection:
-    """Open an endpoint; the first use of an SDK imports it, beside the loop."""
+    """Connect to an endpoint. The first use of an SDK imports it in a thread, so the event loop keeps running."""
     return Connection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 
 
@@ -149,7 +149,10 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
-    """A client that sends what the endpoint's owner said, and nothing that the SDK finds in the environment."""
+    """Return a client that sends the endpoint's configured headers.
+
+    The client removes headers that the SDK reads from the environment.
+    """
     foreign = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     foreign += ["openai-organization", "openai-project"]
     if not endpoint.api_key:

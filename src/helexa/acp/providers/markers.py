@@ -1,8 +1,9 @@
-"""Tool calls as text, for endpoints that have no better way: how to ask for them, and how to find them in an answer.
+"""Tool calls as text, for endpoints without native tool calls: prompt instructions and a parser.
 
-The notation is that of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or between the same
-tags Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>`, whose first tag may be missing. Thoughts stand
-between `<think>` and `</think>`, at the beginning of an answer or between its calls.
+The tool-call format is the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or
+Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>` between the same tags. The first `<tool_call>` tag
+of the Qwen format may be missing. Reasoning is between `<think>` and `</think>`, at the beginning of an answer or
+between calls.
 """
 
 import json
@@ -23,26 +24,26 @@ _TOKEN = re.compile("|".join((FENCE, CALL, FUNCTION)))
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A piece of the answer."""
+    """A part of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """A piece of what the model thought."""
+    """A part of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What stood between the tags of a call.
+    """The text between the tags of a call.
 
     Attributes:
-        text: the call, to be repaired.
-        verbatim: as it stood in the answer, tags and all.
-        closed: whether its end was there.
+        text: the call, to be parsed by `repair`.
+        verbatim: the call with its tags, as in the answer.
+        closed: whether the answer contained the end tag.
     """
 
     text: str
@@ -54,7 +55,7 @@ Piece = Text | Thought | Body
 
 
 class _State(Enum):
-    START = auto()  # of the answer, or after a thought or a call: white space means nothing, and a thought may begin
+    START = auto()  # start of the answer, or after reasoning or a call: skip white space, accept <think>
     THOUGHT = auto()
     TEXT = auto()
     CALL = auto()
@@ -65,25 +66,26 @@ _END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCT
 
 
 class MarkerParser:
-    """Cuts an answer into pieces, however it arrives. All text comes out as soon as it cannot be a marker any more.
+    """Splits a streamed answer into text, reasoning and calls.
 
-    With `fences` a call in a fenced code block is text: a model that can call tools otherwise is quoting there.
+    The parser returns text as soon as the text cannot be part of a marker. With `fences`, a call in a fenced code block
+    is text: a model with native tool calls quotes the call there.
     """
 
     def __init__(self, *, fences: bool) -> None:
         self._fences = fences
         self._fenced = False
         self._state = _State.START
-        self._held = ""  # not yet given out
-        self._body: list[str] = []  # of the call that is open
+        self._held = ""  # text that may be part of a marker
+        self._body: list[str] = []  # parts of the unfinished call
 
     def feed(self, text: str) -> list[Piece]:
-        """Take the next part of the answer."""
+        """Parse the next part of the answer and return the completed pieces."""
         self._held += text
         return list(self._pieces())
 
     def finish(self) -> list[Piece]:
-        """The answer is over."""
+        """End the answer and return the remaining pieces."""
         pieces = list(self._pieces())
         rest, self._held = self._held, ""
         if self._state is _State.START:
@@ -163,7 +165,7 @@ class MarkerParser:
 
 
 def _tail(text: str, *tokens: str) -> int:
-    """How many characters at the end of `text` could be the beginning of a token."""
+    """Return the number of characters at the end of `text` that could begin a token."""
     longest = max(map(len, tokens)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(token.startswith(text[-length:]) for token in tokens):
@@ -172,7 +174,11 @@ def _tail(text: str, *tokens: str) -> int:
 
 
 def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """What the system prompt says of tools; each has a description and the schema of its arguments, by its name."""
+    """Return the tool section of the system prompt.
+
+    Args:
+        tools: description and JSON Schema of the arguments, by tool name.
+    """
     lines = "\n".join(
         json.dumps({"type": "function", "function": {"name": name, "description": words, "parameters": schema}})
         for name, (words, schema) in tools.items()
@@ -193,10 +199,10 @@ between {RESULT} and {RESULT_END} tags."""
 
 
 def written_call(name: str, arguments: str) -> str:
-    """A call as the model would write it; `arguments` is JSON."""
+    """Return a call in the text format; `arguments` is JSON."""
     return f'{CALL}\n{{"name": {json.dumps(name)}, "arguments": {arguments or "{}"}}}\n{CALL_END}'
 
 
 def written_result(content: str) -> str:
-    """A result as the model reads it."""
+    """Return a tool result in the text format."""
     return f"{RESULT}\n{content}\n{RESULT_END}"

@@ -1,4 +1,4 @@
-"""`/v1/models` of many makes: what each of them says of a model, in one shape."""
+"""Parser of `/v1/models` answers of different servers."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ _NOT_FOR_CHAT = {"embedding", "embeddings", "rerank", "moderation", "image", "au
 
 
 def model_cards(body: Any) -> list[ModelCard]:
-    """The models of a list, in its order; entries that make no sense are passed over.
+    """Return the models of a list in its order, without invalid entries.
 
     Raises:
-        ValueError: it is no list of models.
+        ValueError: `body` is not a list of models.
     """
     entries = body.get("data", body.get("models")) if isinstance(body, dict) else body
     if not isinstance(entries, list):
@@ -35,8 +35,8 @@ def _card(entry: dict[str, Any]) -> ModelCard | None:
         context=_first(
             limit.get("context"),  # helexa
             entry.get("max_model_len"),  # vLLM
-            entry.get("loaded_context_length"),  # LM Studio: what it was loaded with, not what it could have
-            top.get("context_length"),  # OpenRouter: what the endpoint has
+            entry.get("loaded_context_length"),  # LM Studio: the loaded context, which may be below the model's maximum
+            top.get("context_length"),  # OpenRouter: the context of the endpoint
             entry.get("context_length"),
             meta.get("n_ctx"),  # llama.cpp
             entry.get("context_window"),  # Groq
@@ -96,7 +96,10 @@ def _first(*values: Any) -> int | None:
 
 
 def _price(per_million: Any, per_token: Any) -> float | None:
-    """US dollars for a million tokens; for one token, as OpenRouter has it, a price is text, and unknown at -1."""
+    """Return US dollars per million tokens, or None if unknown.
+
+    OpenRouter lists the price of one token as text, and -1 for an unknown price.
+    """
     try:
         price = float(per_million) if isinstance(per_million, int | float) else float(per_token) * 1e6
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""All endpoints of the configuration: who serves what, in which dialect, and how much fits."""
+"""All configured endpoints: their models, wire APIs and context sizes."""
 
 import asyncio
 import dataclasses
@@ -9,7 +9,7 @@ from helexa.acp.providers.provider import ModelCard, ModelChoice, Provider, Prov
 
 
 class Models:
-    """All endpoints and what they serve. Made at once: nothing is asked of them yet, and no SDK is imported."""
+    """All endpoints and their models. The constructor sends no requests and imports no SDK."""
 
     def __init__(self, settings: Settings) -> None:
         self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
@@ -21,7 +21,10 @@ class Models:
         self._failures: dict[str, str] = {}
 
     async def refresh(self, timeout_s: float) -> None:
-        """Ask all endpoints at once what they serve; one that fails or is late keeps what was known of it."""
+        """Request the models of all endpoints concurrently.
+
+        Endpoints that fail or time out keep their previous models.
+        """
         await asyncio.gather(*(self._refresh(name, timeout_s) for name in self._endpoints))
 
     async def _refresh(self, name: str, timeout_s: float) -> None:
@@ -37,7 +40,7 @@ class Models:
             self._failures.pop(name, None)
 
     def listed(self) -> dict[str, list[ModelCard]]:
-        """What is known, by endpoint in the order of the configuration; a default model is always listed."""
+        """Return the known models by endpoint in configuration order, always including default models."""
         return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
 
     def _listed(self, endpoint: Endpoint) -> list[ModelCard]:
@@ -48,7 +51,7 @@ class Models:
         return [ModelCard(model), *cards]
 
     def default(self) -> ModelChoice | None:
-        """The model of a new session; None where nothing is configured and no endpoint answered."""
+        """Return the model of a new session, or None if no endpoint has a known model."""
         first = self._endpoints[self._default]
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not first]
         for endpoint in (first, *others):
@@ -60,11 +63,12 @@ class Models:
         return None
 
     def parse(self, text: str) -> ModelChoice:
-        """Read `endpoint:model`, split at the first colon; without a known endpoint, all of it is a model of the
-        default endpoint.
+        """Parse `endpoint:model`, split at the first colon.
+
+        Text without a known endpoint is a model of the default endpoint.
 
         Raises:
-            ValueError: it is empty.
+            ValueError: the text is empty.
         """
         name, _, model = text.partition(":")
         if name in self._endpoints and model:
@@ -74,7 +78,7 @@ class Models:
         return ModelChoice(self._default, text)
 
     def objection(self, choice: ModelChoice) -> str | None:
-        """Return a sentence if there is no such endpoint, or the endpoint said what it serves and it is not this."""
+        """Return an error message if the endpoint is unknown or does not list the model, else None."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"
@@ -85,7 +89,11 @@ class Models:
         return f"{choice.endpoint} has no model '{choice.model[:100]}'; {name_hint(choice.model, ids)}"
 
     def card(self, choice: ModelChoice) -> ModelCard:
-        """What is known of a model, context size learned from refusals and configuration included."""
+        """Return the known properties of a model.
+
+        The context size learned from errors comes before the configured context size, and this comes before the listed
+        context size.
+        """
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
         card = known or ModelCard(choice.model)
@@ -93,14 +101,14 @@ class Models:
         return dataclasses.replace(card, context=self._learned.get(choice) or told or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
-        """An endpoint said how much fits."""
+        """Store the context size in tokens that an endpoint reported in an error."""
         self._learned[choice] = tokens
 
     async def provider(self, choice: ModelChoice) -> Provider:
-        """The endpoint of a model; the first use imports its SDK (and probes an `auto` one).
+        """Return the provider of a model. The first use imports its SDK and probes an `auto` endpoint.
 
         Raises:
-            ProviderError: there is no such endpoint, or it cannot be told what it speaks.
+            ProviderError: the endpoint is unknown, or its wire API cannot be determined.
         """
         if choice.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
@@ -114,7 +122,7 @@ class Models:
             return self._providers[name]
 
     def failures(self) -> dict[str, str]:
-        """A sentence for each endpoint that did not answer the last refresh."""
+        """Return an error message for each endpoint whose last refresh failed."""
         return dict(self._failures)
 
     async def close(self) -> None:
@@ -124,6 +132,6 @@ class Models:
 
 
 async def _open(endpoint: Endpoint) -> Provider:
-    """Import what endpoints need beside the loop, as it takes a while, then connect."""
+    """Import the modules of providers in a thread, as this is slow, then connect."""
     opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.opening")
     return await opening.open_provider(endpoint)

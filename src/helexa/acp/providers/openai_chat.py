@@ -1,4 +1,4 @@
-"""OpenAI chat completions, as many servers speak them."""
+"""The wire API of OpenAI chat completions, with the variants of other servers."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ _REASONING = ("reasoning_content", "reasoning")
 
 
 class OpenAIChat:
-    """`POST /chat/completions`."""
+    """OpenAI chat completions: `POST /chat/completions`."""
 
     path = "/chat/completions"
     models_path = "/models"
@@ -45,7 +45,7 @@ class OpenAIChat:
     leaks_marks = True
 
     def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
-        """As `Wire` says."""
+        """Return the request body; see `Wire`."""
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -70,27 +70,27 @@ class OpenAIChat:
         return {key: value for key, value in body.items() if key not in refused}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """As `Wire` says: helexa's nodes show what a model thinks to those who ask for it."""
+        """Return further headers; see `Wire`. helexa's nodes return reasoning only if `x-include-thinking` is set."""
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """As `Wire` says."""
+        """Return a reader of the response; see `Wire`."""
         return ChatReader(endpoint)
 
 
 class ChatReader:
-    """Reads chunks."""
+    """Converts the chunks of one streamed completion to model events."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
-        self._reasoning: str | None = None  # the field that the server has for it
-        self._ids: dict[int, str] = {}  # of calls, by the index that we count
-        self._current: dict[int, int] = {}  # our index by that of the server
+        self._reasoning: str | None = None  # name of the server's reasoning field
+        self._ids: dict[int, str] = {}  # call ids by the index of the call in the answer
+        self._current: dict[int, int] = {}  # the server's index -> index of the call in the answer
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the model events of one chunk; see `Reader`."""
         if usage := object_of(event.get("usage")):
             self._usage = _usage(usage)
         for choice in list_of(event.get("choices"))[:1]:
@@ -100,7 +100,7 @@ class ChatReader:
                 self._finish = _FINISH.get(reason, "stop")
 
     def end(self) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the usage and the end of the answer; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
@@ -131,7 +131,7 @@ class ChatReader:
         said = call.get("index")
         position = said if isinstance(said, int) else -1
         index = self._current.get(position)
-        # Some count all calls as 0, or not at all: another id, or a name without one, is another call.
+        # Some servers send index 0 for all calls, or no index: a new id, or a name without an id, begins a new call.
         if index is None or (id and self._ids[index] and id != self._ids[index]) or (position < 0 and name and not id):
             index = self._current[position] = len(self._ids)
             self._ids[index] = id
@@ -142,7 +142,7 @@ class ChatReader:
 
 
 def _parts(parts: list[Any]) -> Iterator[ModelEvent]:
-    """Content in parts, as Mistral sends it."""
+    """Yield the events of content in parts, the format of Mistral."""
     for part in map(object_of, parts):
         if part.get("type") == "thinking":
             thought = "".join(text_of(object_of(piece).get("text")) for piece in list_of(part.get("thinking")))
@@ -180,17 +180,17 @@ def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
                 messages.append(_assistant(message, endpoint, with_reasoning=index > turn))
             case ToolResult():
                 messages.append({"role": "tool", "tool_call_id": message.call_id, "content": message.content})
-                pictures += message.images  # a tool's message has no place for them
+                pictures += message.images  # tool messages cannot contain images
     return messages + ([_user(pictures)] if pictures else [])
 
 
 def last_prompt(messages: Sequence[Message]) -> int:
-    """The index of the last message of the user; -1 where there is none."""
+    """Return the index of the last user message, or -1."""
     return max((index for index, message in enumerate(messages) if isinstance(message, UserMessage)), default=-1)
 
 
 def _add_user(messages: list[Json], parts: Sequence[Part]) -> None:
-    """Add to what the user says; templates want turns to alternate."""
+    """Append user content. Consecutive user messages are merged, as chat templates expect alternating roles."""
     message = _user(parts)
     if not messages or messages[-1]["role"] != "user":
         messages.append(message)
@@ -225,5 +225,5 @@ def _assistant(message: AssistantMessage, endpoint: str, *, with_reasoning: bool
         ]
     extras = object_of(message.extras.get(NAME))
     if with_reasoning and extras.get("endpoint") == endpoint and extras.get("reasoning") in _REASONING:
-        turn[extras["reasoning"]] = message.reasoning  # models that think between calls want it back
+        turn[extras["reasoning"]] = message.reasoning  # models that reason between calls expect their reasoning back
     return turn

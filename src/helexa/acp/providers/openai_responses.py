@@ -1,4 +1,4 @@
-"""OpenAI Responses, without the server keeping anything."""
+"""The wire API of OpenAI Responses, without server-side storage."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ _THOUGHT = {"response.reasoning_text.delta", "response.reasoning_summary_text.de
 
 
 class OpenAIResponses:
-    """`POST /responses`."""
+    """OpenAI Responses: `POST /responses`."""
 
     path = "/responses"
     models_path = "/models"
@@ -32,7 +32,7 @@ class OpenAIResponses:
     leaks_marks = False
 
     def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
-        """As `Wire` says."""
+        """Return the request body; see `Wire`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -61,28 +61,28 @@ class OpenAIResponses:
         return {key: value for key, value in body.items() if key not in refused}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """As `Wire` says."""
+        """Return no further headers; see `Wire`."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """As `Wire` says."""
+        """Return a reader of the response; see `Wire`."""
         return ResponseReader(request.model, endpoint)
 
 
 class ResponseReader:
-    """Reads events."""
+    """Converts the events of one streamed response to model events."""
 
     def __init__(self, model: str, endpoint: str) -> None:
         self._model = model
         self._endpoint = endpoint
-        self._calls: dict[Any, tuple[int, bool]] = {}  # by item: the index that we count, and whether arguments came
+        self._calls: dict[Any, tuple[int, bool]] = {}  # by item: (call index, whether arguments arrived)
         self._thoughts = 0
-        self._kept: list[Json] = []  # what the endpoint wants back
+        self._kept: list[Json] = []  # reasoning items to send back to the endpoint
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the model events of one stream event; see `Reader`."""
         kind = text_of(event.get("type"))
         delta = text_of(event.get("delta"))
         if kind in _TEXT and delta:
@@ -107,7 +107,7 @@ class ResponseReader:
             raise refusal(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
-        """As `Reader` says."""
+        """Yield the usage and the end of the answer; see `Reader`."""
         if self._finish is None:
             return
         if self._usage is not None:
@@ -151,7 +151,7 @@ class ResponseReader:
 
 
 def _key(event: Json) -> str:
-    """What ties the events of an item together."""
+    """Return the key that the events of one output item share."""
     position = event.get("output_index")
     return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
 

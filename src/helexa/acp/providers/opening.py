@@ -1,4 +1,4 @@
-"""Endpoints become providers. Whoever imports this imports an HTTP client; the SDKs come with the first use of each."""
+"""Connects providers to endpoints. The module imports an HTTP client; each SDK is imported at its first use."""
 
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
@@ -12,10 +12,10 @@ from helexa.acp.providers.wire_provider import WireProvider
 
 
 async def open_provider(endpoint: Endpoint) -> Provider:
-    """Connect to an endpoint in the dialect that it speaks.
+    """Connect to an endpoint in its wire API.
 
     Raises:
-        ProviderError: it had to be asked for its dialect, and gave no answer.
+        ProviderError: the wire API is `auto`, and probing the endpoint failed.
     """
     api = endpoint.wire_api if endpoint.wire_api != "auto" else await probe(endpoint)
     connection = await connect(endpoint, "anthropic" if api == "anthropic-messages" else "openai")

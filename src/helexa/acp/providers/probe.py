@@ -1,4 +1,4 @@
-"""Which wire API an endpoint speaks, found out by asking for nothing."""
+"""Detection of an endpoint's wire API by empty requests."""
 
 from urllib.parse import urlsplit
 
@@ -15,12 +15,13 @@ _PATHS: dict[str, WireApi] = {
 
 
 async def probe(endpoint: Endpoint) -> WireApi:
-    """The first API that an endpoint has a route for, beginning with the one that most servers speak best.
+    """Return the first wire API whose route the endpoint serves.
 
-    The questions are empty: they cost nothing, and any refusal but "no such route" says that there is one.
+    The order is chat completions, Responses, messages. The requests have empty bodies and cost nothing. Any error
+    except "route not found" means that the route exists.
 
     Raises:
-        ProviderError: it cannot be reached, or has none of them.
+        ProviderError: the endpoint cannot be reached, or serves none of the wire APIs.
     """
     if known := _KNOWN.get(urlsplit(endpoint.base_url).hostname or ""):
         return known

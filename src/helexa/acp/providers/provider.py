@@ -1,4 +1,4 @@
-"""The port to model endpoints: what is asked of one, and what it answers."""
+"""The protocol of model endpoints: requests, answers and errors."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ ThoughtLevel = Literal["default", "none", "low", "medium", "high"]
 
 
 class ProviderError(Exception):
-    """An endpoint did not answer as asked.
+    """A request to an endpoint failed.
 
     Attributes:
-        kind: what to do about it: wait, compact, tell the user.
-        message: a sentence for the user, free of secrets.
-        retry_after: seconds to wait, where the endpoint said so.
-        context_limit: tokens that fit, where the endpoint said so.
+        kind: the cause, which decides whether the agent waits, compacts the conversation, or informs the user.
+        message: a sentence for the user, without secrets.
+        retry_after: seconds to wait, or None if the endpoint did not report it.
+        context_limit: context size in tokens, or None if the endpoint did not report it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ProviderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model is told of it; `schema` is the JSON Schema of its arguments."""
+    """A tool in a model request; `schema` is the JSON Schema of its arguments."""
 
     name: str
     description: str
@@ -45,14 +45,17 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as its endpoint describes it; None where it says nothing.
+    """A model as its endpoint describes it. Unknown properties are None.
 
     Attributes:
-        id: as it is asked for.
-        context: tokens that fit, prompt and answer together.
-        input_price: US dollars for a million tokens, likewise the next two.
-        images: whether it looks at pictures.
-        thinks: whether a thought level makes a difference.
+        id: model name in requests.
+        context: context size in tokens, prompt and answer together.
+        max_output: largest answer in tokens.
+        input_price: US dollars per million input tokens.
+        output_price: US dollars per million output tokens.
+        cached_price: US dollars per million cached input tokens.
+        images: whether the model accepts images.
+        thinks: whether a thought level has an effect.
     """
 
     id: str
@@ -67,7 +70,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One question to a model. `messages` are what it shall see: no Summary and no Cleared among them."""
+    """A request to a model. `messages` must not contain `Summary` or `Cleared`."""
 
     model: str
     system: str
@@ -80,21 +83,24 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """More of the answer's text."""
+    """A part of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of the model's reasoning."""
+    """A part of the model's reasoning."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallDelta:
-    """More of a tool call; `id` and `name` come with the first one of each `index`, or never: then the text tells."""
+    """A part of a tool call.
+
+    `id` and `name` are in the first delta of an `index`, or in none: then `arguments` contains the whole call as text.
+    """
 
     index: int
     id: str | None = None
@@ -104,7 +110,7 @@ class CallDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one answer; `cached` are among `input`, `reasoning` among `output`."""
+    """Token counts of one answer. `input` includes `cached`; `output` includes `reasoning`."""
 
     input: int
     output: int
@@ -114,7 +120,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The answer is complete; `extras` goes into the history as it is."""
+    """End of a complete answer. `extras` is stored in the history unchanged."""
 
     reason: FinishReason
     extras: dict[str, Any] = field(default_factory=dict)
@@ -124,26 +130,29 @@ ModelEvent = AnswerDelta | ReasoningDelta | CallDelta | Usage | End
 
 
 class Provider(Protocol):
-    """One endpoint, in the wire API that it speaks. All methods raise ProviderError and nothing else of their own."""
+    """A client of one endpoint in its wire API. Failures of the endpoint raise `ProviderError`."""
 
     endpoint: Endpoint
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Ask; the last event is End. Cancelling the reader closes the connection at once."""
+        """Send a request and yield the answer; the last event is `End`.
+
+        Canceling the reader closes the connection at once.
+        """
         ...
 
     async def models(self) -> list[ModelCard]:
-        """What it serves now."""
+        """Return the models that the endpoint serves now."""
         ...
 
     async def close(self) -> None:
-        """Give up its connections."""
+        """Close the connections."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model at an endpoint."""
+    """A model of an endpoint."""
 
     endpoint: str
     model: str

@@ -1,4 +1,4 @@
-"""What a refusal means: a kind and a sentence out of a status and a body, which no two servers write alike."""
+"""Conversion of error responses to `ProviderError`: a kind and a message from the status and body of any server."""
 
 import email.utils
 import json
@@ -10,7 +10,7 @@ from typing import Any
 from helexa.acp.providers.provider import ErrorKind, ProviderError
 
 LONGEST_MESSAGE = 500
-"""Characters of a server's own words that are passed on."""
+"""Maximum number of characters quoted from a server's error message."""
 
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
 _OVERFLOW = re.compile(
@@ -39,7 +39,7 @@ _BY_TYPE: dict[str, ErrorKind] = {
     "service_unavailable": "unavailable",
     "not_found_error": "model_not_found",
 }
-_REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some answer 404 or 500 to what they do not support
+_REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some answer 404 or 500 to unsupported parameters
 _NO_TOOLS = re.compile(
     r"\btools?\b.*(support|--jinja|--enable-auto-tool-choice|not permitted|not allowed|unknown|unexpected|unrecognized)"
     r"|(support|not made|unknown|unexpected|unrecognized|extra inputs).*\btools?\b",
@@ -58,14 +58,14 @@ _WORDS: dict[ErrorKind, str] = {
 
 
 def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], secrets: Iterable[str]) -> ProviderError:
-    """A refusal as an error that can be acted upon.
+    """Return a `ProviderError` for an error response.
 
     Args:
-        endpoint: its name, for the sentence.
-        status: of HTTP; 200 where the refusal came within a stream.
-        body: JSON, or text where it was none.
-        headers: of the answer, lower case.
-        secrets: what must not be quoted, should the server echo it.
+        endpoint: name of the endpoint, for the message.
+        status: HTTP status; 200 for an error within a stream.
+        body: parsed JSON, or text if the body is not JSON.
+        headers: response headers with lowercase names.
+        secrets: texts to replace by `***` if the server repeats them.
     """
     error = _error(body)
     message = _message(error, body)
@@ -88,18 +88,18 @@ def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], s
 
 
 def refuses(error: ProviderError, parameter: str) -> bool:
-    """Whether a request was refused because of one of its parameters, which could be left out."""
+    """Return whether the endpoint rejected the request because of `parameter`."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 
 def refuses_tools(error: ProviderError) -> bool:
-    """Whether a request was refused because the endpoint cannot pass tools to this model."""
+    """Return whether the endpoint rejected the request because it does not support tools for the model."""
     return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """The innermost object that describes the error."""
-    if isinstance(body, list) and body:  # as Google wraps it
+    """Return the innermost object that describes the error."""
+    if isinstance(body, list) and body:  # Google wraps errors in a list
         body = body[0]
     if not isinstance(body, dict):
         return {}
@@ -112,7 +112,7 @@ def _message(error: dict[str, Any], body: Any) -> str:
         value = error.get(key)
         if isinstance(value, str) and value:
             return value
-        if value and key == "detail":  # a list of what is wrong with each field
+        if value and key == "detail":  # a list of field errors
             return json.dumps(value)
     return body if isinstance(body, str) and not body.lstrip().startswith("<") else ""
 

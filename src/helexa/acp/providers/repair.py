@@ -1,4 +1,4 @@
-"""Tool calls as models write them, made whole: the faults that small models make are mended, guesses are not made."""
+"""Parser of tool calls that repairs frequent format errors of small models and does not guess."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<paramete
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
-    """A call that can be made: the name of a tool and an object of arguments."""
+    """A valid call: name of a tool and its arguments."""
 
     name: str
     arguments: dict[str, Any]
@@ -22,18 +22,18 @@ class WholeCall:
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that cannot be read, with the reason in words for the model."""
+    """A call that cannot be parsed; `reason` is a message for the model."""
 
     reason: str
 
 
 def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
-    """Read a call.
+    """Parse a call and repair its format.
 
     Args:
-        name: what the endpoint said the tool is; empty where the text should tell.
-        text: the arguments as JSON; without a name the whole call, as JSON or as `<function=...>` markup.
-        schemas: the JSON schema of each tool's arguments, by the tool's name.
+        name: tool name from the endpoint; if empty, the text contains the name.
+        text: the arguments as JSON. Without `name`, the whole call as JSON or as `<function=...>` markup.
+        schemas: JSON Schema of each tool's arguments, by tool name.
     """
     text = text.strip()
     if not name and (markup := _FUNCTION.match(text)):
@@ -50,7 +50,7 @@ def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Wh
 
 
 def _with_name(name: str, arguments: Any) -> WholeCall | MalformedCall:
-    if isinstance(arguments, str):  # encoded twice
+    if isinstance(arguments, str):  # JSON encoded twice
         try:
             arguments = _read_json(arguments) if arguments.strip() else {}
         except ValueError as error:
@@ -63,7 +63,7 @@ def _with_name(name: str, arguments: Any) -> WholeCall | MalformedCall:
 
 
 def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
-    if isinstance(call, dict) and isinstance(call.get("function"), dict):  # as the OpenAI API wraps it
+    if isinstance(call, dict) and isinstance(call.get("function"), dict):  # wrapped as in the OpenAI API
         call = call["function"]
     if not isinstance(call, dict):
         return MalformedCall("the call is not a JSON object")
@@ -86,7 +86,7 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall
 
 
 def _fitting(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """The tools that could have been meant: all they require is there, and nothing they do not know."""
+    """Yield the tools whose required arguments are all present and that know all given arguments."""
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
@@ -106,7 +106,7 @@ def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
 
 
 def _typed(text: str, schema: Any) -> Any:
-    """The value of a parameter in markup: text where text may stand, else what JSON makes of it."""
+    """Return the value of a markup parameter: text if the schema allows strings, else parsed JSON."""
     text = text.removeprefix("\n").removesuffix("\n")
     kinds = set(_kinds(schema))
     if "string" in kinds or not kinds:
@@ -114,7 +114,7 @@ def _typed(text: str, schema: Any) -> Any:
     try:
         return json.loads(text.strip().lower() if "boolean" in kinds else text, strict=False)
     except ValueError:
-        return text  # the tool says what is wrong with it
+        return text  # the tool reports the error
 
 
 def _kinds(schema: Any) -> Iterable[str]:
@@ -133,10 +133,10 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """JSON, with raw line breaks in strings and up to three surplus `}` at the end allowed.
+    """Parse JSON, allowing raw line breaks in strings and up to three surplus `}` at the end.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the text is not JSON.
     """
     try:
         value, end = json.JSONDecoder(strict=False, parse_constant=_refuse).raw_decode(text)

@@ -1,6 +1,6 @@
-"""The port of wire APIs: a question becomes the body of a request, the events of a stream become a model's events.
+"""The protocol of wire APIs: conversion of requests to bodies, and of stream events to model events.
 
-Pure: nothing here opens a connection.
+Implementations open no connections.
 """
 
 from collections.abc import Iterator
@@ -12,29 +12,29 @@ Json = dict[str, Any]
 
 
 class Reader(Protocol):
-    """Reads the events of one answer."""
+    """Converts the stream events of one answer to model events."""
 
     def feed(self, event: Json) -> Iterator[ModelEvent]:
-        """What an event says. One that makes no sense says nothing.
+        """Yield the model events of one stream event; invalid events yield none.
 
         Raises:
-            ProviderError: the endpoint says that it failed.
+            ProviderError: the event reports an error of the endpoint.
         """
         ...
 
     def end(self) -> Iterator[ModelEvent]:
-        """The stream is over: its Usage, as far as it was told, and End; nothing where the answer is not complete."""
+        """End the stream: yield `Usage`, if reported, and `End`, or nothing if the answer is incomplete."""
         ...
 
 
 class Wire(Protocol):
-    """One dialect.
+    """One wire API.
 
     Attributes:
-        path: where questions are asked, below the base URL.
-        models_path: where models are listed.
-        optional: the keys of a body that can be left out, should an endpoint refuse them.
-        leaks_marks: whether servers of this dialect leave thoughts and calls in the text, as marks.
+        path: path of requests, below the base URL.
+        models_path: path of the model list, below the base URL.
+        optional: body keys that can be omitted if an endpoint rejects them.
+        leaks_marks: whether servers of this API may leave reasoning and calls as marked text in the answer.
     """
 
     path: str
@@ -43,35 +43,35 @@ class Wire(Protocol):
     leaks_marks: bool
 
     def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
-        """The body of a request to an endpoint that has refused some keys."""
+        """Return the request body for `endpoint`, without the rejected keys in `refused`."""
         ...
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Further headers of a request."""
+        """Return further request headers."""
         ...
 
     def reader(self, request: ModelRequest, endpoint: str) -> Reader:
-        """Reads the answer to a request."""
+        """Return a reader of the answer to `request`."""
         ...
 
 
 def text_of(value: Any) -> str:
-    """A string of a foreign answer, fit to be written anywhere; empty where it is none."""
+    """Return `value` if it is a string, with unpaired surrogates replaced, else an empty string."""
     if not isinstance(value, str):
         return ""
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
 def count_of(value: Any) -> int:
-    """A number of tokens of a foreign answer; 0 where it is none."""
+    """Return `value` if it is a positive integer, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def object_of(value: Any) -> Json:
-    """An object of a foreign answer; empty where it is none."""
+    """Return `value` if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def list_of(value: Any) -> list[Any]:
-    """A list of a foreign answer; empty where it is none."""
+    """Return `value` if it is a list, else an empty list."""
     return value if isinstance(value, list) else []

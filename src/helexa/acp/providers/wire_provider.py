@@ -1,4 +1,4 @@
-"""An endpoint in one of the wire APIs: asks, reads the answer, and learns what the endpoint does not take."""
+"""The provider of one endpoint in a wire API. It remembers which parts of requests the endpoint rejects."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -15,20 +15,21 @@ _TOOLS = "tools"
 
 
 class WireProvider:
-    """As `Provider` says.
+    """A `Provider` built from a wire API and a connection.
 
-    Servers that only resemble an API refuse parts of it. What they refuse by name is left out from then on, for that
-    model; where it is tools, calls are asked for in the text.
+    Compatible servers reject parts of an API. If an error names a part, the provider repeats the request without it and
+    omits it in later requests to the same model. If a server rejects tools, the prompt asks the model for calls as
+    text.
     """
 
     def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:
         self.endpoint = endpoint
         self._wire = wire
         self._connection = connection
-        self._refused: dict[tuple[str, str], frozenset[str]] = {}  # by model and thought level
+        self._refused: dict[tuple[str, str], frozenset[str]] = {}  # rejected keys by model and thought level
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """As `Provider` says."""
+        """Send a request and yield the answer; see `Provider`."""
         asked = (request.model, request.thought_level)
         while True:
             refused = self._refused.get(asked, frozenset())
@@ -48,7 +49,7 @@ class WireProvider:
                 self._refused[asked] = refused | {refusal}
 
     async def models(self) -> list[ModelCard]:
-        """As `Provider` says."""
+        """Return the models of the endpoint; see `Provider`."""
         body = await self._connection.get(self._wire.models_path)
         try:
             return model_cards(body)
@@ -56,7 +57,7 @@ class WireProvider:
             raise ProviderError("invalid", f"{self.endpoint.name} does not list its models") from None
 
     async def close(self) -> None:
-        """As `Provider` says."""
+        """Close the connection; see `Provider`."""
         await self._connection.close()
 
     async def _answer(self, request: ModelRequest, body: Json, in_text: bool) -> AsyncGenerator[ModelEvent, None]:
@@ -77,7 +78,7 @@ class WireProvider:
             raise ProviderError("interrupted", f"{self.endpoint.name} ended its answer before it was complete")
 
     def _refusal(self, error: ProviderError, body: Json) -> str | None:
-        """The part of a request that an endpoint refused, if it can do without."""
+        """Return the key that the endpoint rejected, if the request can omit it."""
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
         if _TOOLS in present and self.endpoint.tool_calls == "auto" and refuses_tools(error):
             return _TOOLS

@@ -1,4 +1,4 @@
-"""Calls and thoughts that stand in the text: a request that asks for them, and an answer that has them cut out."""
+"""Tool calls and reasoning as text: requests that ask for calls as text, and extraction from answers."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from helexa.acp.providers.repair import MalformedCall, WholeCall, repair
 
 
 def written(request: ModelRequest) -> ModelRequest:
-    """The same question to an endpoint that knows of no tools."""
+    """Return the same request for an endpoint without native tools."""
     tools = {tool.name: (tool.description, tool.schema) for tool in request.tools}
     return dataclasses.replace(
         request,
@@ -32,12 +32,12 @@ def _written(message: Message) -> Message:
 
 
 class MarkReader:
-    """Reads an answer for marks.
+    """Extracts calls and reasoning from the text of an answer.
 
     Args:
-        request: as it was asked, with its tools.
-        asked_for: whether calls were asked for in the text. Otherwise one counts only where it can be made, is not in a
-            code block, and the endpoint reports none of its own; all else stays text.
+        request: the original request with its tools.
+        asked_for: whether the prompt asks for calls as text. If not, a call counts only if it is valid, is not in a
+            code block, and the endpoint reports no native calls. All other text stays text.
     """
 
     def __init__(self, request: ModelRequest, *, asked_for: bool) -> None:
@@ -49,7 +49,7 @@ class MarkReader:
         self._doubtful: list[tuple[Body, WholeCall]] = []
 
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
-        """What an event of the answer is."""
+        """Yield `event` with calls and reasoning extracted."""
         match event:
             case AnswerDelta(text):
                 yield from self._events(self._parser.feed(text))

@@ -1,1 +1,1 @@
-"""The tools that a model may call: one file each."""
+"""The tools that a model may call, one module each."""

@@ -1,4 +1,4 @@
-"""bash: a shell command, in a terminal of the client where it has them."""
+"""bash: run a shell command, in a terminal of the client if the client supports terminals."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
 from helexa.acp.tools.vetted_commands import vetted_command
 
 _MOST_SECONDS = 600
-_MOST_BYTES = 32_000  # for the model
+_MOST_BYTES = 32_000  # largest output for the model
 _KEPT_BYTES = 1 << 20
 
 
@@ -34,17 +34,17 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """The command's beginning, and the folder unless it is the session's."""
+        """Return the beginning of the command, and the folder if it is not the session's."""
         cwd = arguments["cwd"]
         place = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
         return f"Run{place}: {title(arguments['command'])}"
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Nobody knows."""
+        """Return no locations: the files that a command changes are unknown."""
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """All of the command, for the title may be cut."""
+        """Return the full command, as the title may be truncated."""
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
@@ -54,7 +54,7 @@ class Bash(BuiltIn):
         return Runs(command, place.path, vetted_command(command, place.real, boundary))
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Run it to its end."""
+        """Run the command until it exits or times out."""
         place = context.boundary.place(arguments["cwd"])
         if not place.is_folder():
             raise ToolError(f"{arguments['cwd']} is no folder")

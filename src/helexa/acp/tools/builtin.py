@@ -1,4 +1,4 @@
-"""What the tools that come with the agent have in common: arguments that are declared as a type."""
+"""Base classes of built-in tools, which declare their arguments as a type."""
 
 from typing import Any
 
@@ -14,11 +14,14 @@ _SHOWN_BYTES = 8_000
 
 
 class Arguments(Struct, forbid_unknown_fields=True):
-    """The arguments of a tool."""
+    """Base class of tool arguments."""
 
 
 class BuiltIn:
-    """A tool of ours: a class that says what it is called and takes, and overrides what it does beyond looking."""
+    """A built-in tool.
+
+    Subclasses set the name and argument type. Tools that change anything override `act`.
+    """
 
     name: str
     description: str
@@ -27,12 +30,12 @@ class BuiltIn:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of the arguments."""
+        """Return the JSON Schema of the arguments."""
         (_,), components = msgspec.json.schema_components([self.arguments], ref_template="{name}")
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the schema has them, see the port."""
+        """Validate and convert the arguments; see `Tool.check`."""
         given = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(given, self.arguments, strict=False))
@@ -41,7 +44,7 @@ class BuiltIn:
             raise ToolError(f"The arguments of {self.name} do not fit: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """The file of the argument `path`, if there is one."""
+        """Return the file of the argument `path`, if present."""
         if "path" not in arguments:
             return ()
         try:
@@ -51,23 +54,23 @@ class BuiltIn:
         return (Location(str(path), arguments.get("line")),)
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Nothing but the title."""
+        """Return no preview."""
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It looks."""
+        """Return that the call only reads; a path outside the session's folders raises an error."""
         if "path" in arguments:
             context.boundary.place(arguments["path"])
         return Reads()
 
 
 def as_block(content: str) -> tuple[CardContent, ...]:
-    """The content for a card, as it is and not as Markdown."""
+    """Return the content as a Markdown code block for a card."""
     return (Text(fenced(ends(content, _SHOWN_BYTES))),)
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """The schema without references and without titles: small models and grammars want it plain."""
+    """Return the schema without references and titles, as small models and grammars need it."""
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)

@@ -1,14 +1,14 @@
-"""Text made short enough to show: a title on one line, a long output without its middle."""
+"""Text shortened for display: titles of one line, and outputs without their middle."""
 
 import re
 import unicodedata
 
 _JOINER = "\u200d"
-_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # Python does not call them printable
+_HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # not printable for Python
 
 
 def printable(text: str) -> str:
-    """The text without what would disturb a terminal, a list of lines or JSON: it is escaped instead."""
+    """Return the text with characters escaped that would disturb a terminal, a list of lines or JSON."""
     return "".join(
         character if character.isprintable() or character in _HARMLESS else character.encode("unicode_escape").decode()
         for character in text
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def title(text: str, width: int = 60) -> str:
-    """The text on one line of at most `width` characters; one that people see as a whole is never split."""
+    """Return the text on one line of at most `width` characters, without splitting combined characters."""
     line = printable(" ".join(text.split()))
     if len(line) <= width:
         return line
@@ -27,7 +27,7 @@ def title(text: str, width: int = 60) -> str:
 
 
 def _extends(character: str) -> bool:
-    """Whether it belongs to the character before it: an accent, a variation, a skin colour, a joiner."""
+    """Return whether the character extends the character before it: accent, variation, skin color or joiner."""
     return (
         character == _JOINER
         or unicodedata.category(character).startswith("M")
@@ -36,7 +36,7 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, most: int) -> str:
-    """The text's beginning, at most `most` bytes of UTF-8, with a word about what is left out."""
+    """Return at most the first `most` bytes of UTF-8, with a note on the omitted size."""
     data = text.encode(errors="replace")
     if len(data) <= most:
         return data.decode()
@@ -44,7 +44,7 @@ def clipped(text: str, most: int) -> str:
 
 
 def ends(text: str, most: int) -> str:
-    """The text's beginning and end, together at most `most` bytes of UTF-8, with a word about the middle."""
+    """Return the beginning and end of the text, `most` bytes of UTF-8 in total, with a note on the omitted size."""
     data = text.encode(errors="replace")
     if len(data) <= most:
         return data.decode()
@@ -54,7 +54,7 @@ def ends(text: str, most: int) -> str:
 
 
 def fenced(text: str) -> str:
-    """The text as a block of code in Markdown, whatever is in it."""
+    """Return the text as a Markdown code block with a fence longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text.rstrip()}\n{fence}"

@@ -1,4 +1,4 @@
-"""Whether a call may do what it is about to: by itself, after asking, or not at all."""
+"""Permission rules: a tool call is allowed, denied, or needs an answer of the user."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from helexa.acp.tools.tool import (
 
 
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Return what the session's mode and the user's earlier answers say about a call."""
+    """Decide about a call by the session's mode and the user's earlier answers."""
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
@@ -34,7 +34,7 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Return what the session's mode and the user's earlier answers say about an act.
+    """Decide about an act by the session's mode and the user's earlier answers.
 
     An act is in one or more scopes; a question offers the first of them.
     """

@@ -1,4 +1,4 @@
-"""todo: the agent's plan, which the user sees as it changes."""
+"""todo: the agent's plan, which the client shows to the user."""
 
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Todo(BuiltIn):
-    """Keeps the plan."""
+    """Updates the plan."""
 
     name = "todo"
     description = "Show the user your list of tasks for work of several steps; send it again whenever one changes."
@@ -28,7 +28,7 @@ class Todo(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """How far it is."""
+        """Return the progress as a title."""
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:

@@ -1,4 +1,4 @@
-"""The port of tools: what each of them tells of itself, and what running one needs and gives."""
+"""The protocol of tools: properties, arguments, permission and results."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What "always" covers, e.g. tool `bash` with subject `git status *`, or `edit_file` with a folder.
+    """The extent of an "always" answer, e.g. tool `bash` with subject `git status *`, or `edit_file` with a folder.
 
     Attributes:
-        tool: its name.
-        subject: what of it; empty is all of it.
-        label: for the user, such as "edits in src/".
-        persistent: whether an allowance holds in later sessions of the project, too.
+        tool: name of the tool.
+        subject: the covered part of the tool's acts; empty covers all acts.
+        label: text for the user, for example "edits in src/".
+        persistent: whether a permission also holds in later sessions of the project.
     """
 
     tool: str
@@ -33,23 +33,24 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """A call only looks at what the model may see, or changes nothing outside of the session."""
+    """A call that only reads permitted files, or changes only the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """A call makes or changes a file."""
+    """A call that creates or changes a file."""
 
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """A call has a shell run a command line.
+    """A call that runs a command line in a shell.
 
     Attributes:
-        folder: where the shell runs.
-        vetted: the vetted command that the line is, such as `git diff`; see `helexa.acp.tools.vetted_commands`.
+        command: the command line.
+        folder: working directory of the shell.
+        vetted: the vetted command of the line, for example `git diff`; see `helexa.acp.tools.vetted_commands`.
     """
 
     command: str
@@ -59,34 +60,34 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Fetches:
-    """A call asks a host for something."""
+    """A call that sends a request to a host."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A call goes to a server of the client's; whether it `only_reads` is what the server says."""
+    """A call of an MCP server's tool; `only_reads` is the server's declaration."""
 
     tool: str
     only_reads: bool
 
 
 Act = Reads | Writes | Runs | Fetches | Calls
-"""What a call would do, as far as permission goes."""
+"""The effect of a call that permission depends on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOutcome:
-    """What a tool did.
+    """The result of a tool call.
 
     Attributes:
-        content: what the model is told.
-        failed: whether it went wrong all the same, e.g. a command that exits with 1 has not.
-        shown: what the card shows; empty shows the content.
-        locations: what it touched, where that was not known before.
-        images: pictures for the model.
-        plan: the whole plan, if it changed it.
+        content: text for the model.
+        failed: whether the call failed. A command that exits with 1 has not failed.
+        shown: content of the card; if empty, the card shows `content`.
+        locations: touched files that were unknown before the call.
+        images: images for the model.
+        plan: the whole plan if the call changed it, else None.
     """
 
     content: str
@@ -99,14 +100,14 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What tools of a session work with.
+    """The environment of a session's tools.
 
     Attributes:
         session_id: the client's id of the session.
-        cwd: the folder of the session, absolute, as the client spells it: it knows its files by no other name.
-        roots: the folders that tools stay in: `cwd` and the additional ones, likewise.
-        plan_dir: where plans are written; the only place that plan mode may write to.
-        host: files and commands.
+        cwd: absolute folder of the session in the client's spelling, under which the client knows its files.
+        roots: absolute folders that the tools may access: `cwd` and the additional folders, in the client's spelling.
+        plan_dir: folder of plans; the only folder that plan mode may write to.
+        host: access to files and commands.
         settings: the configuration.
     """
 
@@ -119,74 +120,74 @@ class ToolContext:
 
     @property
     def boundary(self) -> Boundary:
-        """How far the tools may go."""
+        """The files and folders that the tools may access."""
         return Boundary(self.cwd, self.roots, self.plan_dir)
 
 
 Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
-"""Shows what a running tool has so far, replacing what it showed before."""
+"""Callback that shows the present output of a running tool, replacing earlier output."""
 
 
 class Tool(Protocol):
-    """One tool. Arguments go through `check` before any other method sees them."""
+    """One tool. Callers pass arguments through `check` before any other method."""
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """The name that the model calls."""
         ...
 
     @property
     def description(self) -> str:
-        """What it does, for the model."""
+        """The description for the model."""
         ...
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON Schema of its arguments."""
+        """The JSON Schema of the arguments."""
         ...
 
     @property
     def kind(self) -> ToolKind:
-        """What it does, for the icon."""
+        """The kind of tool, which decides the icon."""
         ...
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the schema has them: a number written as text is one, what is null is not given.
+        """Validate and convert the arguments: numbers in text become numbers, null arguments are removed.
 
         Raises:
-            ToolError: they do not fit it.
+            ToolError: the arguments do not match the schema.
         """
         ...
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """One line for a person."""
+        """Return one line that describes the call for the user."""
         ...
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """The files it will touch."""
+        """Return the files that the call will touch."""
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """What the card shows while the user is asked: an edit shows its diff.
+        """Return the content of the card during a permission question: an edit shows its diff.
 
         Raises:
-            ToolError: it can be told already that it will fail.
+            ToolError: the call is already known to fail.
         """
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """What it would do.
+        """Return the effect of the call.
 
         Raises:
-            ToolError: that is out of the question, such as a path that leads out of the session's folders.
+            ToolError: the call is never allowed, for example because a path leaves the session's folders.
         """
         ...
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Do it.
+        """Run the call.
 
         Raises:
-            ToolError: it could not; any other exception is a fault of the tool, and fails the call as well.
+            ToolError: the call failed. Any other exception is a bug of the tool and also fails the call.
         """
         ...
 
@@ -205,7 +206,7 @@ class Denied:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The user decides."""
+    """The user decides about the call."""
 
     scope: Scope
 
@@ -217,13 +218,13 @@ class Grants(Protocol):
     """The scopes that the user has allowed or rejected for good in this project."""
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Whether the scope was allowed (True) or rejected (False) for good; None where it was not."""
+        """Return True for an allowed scope, False for a rejected scope, None without an answer."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionQuestion:
-    """A tool call that the user is asked about; `scope` is what the "always" answers cover."""
+    """A question to the user about a tool call; "always" answers cover `scope`."""
 
     call_id: str
     name: str
@@ -233,4 +234,6 @@ class PermissionQuestion:
 
 
 Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
-"""Asks the user, never hangs, never raises but CancelledError: a client that fails to answer has said `cancelled`."""
+"""Ask the user. The callback ends in bounded time and raises only CancelledError: if the client fails, the
+verdict is `cancelled`.
+"""

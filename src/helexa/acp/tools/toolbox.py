@@ -18,7 +18,7 @@ from helexa.acp.tools.tool import Tool, ToolContext
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """The tools of a session; its servers are started, but not waited for long."""
+    """Return the tools of a session and connect to its MCP servers, with a time limit."""
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web.fetch import Fetch
@@ -29,10 +29,10 @@ async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) 
 
 
 class Toolbox:
-    """The tools of one session, those of its MCP servers after our own.
+    """The tools of one session: built-in tools first, then tools of MCP servers.
 
     Attributes:
-        warnings: a sentence for each server that could not be used.
+        warnings: an error message for each server that could not be used.
     """
 
     def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
@@ -42,14 +42,17 @@ class Toolbox:
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
-        """What the model may call in a mode: to plan, what changes nothing but plans."""
+        """Return the tools that the model may call in `mode`.
+
+        Plan mode has only tools that change nothing but plans.
+        """
         if mode != "plan":
             return tuple(self._tools.values())
         changing = {"bash", *(tool.name for tool in self._servers_tools if not tool.only_reads)}
         return tuple(tool for name, tool in self._tools.items() if name not in changing)
 
     def find(self, name: str) -> Tool | None:
-        """A tool by its name."""
+        """Return a tool by its name, or None."""
         return self._tools.get(name)
 
     async def close(self) -> None:

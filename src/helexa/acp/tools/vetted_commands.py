@@ -37,7 +37,12 @@ _LOG = (
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """What a vetted command accepts: options that match a pattern, and other words or none."""
+    """The arguments that a vetted command accepts.
+
+    Attributes:
+        options: pattern that each option must match in full.
+        takes_words: whether other words are accepted.
+    """
 
     options: str
     takes_words: bool = True
@@ -68,12 +73,12 @@ _COMMANDS: Mapping[str, _Command] = {
 
 
 def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
-    """Return the vetted command that a line runs, such as `git diff`, or None if the line is not vetted.
+    """Return the vetted command that a line runs, for example `git diff`, or None if the line is not vetted.
 
     Args:
-        line: for the shell.
+        line: the command line.
         folder: the real path in which the shell runs.
-        boundary: of the session.
+        boundary: the files and folders that the session may access.
     """
     words = [word for word in line.split(" ") if word]
     if not words or not all(_WORD.fullmatch(word) for word in words):

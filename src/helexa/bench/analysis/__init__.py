@@ -1,1 +1,1 @@
-"""Statistics over measured series."""
+"""Statistics of measured series."""

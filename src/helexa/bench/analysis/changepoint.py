@@ -1,4 +1,4 @@
-"""Where a series of builds changes its level: a Potts fit, exact, over all O(n^2) pieces."""
+"""Change points of a series of builds: an exact Potts fit over all O(n^2) segments."""
 
 from bisect import insort
 from collections.abc import Sequence
@@ -7,20 +7,19 @@ from itertools import pairwise
 
 import numpy as np
 
-# Of the scatter's scale and the series' log length. A BIC asks 1 for a level's place and height; a page that marks
-# changes where there are none is not looked at for long.
+# In units of scatter times log(series length). BIC uses 1. A higher penalty avoids false change points.
 _PENALTY = 3.0
-# Less than this is no scatter of a measurement but luck, such as two builds with the same median.
+# Smaller scatter is coincidence, for example equal medians of two builds.
 _LEAST_SCALE = 0.005
-# What is next to nothing has no logarithm of use.
+# Lower bound for logarithms.
 _LEAST_VALUE = 1e-6
-# The median difference of two normal values to the mean absolute deviation of one.
+# Ratio of the median absolute difference of two normal values to the mean absolute deviation of one value.
 _NEIGHBOURS = 1.196
 
 
 @dataclass(frozen=True)
 class Level:
-    """Builds `start` up to, not including, `end` have one level."""
+    """A segment of constant level: builds `start` (included) to `end` (excluded)."""
 
     start: int
     end: int
@@ -28,10 +27,10 @@ class Level:
 
 
 def levels(values: Sequence[float]) -> list[Level]:
-    """Piecewise constant fit of a series in order, absolute errors; at least one level, unless the series is empty.
+    """Return the piecewise constant fit of a series with absolute errors; empty for an empty series.
 
     Args:
-        values: one number a build, oldest first, none negative; at most some hundreds.
+        values: one non-negative number per build, oldest first; at most a few hundred.
     """
     if not len(values):
         return []
@@ -52,14 +51,14 @@ def levels(values: Sequence[float]) -> list[Level]:
 
 
 def _scale(logs: np.ndarray) -> float:
-    """The mean absolute deviation around a level, from neighbours, of which few have a change between them."""
+    """Return the mean absolute deviation around a level, estimated from differences of neighbors."""
     if len(logs) < 2:
         return _LEAST_SCALE
     return max(_LEAST_SCALE, float(np.median(np.abs(np.diff(logs)))) / _NEIGHBOURS)
 
 
 def _segment_costs(logs: np.ndarray) -> np.ndarray:
-    """Sum of the absolute deviations from the median of each piece `[first, last]`, both included; inf elsewhere."""
+    """Return the absolute deviations from the median for each segment `[first, last]`, summed; inf elsewhere."""
     count = len(logs)
     costs = np.full((count, count), np.inf)
     for first in range(count):
@@ -67,7 +66,7 @@ def _segment_costs(logs: np.ndarray) -> np.ndarray:
         cost = 0.0
         for last, value in enumerate(logs[first:].tolist(), first):
             if ordered:
-                # The cost grows by the way to the nearest point between the middle values, which stay the median's.
+                # The cost grows by the distance of the value from the interval between the middle values.
                 low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
                 cost += max(low - value, value - high, 0.0)
             insort(ordered, value)

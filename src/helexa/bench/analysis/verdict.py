@@ -1,8 +1,9 @@
-"""Whether a build is slower or faster than those before it: a bootstrapped ratio of medians, and the least that counts.
+"""Verdict on a build against earlier builds, from the bootstrapped ratio of medians.
 
-Two things have to hold for a change. The confidence interval of the ratio excludes 1, with the scatter inside of builds
-and the one between them both resampled. And the ratio is further from 1 than anything that happens without a reason:
-3 %, or twice what unchanged builds are usually apart, whichever is more.
+A change requires two conditions:
+
+* The confidence interval of the ratio excludes 1. The bootstrap resamples builds and their samples.
+* The ratio differs from 1 by more than a threshold: 3 %, or twice the usual difference of unchanged builds if larger.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ MIN_SAMPLES = 5
 MIN_EFFECT = 0.03
 MAD_FACTOR = 2.0
 CONFIDENCE = 0.95
-CONFIRMING_CONFIDENCE = 0.98  # of an alert: each build has many cells, and each of them a chance to be wrong
+CONFIRMING_CONFIDENCE = 0.98  # for alerts: each build has many cells, so false alarms add up
 RESAMPLES = 2000
 _SEED = 20_260_613
 
@@ -31,7 +32,10 @@ class Interval:
     """A ratio of medians and its confidence interval.
 
     Attributes:
-        sure: an interval of `CONFIRMING_CONFIDENCE` excludes 1, too.
+        ratio: the ratio.
+        low: lower bound at `CONFIDENCE`.
+        high: upper bound at `CONFIDENCE`.
+        sure: whether the interval at `CONFIRMING_CONFIDENCE` also excludes 1.
     """
 
     ratio: float
@@ -40,21 +44,21 @@ class Interval:
     sure: bool
 
     def excludes_one(self) -> bool:
-        """Whether the two medians differ beyond their scatter."""
+        """Return whether the interval excludes 1."""
         return self.low > 1 or self.high < 1
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said of one metric of one build.
+    """The verdict on one metric of one build.
 
     Attributes:
         state: the verdict.
-        interval: new median to trailing median; None where there are too few samples.
-        threshold: the least relative change that counts.
-        samples: of the new build.
-        trailing_samples: of the builds before it.
-        trailing_builds: how many of those there are.
+        interval: ratio of the new median to the trailing median, or None for too few samples.
+        threshold: smallest relative change that counts.
+        samples: number of samples of the new build.
+        trailing_samples: number of samples of the compared builds.
+        trailing_builds: number of compared builds.
     """
 
     state: State
@@ -73,14 +77,14 @@ def judge(
     known: int = 0,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """Compare a build's samples with those of the builds before it.
+    """Compare a build's samples with the samples of earlier builds.
 
     Args:
-        history: samples of each earlier build, oldest first, none of them empty or negative. The last five make the
-            comparison, all of them say what unchanged builds are apart.
-        samples: of the build in question.
-        better: which direction is an improvement.
-        known: a change at this place of the history is known, so nothing before it is compared with.
+        history: non-empty lists of non-negative samples of each earlier build, oldest first. The comparison uses the
+            last five builds, the threshold uses all builds.
+        samples: samples of the new build.
+        better: direction of an improvement.
+        known: index in `history` of a known change; earlier builds are not compared.
         min_effect: smallest relative change that counts.
     """
     trailing = list(history[known:])[-TRAILING_BUILDS:]
@@ -102,15 +106,14 @@ def judge(
 
 
 def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -> bool:
-    """Whether samples that were taken because of a verdict say the same by themselves.
+    """Return whether the extra samples alone confirm a verdict.
 
-    Of many builds that did not change, those are suspected whose first samples happened to be slow: these samples
-    cannot confirm what they suggested.
+    A suspicion selects builds whose first samples happened to be slow, so the first samples cannot confirm it.
 
     Args:
-        verdict: from all samples together.
-        first: what raised the suspicion; with `extra`, all samples.
-        extra: taken since.
+        verdict: verdict on all samples.
+        first: samples that raised the suspicion; `first` and `extra` are all samples.
+        extra: samples taken after the suspicion.
     """
     if verdict.state not in ("regressed", "improved") or verdict.interval is None or not len(extra):
         return False
@@ -120,10 +123,10 @@ def confirms(verdict: Verdict, first: Sequence[float], extra: Sequence[float]) -
 
 
 def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFFECT) -> float:
-    """The smallest relative change that counts after these builds.
+    """Return the smallest relative change that counts after these builds.
 
-    The median absolute deviation is taken from neighbours, between which few changes lie: a change of the level long
-    ago makes nobody blind to the next one.
+    The deviation is estimated from differences of neighbors, so an old change of the level does not raise the
+    threshold.
     """
     medians = np.array([median(build) for build in history])
     if len(medians) < 2 or not (medians > 0).all():
@@ -133,10 +136,11 @@ def least_effect(history: Sequence[Sequence[float]], min_effect: float = MIN_EFF
 
 
 def median_ratio(base: Sequence[Sequence[float]], samples: Sequence[float]) -> Interval:
-    """The ratio of the median of `samples` to that of all of `base`, with a seeded bootstrap's interval.
+    """Return the ratio of the median of `samples` to the median of `base`, with a bootstrap interval of fixed seed.
 
     Args:
-        base: samples of each build that is compared with, none of them empty; builds are resampled, then their samples.
+        base: non-empty samples of each compared build; the bootstrap resamples builds, then their samples.
+        samples: samples of the new build.
     """
     random = np.random.default_rng(_SEED)
     new = np.asarray(samples, dtype=float)
@@ -160,7 +164,7 @@ def _resampled_medians(builds: list[np.ndarray], random: np.random.Generator) ->
 
 
 def _medians(rows: np.ndarray) -> np.ndarray:
-    """The median of each row; sorting beats numpy's own median where rows are short and many."""
+    """Return the median of each row. Sorting is faster than numpy's median for many short rows."""
     ordered = np.sort(rows, axis=1)
     last = rows.shape[1] - 1
     return (ordered[:, last // 2] + ordered[:, (last + 1) // 2]) / 2

@@ -1,1 +1,1 @@
-"""What is served: the pages, the API and the files they need, from a database that is only read."""
+"""The HTTP API over a database that is only read."""

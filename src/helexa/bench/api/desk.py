@@ -1,4 +1,4 @@
-"""Where questions to the archive are queued: one thread asks it, so that no request blocks another's bytes."""
+"""The query executor: one thread reads the archive, so queries do not block the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Desk:
-    """Asks the archive, which it opens when it can: the database may be made, or replaced, while this runs."""
+    """Runs queries on the archive. The archive is opened at the first query and reopened if the file is replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,10 +28,10 @@ class Desk:
         self._waiting = 0
 
     async def ask(self, question: Callable[[Archive], T]) -> T:
-        """The answer.
+        """Return the result of a query.
 
         Raises:
-            ApiError: 503; there is no database yet, or too many wait.
+            ApiError: 503; the database does not exist yet, or too many queries wait.
         """
         if self._waiting >= _MOST_WAITING:
             raise ApiError(503, "overloaded", "too many questions at once", retry_after=1)
@@ -44,12 +44,12 @@ class Desk:
             self._waiting -= 1
 
     async def warm_up(self) -> None:
-        """Have ready what the first page needs."""
+        """Cache the data of the first page."""
         with suppress(ApiError):
             await self.ask(summary)
 
     async def close(self) -> None:
-        """Let go of the database, and of the thread."""
+        """Close the database and end the thread."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         if self._archive is not None:
             self._archive.close()

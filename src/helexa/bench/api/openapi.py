@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, out of the questions it answers."""
+"""The OpenAPI 3.1 document of the API, generated from its queries."""
 
 from functools import cache
 from typing import Any
@@ -26,7 +26,7 @@ _REFUSALS = {
 
 @cache
 def document() -> bytes:
-    """The whole document, as JSON."""
+    """Return the document as JSON."""
     adapters = {question.path: TypeAdapter(question.shape) for question in QUESTIONS} | {"export": TypeAdapter(RunRow)}
     shapes, definitions = TypeAdapter.json_schemas(
         [(path, "serialization", adapter) for path, adapter in adapters.items()],

@@ -1,4 +1,4 @@
-"""What a URL asks for, read strictly: a parameter that nobody knows is a mistake, not a wish to be ignored."""
+"""Strict parser of query parameters: unknown parameters are errors."""
 
 import difflib
 from collections.abc import Mapping
@@ -12,15 +12,16 @@ _LONGEST = 300
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a query.
+    """One query parameter.
 
     Attributes:
-        about: what it does, for people.
-        kind: of its value.
-        default: where it is not given, or empty.
-        least, most: bounds of an integer.
-        choices: the only texts that are allowed; empty for any.
-        required: it must be given.
+        about: description for users.
+        kind: type of the value.
+        default: value of a missing or empty parameter.
+        least: lower bound of an integer.
+        most: upper bound of an integer.
+        choices: allowed texts; empty allows any text.
+        required: whether the parameter is required.
     """
 
     about: str
@@ -32,10 +33,10 @@ class Parameter:
     required: bool = False
 
     def read(self, name: str, text: str | None) -> Any:
-        """The value.
+        """Return the value of the parameter.
 
         Raises:
-            ApiError: 400; it cannot be read, or is missing.
+            ApiError: 400; the value is invalid or missing.
         """
         if not text:
             if self.required:
@@ -56,7 +57,7 @@ class Parameter:
         return text
 
     def schema(self) -> dict[str, Any]:
-        """As JSON Schema."""
+        """Return the JSON Schema of the parameter."""
         if self.kind == "integer":
             schema: dict[str, Any] = {"type": "integer", "minimum": self.least, "maximum": self.most}
         elif self.kind == "boolean":
@@ -73,10 +74,10 @@ _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "
 
 
 def read_query(given: Mapping[str, str], parameters: Parameters) -> dict[str, Any]:
-    """All parameters with their values.
+    """Return the values of all parameters.
 
     Raises:
-        ApiError: 400; one is unknown, missing or wrong.
+        ApiError: 400; a parameter is unknown, missing or invalid.
     """
     for name in given:
         if name not in parameters:

@@ -1,4 +1,4 @@
-"""Every question of the API: its path, its parameters and who answers it."""
+"""The queries of the API: path, parameters, answer type and function of each."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -40,12 +40,15 @@ RUN_FILTERS: Parameters = {
 
 @dataclass(frozen=True)
 class Question:
-    """One path under `/api/` and `/api/v1/`.
+    """One path below `/api/` and `/api/v1/`.
 
     Attributes:
-        answer: from the archive and the values of the parameters; may raise LookupError.
-        shape: the type of the answer.
-        table: the answer is a list of rows, so it can be CSV.
+        path: path of the query.
+        summary: description for users.
+        shape: type of the answer.
+        answer: computes the answer from the archive and the parameter values; may raise LookupError.
+        parameters: query parameters.
+        table: whether the answer is a list of rows, which can be returned as CSV.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""The API over HTTP. Anyone may read it, from any page; errors are one line of plain text."""
+"""The API over HTTP. Any client and web page may read it; errors are one line of plain text."""
 
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -26,7 +26,7 @@ _CSV = "text/csv; charset=utf-8; header=present"
 
 
 def routes() -> list[Route]:
-    """Each question under `/api/` and `/api/v1/`, the export and the document."""
+    """Return the routes of all queries below `/api/` and `/api/v1/`, of the export, and of the OpenAPI document."""
     found = [
         Route(f"{base}/{question.path}", partial(_answer, question), methods=["GET"])
         for question in QUESTIONS
@@ -40,7 +40,7 @@ def routes() -> list[Route]:
 
 
 async def refuse_api_error(_request: Request, error: Exception) -> Response:
-    """A refusal as one line of text."""
+    """Return an error as one line of text."""
     status = error.status if isinstance(error, ApiError) else 500
     headers = error.headers() if isinstance(error, ApiError) else {}
     text = str(error) if isinstance(error, ApiError) else "internal error; see the server's log"
@@ -73,7 +73,7 @@ async def _export(request: Request) -> Response:
 
 
 async def _all_runs(desk: Desk, query: dict[str, Any], table: Callable[..., bytes] | None) -> AsyncIterator[bytes]:
-    """All runs that pass the filters, a page at a time."""
+    """Yield the runs that match the filters, one page at a time."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
         page = await desk.ask(partial(_page, query, offset))

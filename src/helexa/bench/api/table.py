@@ -1,4 +1,4 @@
-"""Rows as CSV: one column for each field, and what is no plain value as JSON."""
+"""CSV output: one column per field, with nested values as JSON."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
-    """Rows, which are dataclasses of one type, as CSV with a head."""
+    """Return rows as CSV. Rows are dataclass instances of one type; `head` adds a header line."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     if rows and head:
@@ -22,7 +22,7 @@ def to_csv(rows: Sequence[Any], *, head: bool = True) -> bytes:
 
 
 def columns(row: Any) -> list[str]:
-    """The names of a row's fields."""
+    """Return the field names of a row."""
     return [field.name for field in fields(row)]
 
 
@@ -30,7 +30,7 @@ def _cells(row: Any) -> Iterable[object]:
     for name in columns(row):
         value = getattr(row, name)
         if isinstance(value, str) and value.startswith(_FORMULA):
-            yield f"'{value}"  # or a spreadsheet would run what a model's name says
+            yield f"'{value}"  # keeps spreadsheets from executing a model's name as a formula
         elif value is None or isinstance(value, str | int | float):
             yield value
         else:

@@ -1,1 +1,1 @@
-"""The verbs of `helexa-bench`."""
+"""The subcommands of `helexa-bench`."""

@@ -17,15 +17,15 @@ def compare(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> int:
-    """Compare B with A, each a build, `@target` or `build@target`. Exit code 5 when B regressed.
+    """Compare B with A; each is a build, `@target` or `build@target`. Exit code 5 if B regressed.
 
     Args:
-        a: What is compared with.
-        b: What is judged.
-        model: One model only.
-        metric: One metric only, by its name in the API.
+        a: The baseline.
+        b: The side to judge.
+        model: Only this model.
+        metric: Only this metric, by its name in the API.
         format: A table, or JSON.
-        db: The database, instead of the configured one.
+        db: The database, instead of the configured database.
         config: The configuration file.
     """
     import orjson

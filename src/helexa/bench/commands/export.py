@@ -6,11 +6,11 @@ from helexa.bench.commands.settings import ConfigPath, database
 
 
 def export(*, html: Path, db: Path | None = None, config: ConfigPath = None) -> None:
-    """Write the pages as files that any web server, or none, can show.
+    """Write the pages as static files, which browsers can show with or without a web server.
 
     Args:
-        html: The folder to write to; it is made, and what is in it may be replaced.
-        db: The database, instead of the configured one.
+        html: The output folder; created if missing, and its files may be replaced.
+        db: The database, instead of the configured database.
         config: The configuration file.
     """
     from helexa.bench.export import export as write

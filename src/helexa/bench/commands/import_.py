@@ -6,11 +6,11 @@ from helexa.bench.commands.settings import ConfigPath, database
 
 
 def import_(source: Path, /, *, db: Path | None = None, config: ConfigPath = None) -> None:
-    """Take over what the first helexa-bench has measured. What was imported before is not imported twice.
+    """Import the results of the first helexa-bench. Runs that were imported before are skipped.
 
     Args:
-        source: Its database.
-        db: The database to import into, instead of the configured one.
+        source: The database of the first helexa-bench.
+        db: The database to import into, instead of the configured database.
         config: The configuration file.
     """
     from helexa.bench.store.importer import import_runs

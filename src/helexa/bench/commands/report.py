@@ -24,12 +24,12 @@ def report(
     """Print results.
 
     Args:
-        scaling: Rates over the length of the context.
-        swap: What it costs to load a model.
+        scaling: Rates by context length.
+        swap: Durations of loading models.
         capability: Scores of probes.
-        concurrency: Latency and throughput over load.
+        concurrency: Latency and throughput by load.
         format: Tables, or JSON.
-        db: The database, instead of the configured one.
+        db: The database, instead of the configured database.
         config: The configuration file.
     """
     import orjson

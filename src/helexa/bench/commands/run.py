@@ -1,4 +1,4 @@
-"""`helexa-bench run` and `once`: measure."""
+"""`helexa-bench run`, `once` and `swap-cost`: measure."""
 
 import asyncio
 from typing import Annotated, Literal
@@ -11,11 +11,11 @@ LogFormat = Annotated[Literal["text", "json"], Parameter()]
 
 
 def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
-    """Measure for ever: sweep, judge, wait; and show the results meanwhile.
+    """Measure continuously: sweep, judge, wait; and serve the results.
 
     Args:
         config: The configuration file.
-        log_format: Lines for people, or JSON objects.
+        log_format: Text lines, or JSON objects.
     """
     from helexa.bench import daemon
     from helexa.bench.config import load
@@ -27,12 +27,13 @@ def run(*, config: ConfigPath = None, log_format: LogFormat = "text") -> None:
 
 
 def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
-    """Measure what is lacking, once. Exit code 1 when a sample failed or a target did not answer, 5 when something
-    regressed.
+    """Take all missing samples, once.
+
+    Exit code 1 if a sample failed or a target did not answer, 5 if a metric regressed.
 
     Args:
         config: The configuration file.
-        log_format: Lines for people, or JSON objects.
+        log_format: Text lines, or JSON objects.
     """
     from helexa.bench import daemon
     from helexa.bench.alerts import EXIT_REGRESSED, Watch, payload
@@ -54,12 +55,12 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
 
 
 def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFormat = "text") -> int:
-    """Unload and load every warm model of every neuron, and time that. Each is away meanwhile.
+    """Measure unloading and loading of every warm model of every neuron. Each model is unavailable meanwhile.
 
     Args:
         config: The configuration file.
-        samples: How often each.
-        log_format: Lines for people, or JSON objects.
+        samples: Number of samples per model.
+        log_format: Text lines, or JSON objects.
     """
     from helexa.bench import daemon
     from helexa.bench.scenarios.catalogue import swap_scenario

@@ -16,13 +16,13 @@ def score(
     db: Path | None = None,
     config: ConfigPath = None,
 ) -> None:
-    """Say what a run's artifact is worth.
+    """Set the score of a run's artifact.
 
     Args:
         id: The run.
         score: From 0 to 1.
-        scorer: Who says so; each scorer has one say.
-        db: The database, instead of the configured one.
+        scorer: Name of the scorer; each scorer has one score per run.
+        db: The database, instead of the configured database.
         config: The configuration file.
     """
     from helexa.bench.store.database import StoreError

@@ -1,4 +1,4 @@
-"""`helexa-bench serve`: show results, beside a process that measures or without one."""
+"""`helexa-bench serve`: serve results, with or without a measuring process."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,13 +15,13 @@ def serve(
     listen: str | None = None,
     log_format: Annotated[Literal["text", "json"], Parameter()] = "text",
 ) -> None:
-    """Show the pages and the API; the database is only read.
+    """Serve the pages and the API; the database is only read.
 
     Args:
         config: The configuration file.
-        db: The database, instead of the configured one.
-        listen: Address, instead of the configured one.
-        log_format: Lines for people, or JSON objects.
+        db: The database, instead of the configured database.
+        listen: Address, instead of the configured address.
+        log_format: Text lines, or JSON objects.
     """
     from helexa.bench import server
     from helexa.core import logs

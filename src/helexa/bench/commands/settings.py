@@ -1,4 +1,4 @@
-"""How the verbs find their configuration and their database."""
+"""Paths of the configuration file and the database for all subcommands."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,15 +14,15 @@ _PLACES = (Path("helexa-bench.toml"), Path("/etc/helexa-bench/helexa-bench.toml"
 
 
 def find_config(path: Path | None) -> Path | None:
-    """`path`; without one, the first file that exists of ./helexa-bench.toml and the system's; else None."""
+    """Return `path`, else the first existing file of ./helexa-bench.toml and the system's file, else None."""
     return path or next((place for place in _PLACES if place.exists()), None)
 
 
 def read_config(path: Path | None) -> "BenchConfig":
-    """The configuration at `path`, or where it is usually found, or the defaults.
+    """Return the configuration at `path`, at a default path, or the default configuration.
 
     Raises:
-        ConfigError: one line naming what is wrong.
+        ConfigError: the configuration is invalid; the message is one line.
     """
     from helexa.bench.config import load
 
@@ -30,9 +30,9 @@ def read_config(path: Path | None) -> "BenchConfig":
 
 
 def database(db: Path | None, config: Path | None) -> Path:
-    """The database that was named, or else the configured one.
+    """Return `db`, else the configured database.
 
     Raises:
-        ConfigError: the configuration is wrong.
+        ConfigError: the configuration is invalid.
     """
     return db or read_config(config).bench.db_path

@@ -1,1 +1,1 @@
-"""How servers are asked, and what their streams say, by dialect."""
+"""API formats: requests and parsers of streams."""

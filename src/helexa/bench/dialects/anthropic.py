@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""The API format of Anthropic messages."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ _SUBSTITUTES: Substitutes = {"top_p": None, "temperature": None}
 
 
 class AnthropicMessages:
-    """`POST /v1/messages`."""
+    """Anthropic messages: `POST /v1/messages`."""
 
     path = "/v1/messages"
     substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Headers of every request."""
+        """Return the headers of every request."""
         return {"anthropic-version": _VERSION} | ({"x-api-key": bearer} if bearer else {})
 
     def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
-        """The request. The dialect cannot ask for a fixed length."""
+        """Return the request body. The API format has no field for answers of a fixed length."""
         system = "\n\n".join(turn.text for turn in question.turns if turn.role == "system")
         body: dict[str, Any] = {
             "model": question.model,
@@ -46,7 +46,7 @@ class AnthropicMessages:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add an event to the answer."""
+        """Add a stream event to the answer; see `Dialect.take`."""
         try:
             said = orjson.loads(event.data)
         except ValueError:
@@ -67,7 +67,7 @@ class AnthropicMessages:
                 _take_usage(mapping(said.get("usage")), answer)
             case "message_stop":
                 answer.ended = True
-            case _:  # pings, and what later versions may add
+            case _:  # pings and future events
                 pass
         return None
 
@@ -91,7 +91,7 @@ def _take_delta(index: int, delta: dict[str, Any], answer: Answer) -> DeltaKind 
 
 
 def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
-    """Counts come at the start and, grown, at the end; an early count of the answer's tokens is none."""
+    """Read token counts, which arrive at the start and at the end; a count of 0 output tokens is ignored."""
     fresh = number(usage.get("input_tokens"))
     if fresh is not None:
         read = number(usage.get("cache_read_input_tokens")) or 0

@@ -1,4 +1,4 @@
-"""What every dialect has to tell the client."""
+"""The protocol of API formats."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,16 +10,22 @@ from helexa.core.sse import ServerSentEvent
 
 
 class StreamFault(Exception):
-    """The stream carries an error, or what no server of this dialect may send."""
+    """The stream contains an error or invalid data."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a stream has said so far.
+    """The answer as received so far.
 
     Attributes:
-        ended: it has said that the answer is over.
-        counted: completion tokens until here, where the server says so with each chunk.
+        text: parts of the text.
+        reasoning: parts of the reasoning.
+        calls: tool calls by index.
+        finish_reason: finish reason, or None before the end.
+        ended: whether the stream has ended the answer.
+        counted: completion tokens so far, if the server reports them with each chunk.
+        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: token counts, or None if not reported.
+        prefill_s, decode_s, queue_s: durations in seconds, or None if not reported.
     """
 
     text: list[str] = field(default_factory=list[str])
@@ -37,61 +43,63 @@ class Answer:
     queue_s: float | None = None
 
     def add_call(self, index: int, name: str, arguments: str) -> bool:
-        """Take a piece of a call; whether there was anything in it."""
+        """Add a part of a call; return whether the part is not empty."""
         known = self.calls.get(index, ToolCall("", ""))
         self.calls[index] = ToolCall(known.name + name, known.arguments + arguments)
         return bool(name or arguments)
 
 
 class Dialect(Protocol):
-    """One way to speak with servers.
+    """One API format.
 
     Attributes:
-        substitutes: parameters that some models reject; what takes the value of a rejected one, or None to omit it.
+        path: path of requests.
+        substitutes: parameters that some models reject, with the name of the replacement, or None to omit the
+            parameter.
     """
 
     path: str
     substitutes: Mapping[str, str | None]
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Headers of every request."""
+        """Return the headers of every request."""
         ...
 
     def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
-        """The request; `ignore_eos` says whether the server knows that field."""
+        """Return the request body; `ignore_eos` is whether the server supports this field."""
         ...
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add an event to the answer; what it carries of it, if anything.
+        """Add a stream event to the answer; return the kind of its content, or None without content.
 
         Raises:
-            StreamFault: the event says that the answer failed, or cannot be understood.
+            StreamFault: the event reports a failure or is invalid.
         """
         ...
 
 
 def number(value: object) -> int | None:
-    """A count as servers report it; None for anything else."""
+    """Return `value` if it is a valid count, else None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53 else None
 
 
 def seconds(milliseconds: object) -> float | None:
-    """A duration as servers report it."""
+    """Return milliseconds as seconds, or None for an invalid value."""
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, (int, float)) or not 0 <= milliseconds < 1e12:
         return None
     return milliseconds / 1000
 
 
 def text(value: object) -> str:
-    """Text; empty for anything else."""
+    """Return `value` if it is a string, else an empty string."""
     return value if isinstance(value, str) else ""
 
 
 def mapping(value: object) -> dict[str, Any]:
-    """An object; empty for anything else."""
+    """Return `value` if it is an object, else an empty object."""
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
 
 
 def fault_text(error: object) -> str:
-    """What an error in a stream says."""
+    """Return the message of an error in a stream."""
     return (text(error) or text(mapping(error).get("message")) or "the stream carries an error")[:500]

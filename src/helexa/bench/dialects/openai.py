@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, with what llama.cpp, vLLM and helexa add to them."""
+"""The API format of OpenAI chat completions, with extensions of llama.cpp, vLLM and helexa."""
 
 from typing import Any
 
@@ -20,17 +20,17 @@ _SUBSTITUTES: Substitutes = {
 
 
 class OpenAIChat:
-    """`POST /v1/chat/completions`."""
+    """OpenAI chat completions: `POST /v1/chat/completions`."""
 
     path = "/v1/chat/completions"
     substitutes: Substitutes = _SUBSTITUTES
 
     def headers(self, bearer: str | None) -> dict[str, str]:
-        """Headers of every request."""
+        """Return the headers of every request."""
         return {"authorization": f"Bearer {bearer}"} if bearer else {}
 
     def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
-        """The request."""
+        """Return the request body."""
         body: dict[str, Any] = {
             "model": question.model,
             "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns],
@@ -59,7 +59,7 @@ class OpenAIChat:
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
-        """Add an event to the answer."""
+        """Add a stream event to the answer; see `Dialect.take`."""
         if event.data.strip() == "[DONE]":
             answer.ended = True
             return None
@@ -115,7 +115,7 @@ def _take_usage(usage: dict[str, Any], answer: Answer) -> None:
 
 
 def _take_timings(timings: dict[str, Any], answer: Answer) -> None:
-    """llama.cpp's own account of an answer."""
+    """Read the timings that llama.cpp reports."""
     if not timings:
         return
     answer.prefill_s = seconds(timings.get("prompt_ms"))

@@ -1,7 +1,8 @@
 """Optional parameters that a model does not accept, learned from error responses.
 
-OpenAI's reasoning models reject `max_tokens`, `temperature` and `top_p`; some of Anthropic's models reject
-`temperature`, or `temperature` beside `top_p`. A list of models would be outdated soon, so the error response decides.
+OpenAI's reasoning models reject `max_tokens`, `temperature` and `top_p`. Some of Anthropic's models reject
+`temperature`, or `temperature` together with `top_p`. The error response decides, as a list of models would soon be
+outdated.
 """
 
 import re

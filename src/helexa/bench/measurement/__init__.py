@@ -1,1 +1,1 @@
-"""What is measured: requests, load shapes, records, metrics. No I/O."""
+"""Measurement: requests, load shapes, records, metrics. No I/O."""

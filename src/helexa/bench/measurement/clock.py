@@ -1,4 +1,4 @@
-"""Time as the bench sees it. Only the monotonic clock measures; the calendar says when a sample was taken."""
+"""Clocks of the benchmark. The monotonic clock measures; calendar time only dates samples."""
 
 import asyncio
 import time
@@ -7,33 +7,33 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A clock that can be waited for."""
+    """A clock that coroutines can wait for."""
 
     def now(self) -> float:
-        """Seconds, monotonic, since some moment."""
+        """Return monotonic seconds since an arbitrary moment."""
         ...
 
     def calendar_ms(self) -> int:
-        """UTC epoch milliseconds."""
+        """Return UTC epoch milliseconds."""
         ...
 
     async def sleep_until(self, moment: float) -> None:
-        """Return when `now()` has reached the moment; at once when it has passed."""
+        """Return when `now()` has reached `moment`, immediately for a past moment."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SystemClock:
-    """The machine's."""
+    """The clocks of this machine."""
 
     def now(self) -> float:
-        """Seconds, monotonic, since some moment."""
+        """Return monotonic seconds since an arbitrary moment."""
         return time.perf_counter()
 
     def calendar_ms(self) -> int:
-        """UTC epoch milliseconds."""
+        """Return UTC epoch milliseconds."""
         return time.time_ns() // 1_000_000
 
     async def sleep_until(self, moment: float) -> None:
-        """Return when `now()` has reached the moment, give or take the event loop; at once when it has passed."""
+        """Return when `now()` has reached `moment`, within the accuracy of the event loop."""
         await asyncio.sleep(max(moment - self.now(), 0))

@@ -1,4 +1,4 @@
-"""Load shapes: when requests are sent. Nothing here knows what they ask."""
+"""Load shapes: the times at which requests are sent, independent of their content."""
 
 import asyncio
 import math
@@ -13,27 +13,27 @@ from helexa.bench.measurement.clock import Clock
 from helexa.bench.measurement.request_record import RequestRecord
 
 Ask = Callable[[float | None], Awaitable[RequestRecord]]
-"""Send one request; its argument is when it was scheduled, if it was."""
+"""Send one request; the argument is its scheduled time or None."""
 
 Arrivals = Literal["poisson", "constant"]
 
 _MAX_IN_FLIGHT = 2048
 _LOOK_AFTER = 20  # arrivals; fewer show no trend
-_SURE = 3.3  # standard errors: one look in a thousand errs, and there are many
+_SURE = 3.3  # standard errors; false alarms of one in a thousand, as there are many tests
 _SHED_SHARE = 0.05
 _LATER = 1.5
-_STUCK_SHARE = 0.2  # of arrivals
+_STUCK_SHARE = 0.2  # per arrival
 _PAUSE_AFTER_FAILURE_SECS = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """What an open loop gave.
+    """The result of an open loop.
 
     Attributes:
-        records: in the order in which they were scheduled.
-        saturated: the target fell behind: ever more requests were in flight (the loop has stopped early then), or ever
-            later answered, or too many were shed.
+        records: records in the order of their schedule.
+        saturated: whether the target fell behind: the number of requests in flight kept growing (the loop stops early),
+            the waiting times kept growing, or too many requests were rejected.
     """
 
     records: list[RequestRecord]
@@ -41,8 +41,11 @@ class OpenLoop:
 
 
 async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: Clock) -> list[RequestRecord]:
-    """Keep so many requests in flight: whoever has an answer asks again at once. Nobody begins after the duration, and
-    everybody has begun at least once; answers are waited for. In the order in which they were sent."""
+    """Keep `concurrency` requests in flight; each user sends the next request after its answer.
+
+    Each user sends at least one request. No request starts after `duration_secs`, but answers are awaited. Return the
+    records in the order in which they were sent.
+    """
     end = clock.now() + duration_secs
     records: list[RequestRecord] = []
 
@@ -52,7 +55,7 @@ async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: C
             records.append(record)
             if clock.now() >= end:
                 return
-            if record.status != "ok":  # a target that refuses at once is not stormed
+            if record.status != "ok":  # do not flood a target that rejects at once
                 await clock.sleep_until(clock.now() + _PAUSE_AFTER_FAILURE_SECS)
 
     async with asyncio.TaskGroup() as users:
@@ -62,7 +65,7 @@ async def closed_loop(ask: Ask, concurrency: int, duration_secs: float, clock: C
 
 
 def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, seed: int) -> Iterator[float]:
-    """Seconds from the start at which requests are due, ascending, all before the duration is over."""
+    """Yield the ascending arrival times of requests in seconds from the start, all before `duration_secs`."""
     source = random.Random(seed)
     at = 0.0
     while at < duration_secs:
@@ -71,14 +74,14 @@ def arrival_times(rate_rps: float, duration_secs: float, arrivals: Arrivals, see
 
 
 async def open_loop(ask: Ask, offsets: Sequence[float], clock: Clock) -> OpenLoop:
-    """Send each request when it is due, whatever has become of those before it.
+    """Send each request at its time, independent of earlier answers, and wait for all answers.
 
-    It stops early once the target is saturated: the number in flight has kept growing. Answers are waited for.
+    The loop stops early if the target is saturated: the number of requests in flight keeps growing.
     """
     start = clock.now()
     in_flight: set[asyncio.Task[RequestRecord]] = set()
     tasks: list[asyncio.Task[RequestRecord]] = []
-    backlog: list[int] = []  # since the first answer: until then it has to grow
+    backlog: list[int] = []  # recorded from the first answer on, as the backlog always grows before
     saturated = False
     async with asyncio.TaskGroup() as requests:
         for offset in offsets:
@@ -101,7 +104,7 @@ async def _sent(ask: Ask, scheduled: float) -> RequestRecord:
 
 
 def fell_behind(records: Sequence[RequestRecord]) -> bool:
-    """Whether the target shed what was too much for it, or made each request wait longer than the one before."""
+    """Return whether the target rejected too many requests, or waiting times kept growing."""
     shed = sum(record.status in ("rejected", "timeout", "incomplete") for record in records)
     if shed > _SHED_SHARE * len(records):
         return True
@@ -114,9 +117,14 @@ def fell_behind(records: Sequence[RequestRecord]) -> bool:
 
 
 def is_growing(backlog: Sequence[int]) -> bool:
-    """Whether a series, one number for each arrival, keeps growing: surely so in each of its thirds, and so fast that
-    of every five arrivals in the last of them one more than before is left in flight. A server that only stood still
-    for a while is none that is saturated."""
+    """Return whether the number of requests in flight keeps growing.
+
+    The growth must be significant in each third of the series. In the last third, at least one of five arrivals must
+    stay in flight. A server that only paused for a while is not saturated.
+
+    Args:
+        backlog: number of requests in flight at each arrival.
+    """
     if len(backlog) < 2 * _LOOK_AFTER:
         return False
     thirds = [third.tolist() for third in np.array_split(np.asarray(backlog), 3)]
@@ -129,7 +137,7 @@ def _slope_is_sure(series: Sequence[float]) -> bool:
 
 
 def _slope(series: Sequence[float]) -> tuple[float, float]:
-    """Slope of the straight line nearest to a series, and its standard error."""
+    """Return the slope of the least-squares line through a series, and its standard error."""
     y = np.asarray(series, dtype=np.float64)
     x = np.arange(y.size) - (y.size - 1) / 2
     spread = float(x @ x)

@@ -1,4 +1,4 @@
-"""From the moments of requests to their measures, as `metrics` defines them: nothing but arithmetic."""
+"""Computes the measures of requests from recorded times, as defined in `metrics`. No I/O."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ import numpy as np
 from helexa.bench.measurement.request_record import RequestRecord
 
 P99_MIN_SAMPLES = 100
-"""With fewer, a 99th percentile is the maximum by another name, and is not given."""
+"""Smallest number of values for a 99th percentile; with fewer values it would be the maximum."""
 
 MIN_DECODE_WINDOW_S = 0.2
-"""No decode rate over less time: it depends on how the server groups tokens into chunks."""
+"""Shortest decode time of a decode rate; shorter times depend on how the server groups tokens into chunks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """A sample's summary; percentiles are linear between ranks (numpy's default). `p99` needs 100 values."""
+    """Summary of values. Percentiles are linear between ranks (numpy's default); `p99` needs 100 values."""
 
     n: int
     mean: float
@@ -31,7 +31,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service level objectives: a request that meets all that are set is good. From the schedule, in an open loop."""
+    """Service level objectives. A good request meets all objectives that are set, timed from its schedule."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -40,11 +40,11 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class RequestMeasures:
-    """The measures of one request; None where they do not exist.
+    """The measures of one request; None if a measure is undefined.
 
     Attributes:
-        estimated: its tokens were counted by chunks, not reported.
-        prefill_estimated: `prefill_tps` comes from the client's clock.
+        estimated: whether tokens were counted by chunks instead of reported.
+        prefill_estimated: whether `prefill_tps` uses the client's clock.
     """
 
     ttft_s: float | None
@@ -70,11 +70,12 @@ class RunMeasures:
     """The measures of one sample.
 
     Attributes:
-        requests: all that were issued; the next five say how they ended.
-        distributions: by metric, of the requests that were answered in full.
-        totals: by metric, of the sample as a whole: `output_tps`, `goodput_rps`, `goodput_share`.
-        estimated: some of its tokens were counted by chunks.
-        prefill_estimated: some prefill rates come from the client's clock.
+        requests: number of sent requests.
+        completed, rejected, timed_out, failed, incomplete: number of requests by status.
+        distributions: distribution by metric, over completely answered requests.
+        totals: value by metric of the whole sample: `output_tps`, `goodput_rps`, `goodput_share`.
+        estimated: whether some tokens were counted by chunks.
+        prefill_estimated: whether some prefill rates use the client's clock.
     """
 
     requests: int
@@ -90,7 +91,7 @@ class RunMeasures:
 
 
 def distribution(values: Iterable[float]) -> Distribution | None:
-    """Summarise; None without values."""
+    """Return the summary of values, or None without values."""
     sample = np.asarray(list(values), dtype=np.float64)
     if not sample.size:
         return None
@@ -108,7 +109,7 @@ def distribution(values: Iterable[float]) -> Distribution | None:
 
 
 def measure(record: RequestRecord) -> RequestMeasures:
-    """The measures of one request, however it ended."""
+    """Return the measures of one request with any status."""
     deltas, t0 = record.deltas, record.sent
     first = deltas[0].at if deltas else None
     last = deltas[-1].at if deltas else None
@@ -141,7 +142,7 @@ def measure(record: RequestRecord) -> RequestMeasures:
 
 
 def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None = None) -> RunMeasures:
-    """The measures of a sample's requests; latencies are those of requests that were answered in full."""
+    """Return the measures of a sample's requests; latencies are from completely answered requests."""
     measured = [(record, measure(record)) for record in records]
     done = [measures for record, measures in measured if record.status == "ok"]
     count = {status: sum(record.status == status for record in records) for status in _STATUSES}
@@ -192,13 +193,13 @@ def _since(start: float, moment: float | None) -> float | None:
 
 
 def _hidden_tokens(record: RequestRecord) -> int:
-    """Reasoning tokens that the server counts but does not stream: they were generated before the first chunk."""
+    """Return the number of reasoning tokens that the server counts but does not stream."""
     shown = any(delta.kind == "reasoning" for delta in record.deltas)
     return 0 if shown else record.reasoning_tokens or 0
 
 
 def _prefill_rate(record: RequestRecord, ttft: float | None) -> tuple[float | None, bool]:
-    """Tokens per second, and whether the time is the client's."""
+    """Return prefill tokens per second, and whether the time is from the client's clock."""
     if record.prompt_tokens is None:
         return None, False
     computed = record.prompt_tokens - (record.cached_tokens or 0)
@@ -217,7 +218,10 @@ def _queue(record: RequestRecord, ttft: float | None) -> float | None:
 
 
 def _token_gaps(record: RequestRecord) -> list[float]:
-    """Time between tokens, where the server counts them with each chunk: those of one chunk share its gap evenly."""
+    """Return the times between tokens, if the server counts tokens with each chunk.
+
+    The tokens of a chunk share its gap evenly.
+    """
     gaps: list[float] = []
     for before, after in pairwise(record.deltas):
         if before.tokens is None or after.tokens is None:
@@ -229,7 +233,10 @@ def _token_gaps(record: RequestRecord) -> list[float]:
 
 
 def _is_good(measures: RequestMeasures, objectives: Objectives) -> bool:
-    """An answer without a single token is no good one; one of a single token has no pace to keep."""
+    """Return whether a request meets the objectives.
+
+    A request without a first or last token fails the limits of ttft and e2e. An answer of one token has no tpot.
+    """
     waits = ((measures.scheduled_ttft_s, objectives.ttft_s), (measures.scheduled_e2e_s, objectives.e2e_s))
     in_time = all(limit is None or (value is not None and value <= limit) for value, limit in waits)
     return in_time and (objectives.tpot_s is None or measures.tpot_s is None or measures.tpot_s <= objectives.tpot_s)

@@ -1,8 +1,8 @@
-"""What the numbers mean: every measure by its name, with its unit and its definition, in one place.
+"""The metrics: name, unit and definition of every measure.
 
-Moments are seconds on the client's monotonic clock. t0 is just before a request's bytes are sent. Chunks c1 to ck carry
-text, reasoning or tool calls that are not empty. n is the number of completion tokens, m the number of those that were
-streamed: n without reasoning that the server counts but does not stream.
+Times are seconds on the client's monotonic clock. t0 is just before the bytes of a request are sent. Chunks c1 to ck
+contain non-empty text, reasoning or tool calls. n is the number of completion tokens. m is the number of streamed
+tokens: n without reasoning that the server counts but does not stream.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,14 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A measure as it is shown.
+    """A metric.
 
     Attributes:
-        name: its column in `run`.
+        name: column of `run`.
+        title: display name.
         unit: `s`, `tok/s`, `1/s`, `tokens`, or empty for a share.
-        better: which direction is an improvement.
-        definition: one sentence, for the page of methods, the API and the docs.
+        better: direction of an improvement.
+        definition: one sentence for the methods page, the API and the docs.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What is asked of a model, in no dialect."""
+"""Requests to models, independent of the API format."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message of a conversation, text alone."""
+    """One text message of a conversation."""
 
     role: Literal["system", "user", "assistant"]
     text: str
@@ -15,7 +15,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON Schema."""
 
     name: str
     description: str
@@ -27,10 +27,14 @@ class Question:
     """A request for one streamed answer.
 
     Attributes:
-        fixed_length: what is said does not matter, only how fast: go on until `max_tokens`, where the server knows how
-            to, at temperature 1. The likeliest answer of many a model ends in a loop, in which an engine that guesses
-            ahead is several times as fast: then samples tell how soon that was. Others are answered at temperature 0.
-        schema: a JSON schema that the answer has to follow.
+        model: name of the model.
+        turns: messages of the conversation.
+        max_tokens: maximum tokens of the answer.
+        fixed_length: whether only the speed matters. The server then decodes until `max_tokens` if it supports
+            `ignore_eos`, at temperature 1. Greedy answers often end in a loop, in which speculative decoding is several
+            times as fast. All other requests use temperature 0.
+        tools: functions that the model may call.
+        schema: JSON Schema of the answer, or None.
     """
 
     model: str
@@ -42,5 +46,5 @@ class Question:
 
     @property
     def sampling(self) -> dict[str, float]:
-        """How tokens are chosen, as both dialects say it."""
+        """The sampling parameters, which are the same in all API formats."""
         return {"temperature": 1, "top_p": 1} if self.fixed_length else {"temperature": 0}

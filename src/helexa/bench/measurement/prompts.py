@@ -1,10 +1,10 @@
-"""Prompts that no cache has seen, the same ones for the same seed."""
+"""Prompts that are not in any cache, reproducible by seed."""
 
 import random
 
 from helexa.bench.measurement.prompt_request import Turn
 
-# Common words: with the space before it, each is one token in the vocabularies of today's models.
+# Common words: with a leading space, each is one token in current vocabularies.
 _WORDS = [
     "time",
     "year",
@@ -111,12 +111,12 @@ _TASK_TOKENS = 14
 
 
 class Prompts:
-    """An endless supply of prompts, none twice.
+    """A generator of prompts without repetition.
 
     Args:
-        seed: decides about all words but the first, so that builds can be asked alike.
-        salt: decides about the first word, so that no two samples ever ask the same: not even after the database was
-            lost, of a server that has gone on running.
+        seed: determines all words except the first word, so that builds receive similar prompts.
+        salt: determines the first word, so that no two samples send the same prompt, even if the database was lost and
+            the server kept running.
     """
 
     def __init__(self, seed: int, salt: str) -> None:
@@ -124,19 +124,19 @@ class Prompts:
         self._nonces = random.Random(f"{seed}:{salt}")
 
     def cold(self, tokens: int) -> list[Turn]:
-        """A prompt of about so many tokens that differs from all others from its first word on."""
+        """Return a prompt of about `tokens` tokens that differs from all others in its first word."""
         return [Turn("user", f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}{_TASK}")]
 
     def warm(self, prefix: str, tokens: int = 0) -> list[Turn]:
-        """A prompt that begins with what the cache has seen and ends with what it has not, of so many tokens more."""
+        """Return a prompt that begins with the cached `prefix` and continues with about `tokens` new tokens."""
         return [Turn("user", f"{prefix} {self._nonce()} {self.words(tokens)}{_TASK}")]
 
     def prefix(self, tokens: int) -> str:
-        """The beginning that warm prompts share: its own for each supply."""
+        """Return a beginning that warm prompts share; it is unique to this generator."""
         return f"{self._nonce()} {self.words(tokens - _TASK_TOKENS)}"
 
     def words(self, count: int) -> str:
-        """So many words; at least one."""
+        """Return `count` words, at least one."""
         return " ".join(self._random.choices(_WORDS, k=max(count, 1)))
 
     def _nonce(self) -> str:
@@ -144,5 +144,5 @@ class Prompts:
 
 
 def sample_seed(seed: int, *names: object) -> int:
-    """The seed of one sample: of what these names say."""
+    """Return the random seed of one sample, derived from `names`."""
     return random.Random("\x00".join(map(str, (seed, *names)))).getrandbits(53)

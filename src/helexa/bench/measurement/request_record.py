@@ -1,25 +1,33 @@
-"""One request as the client saw it: raw moments on a monotonic clock, and what the server said of it."""
+"""The client's record of one request: times on a monotonic clock, and values reported by the server."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 Status = Literal["ok", "rejected", "timeout", "error", "incomplete", "cancelled"]
-"""How a request ended: answered in full; refused with 429 or 503; over the time allowed; refused otherwise or never
-reached; broken off in the middle of the answer; cancelled by the bench itself, on purpose."""
+"""Result of a request.
+
+* `ok`: complete answer
+* `rejected`: the server answered with 429, 503 or 529
+* `timeout`: over the allowed time
+* `error`: any other error response, or the server was not reached
+* `incomplete`: the answer broke off
+* `cancelled`: canceled on purpose by the benchmark
+"""
 
 Role = Literal["load", "probe", "turn"]
-"""What a request was for: load that is measured; a small one beside it; a turn of a conversation."""
+"""Purpose of a request: measured load, a small probe during the load, or a turn of a conversation."""
 
 DeltaKind = Literal["text", "reasoning", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A chunk with text, reasoning or a piece of a tool call that is not empty.
+    """A chunk with non-empty text, reasoning or a part of a tool call.
 
     Attributes:
-        at: when it had come, in seconds of the client's clock.
-        tokens: completion tokens until its end, where the server says so with each chunk.
+        at: arrival time in seconds of the client's clock.
+        kind: kind of content.
+        tokens: completion tokens so far, if the server reports them with each chunk, else None.
     """
 
     at: float
@@ -29,7 +37,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model wrote; `arguments` is text, as it came."""
+    """A call by the model; `arguments` is unparsed text."""
 
     name: str
     arguments: str
@@ -40,11 +48,11 @@ class RequestRecord:
     """A request and its answer.
 
     Attributes:
-        scheduled: when it was to be sent; without a schedule, when it was sent.
-        sent: just before its bytes went out.
-        ended: when the answer was over, or given up.
-        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: as the server reports them, or None.
-        prefill_s, decode_s, queue_s: as the server reports them, or None.
+        scheduled: scheduled time, or the send time without a schedule.
+        sent: time just before the bytes were sent.
+        ended: time of the end of the answer, or of its failure.
+        prompt_tokens, cached_tokens, completion_tokens, reasoning_tokens: reported by the server, or None.
+        prefill_s, decode_s, queue_s: reported by the server, or None.
         text, reasoning, tool_calls: the answer.
     """
 

@@ -1,1 +1,1 @@
-"""The pages: every answer as a table, and drawn where a drawing says more."""
+"""The web pages: tables of all results, and charts."""

@@ -1,4 +1,4 @@
-"""What is drawn, as data: a chart's axes, lines, bands and marks, for `static/bench.js`."""
+"""Chart data for `static/bench.js`: axes, lines, bands and marks."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from helexa.bench.results.series import Series
 Chart = dict[str, Any]
 _MS = 1000
 _OFTEN = 40
-_TICK_SHARE = 0.07  # of the axis, for the label of one tick
+_TICK_SHARE = 0.07  # minimum distance of tick labels as a share of the axis
 
 
 def trend(series: Series, by: str, baseline: float | None) -> Chart:
-    """A metric build by build: median, spread, level, changes; with time or builds on the x axis."""
+    """Return a chart of a metric by build or time: median, spread, level, changes."""
     scale, unit = _unit(series.metric, [point.p50 for point in series.points])
     points = series.points
     places = [point.at_ms / _MS for point in points] if by == "time" else list(range(len(points)))
@@ -66,7 +66,7 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
-    """Dividers where a minor version begins, unless there are too many."""
+    """Return marks at new minor versions, or none if there are too many."""
     found: list[Chart] = []
     before = None
     for place, point in zip(places, series.points, strict=True):
@@ -78,7 +78,7 @@ def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 
 def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
-    """Columns of `CapacityPoint` over the load; each with the metric that says its unit."""
+    """Return a chart of columns of `CapacityPoint` over the load; each column is paired with the metric of its unit."""
     values = {name: [getattr(point, name) for point in capacity.points] for name, _ in columns}
     scale, unit = _unit(columns[0][1], [value for name, _ in columns for value in values[name] if value is not None])
     lines = [
@@ -103,7 +103,7 @@ def _title(column: str, metric: str) -> str:
 
 
 def pareto(capacities: Sequence[Capacity]) -> Chart:
-    """What one user gets against what all get together, a dot for each load."""
+    """Return a chart of total throughput over the rate per user, one point per load."""
     points = sorted(
         (point.decode_tps, point.output_tps, place, point.load)
         for place, capacity in enumerate(capacities)
@@ -124,7 +124,7 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
 
 
 def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
-    """A rate over the length of the context, a line for each ladder."""
+    """Return a chart of a rate over the context length, one line per ladder."""
     lengths = sorted({point.prompt_tokens for one in scalings for point in one.points if point.prompt_tokens})
     lines = []
     for colour, one in enumerate(scalings):
@@ -141,7 +141,7 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
 
 
 def _ticks(lengths: Sequence[float]) -> list[float]:
-    """Lengths so far apart on a logarithmic axis that their labels do not overlap."""
+    """Return lengths whose labels do not overlap on a logarithmic axis."""
     found: list[float] = []
     for length in lengths:
         if not found or length >= found[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
@@ -150,7 +150,7 @@ def _ticks(lengths: Sequence[float]) -> list[float]:
 
 
 def telemetry(detail: RunDetail) -> Chart | None:
-    """How busy the accelerators were during a run."""
+    """Return a chart of the accelerators' utilization during a run, or None for fewer than two readings."""
     devices = sorted({reading.device for reading in detail.telemetry})
     moments = sorted({reading.at_s for reading in detail.telemetry})
     found = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
@@ -174,7 +174,7 @@ def _line(label: str, unit: str, values: Sequence[float | None], colour: int, st
 
 
 def _unit(metric: str, values: Sequence[float]) -> tuple[float, str]:
-    """Factor and unit of an axis: milliseconds where most durations are below a second, percent for shares."""
+    """Return the factor and the unit of an axis: milliseconds for durations below a second, percent for shares."""
     unit = METRICS[metric].unit
     if unit == "s" and values and max(values) < 1:
         return _MS, "ms"

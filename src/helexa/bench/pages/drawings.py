@@ -1,4 +1,4 @@
-"""Small drawings inside of tables, as numbers for SVG; no script is needed to see them."""
+"""Small SVG drawings inside tables, which need no script."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _MOST_TICKS = 400
 
 
 def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
-    """A line's path, and where it ends; None with fewer than three values."""
+    """Return the SVG path of a line and the position of its end, or None for fewer than three values."""
     if len(values) < 3:
         return None
     width, height = SPARK
@@ -34,7 +34,7 @@ def spark(values: Sequence[float]) -> tuple[str, float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """A ratio's interval on a common scale, in pixels; `one` is where nothing changed."""
+    """The interval of a ratio on a common scale, in pixels; `one` is the position of ratio 1."""
 
     one: float
     low: float
@@ -43,13 +43,13 @@ class Forest:
 
 
 def forest_scale(ratios: Sequence[Interval]) -> float:
-    """The greatest factor, up or down, that has to fit; at least 1.1 and at most 4."""
+    """Return the largest factor, up or down, that the scale must fit, from 1.1 to 4."""
     factors = [max(one.high, 1 / one.low) for one in ratios if one.low > 0]
     return min(4.0, max([1.1, *factors]))
 
 
 def forest(ratio: Interval, scale: float) -> Forest:
-    """Where a ratio is drawn."""
+    """Return the positions of a ratio's interval."""
     width = FOREST[0]
 
     def place(value: float) -> float:
@@ -61,7 +61,7 @@ def forest(ratio: Interval, scale: float) -> Forest:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A request on a timeline: waited, then prefilled, then decoded, with a tick for each chunk; x in 0 to 1000."""
+    """A request on a timeline: queue, prefill and decode, with a tick per chunk; x ranges from 0 to 1000."""
 
     y: float
     start: float
@@ -75,11 +75,13 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All requests of a run in time.
+    """The requests of a run over time.
 
     Attributes:
-        marks: x and its moment in seconds.
-        left_out: requests that no room is for.
+        bars: the drawn requests.
+        height: height in pixels.
+        marks: x and time in seconds of each mark.
+        left_out: number of requests that are not drawn.
     """
 
     bars: list[Bar]
@@ -89,7 +91,7 @@ class Timeline:
 
 
 def timeline(requests: Sequence[RequestRow]) -> Timeline | None:
-    """The first requests of a run; None without any."""
+    """Return the timeline of the first requests of a run, or None without requests."""
     if not requests:
         return None
     shown = requests[:MOST_BARS]

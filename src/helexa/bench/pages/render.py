@@ -1,4 +1,4 @@
-"""Templates, and what they may use."""
+"""Templates and their environment."""
 
 import hashlib
 import json
@@ -16,24 +16,24 @@ from helexa.bench.pages import drawings, words
 from helexa.core.version import __version__
 
 Link = Callable[..., str | None]
-"""Where a page is, by its name and what is asked of it; None where it is not to be had."""
+"""Return the URL of a page by its name and query, or None if the page is unavailable."""
 Asset = Callable[[str], str]
 
 
 def query_string(query: Mapping[str, Any]) -> str:
-    """What is asked for, as the end of a URL; empty values are left out."""
+    """Return the query string of a URL, without empty values."""
     given = {name: value for name, value in query.items() if value not in (None, "", False)}
     return f"?{urlencode(given, quote_via=quote)}" if given else ""
 
 
 def render(template: str, link: Link, asset: Asset, **context: Any) -> str:
-    """A template's HTML."""
+    """Return the HTML of a template."""
     return environment().get_template(template).render(link=link, asset=asset, version=__version__, **context)
 
 
 @cache
 def environment() -> Environment:
-    """The templates' environment."""
+    """Return the template environment."""
     found = Environment(
         loader=PackageLoader("helexa.bench.pages"),
         autoescape=True,
@@ -49,12 +49,12 @@ def environment() -> Environment:
 
 @cache
 def fingerprint(name: str) -> str:
-    """A short hash of a static file, which makes its address change with it."""
+    """Return a short hash of a static file, which changes its URL with its content."""
     file = resources.files("helexa.bench.pages").joinpath("static").joinpath(name)
     return hashlib.sha256(file.read_bytes()).hexdigest()[:10]
 
 
 def _data(value: object) -> Markup:
-    """JSON that cannot end the element it stands in."""
+    """Return JSON that can be embedded in an HTML element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return Markup(text.replace("<", "\\u003c").replace("&", "\\u0026"))

@@ -28,8 +28,12 @@ class Page:
     """One page.
 
     Attributes:
-        view: the names that its template uses; may raise LookupError.
-        in_menu: it is linked from every page.
+        name: name of the page and of its template.
+        path: URL path.
+        title: display name.
+        view: returns the variables of the template; may raise LookupError.
+        parameters: query parameters.
+        in_menu: whether every page links to this page.
     """
 
     name: str
@@ -91,7 +95,7 @@ PAGES = {
 
 
 def routes() -> list[Route]:
-    """A route for each page."""
+    """Return a route for each page."""
     return [Route(page.path, partial(_show, page), methods=["GET"]) for page in PAGES.values()]
 
 
@@ -104,13 +108,18 @@ def html(
     *,
     live: bool = True,
 ) -> str:
-    """A page as it is for a query.
+    """Return the HTML of a page for a query.
 
     Args:
-        live: a server answers its forms; else there are links in their place.
+        archive: the database.
+        page: the page.
+        query: values of the query parameters.
+        link: returns URLs of pages.
+        asset: returns URLs of static files.
+        live: whether a server answers forms; if not, the page has links instead of forms.
 
     Raises:
-        LookupError: what it is about does not exist.
+        LookupError: the subject of the page does not exist.
     """
     return render(
         f"{page.name}.html",
@@ -127,7 +136,7 @@ def html(
 
 
 def live_link(root: str) -> Link:
-    """Links as a server has them, below `root`."""
+    """Return a function for links to a server with the path prefix `root`."""
 
     def link(name: str, **query: Any) -> str:
         if name == "api":
@@ -139,7 +148,7 @@ def live_link(root: str) -> Link:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """A page that says what is wrong."""
+    """Return an error page."""
     known = isinstance(error, ApiError)
     status = error.status if known else 500
     root = request.app.state.root_path

@@ -1,4 +1,4 @@
-"""What each page shows: out of the archive and a query, the names that its template uses."""
+"""The template variables of each page, from the archive and a query."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _MOST_ROWS = 120
 
 
 def overview(archive: Archive, query: Query) -> Context:
-    """The fleet now: a card for each target, and a matrix of models and scenarios."""
+    """Return the overview of the fleet: a card per target, and a matrix of models and scenarios."""
     rows = summary.summary(archive)
     raised = alerts.alerts(archive, state="confirmed")
     by_target: dict[str, list[summary.SummaryRow]] = {}
@@ -53,14 +53,14 @@ def overview(archive: Archive, query: Query) -> Context:
 
 
 def _title(target: TargetRow, labels: Mapping[str, int]) -> str:
-    """The target's label, with its name if other targets have the same label."""
+    """Return the label of a target, with its name if other targets have the same label."""
     if not target.label:
         return target.name
     return target.label if labels[target.label] == 1 else f"{target.label} ({target.name})"
 
 
 def trends(archive: Archive, query: Query) -> Context:
-    """One metric build by build."""
+    """Return one metric by build."""
     cell = _first_cell(archive, query, ("target", "model", "scenario"))
     if cell is None:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
@@ -79,7 +79,7 @@ def trends(archive: Archive, query: Query) -> Context:
 
 
 def run_list(archive: Archive, query: Query) -> Context:
-    """Runs that pass the filters, a page of them."""
+    """Return one page of the runs that match the filters."""
     offset = query["offset"]
     found = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
@@ -91,7 +91,7 @@ def run_list(archive: Archive, query: Query) -> Context:
 
 
 def run(archive: Archive, query: Query) -> Context:
-    """One run and its requests in time."""
+    """Return one run and the timeline of its requests."""
     detail = runs.run(archive, query["id"])
     return {
         "detail": detail,
@@ -104,7 +104,7 @@ def run(archive: Archive, query: Query) -> Context:
 
 
 def compare(archive: Archive, query: Query) -> Context:
-    """Two builds or targets side by side."""
+    """Return a comparison of two builds or targets."""
     a, b = query["a"], query["b"]
     if not a and not b:
         a, b = _newest_sides(archive)
@@ -130,7 +130,7 @@ def compare(archive: Archive, query: Query) -> Context:
 
 
 def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
-    """The two newest builds of the target that was measured last."""
+    """Return the two newest builds of the target with the newest measurement."""
     cells = archive.answer("latest", archive.reader.latest_cells)
     if not cells:
         return None, None
@@ -147,7 +147,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 
 
 def loads(archive: Archive, query: Query) -> Context:
-    """What a target bears."""
+    """Return latency and throughput by load."""
     cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
     found = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
@@ -166,7 +166,7 @@ def loads(archive: Archive, query: Query) -> Context:
 
 
 def context(archive: Archive, query: Query) -> Context:
-    """Rates over the length of the context."""
+    """Return rates by context length."""
     cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
     found = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
     return {
@@ -177,13 +177,13 @@ def context(archive: Archive, query: Query) -> Context:
 
 
 def swap(archive: Archive, query: Query) -> Context:
-    """What loading costs."""
+    """Return durations of loading models."""
     found = swaps.swaps(archive, target=query["target"], model=query["model"])
     return {"chosen": query, "found": found, "longest": max((one.load_ms_median or 0 for one in found), default=0)}
 
 
 def worth(archive: Archive, query: Query) -> Context:
-    """Checks and artifacts beside speed."""
+    """Return checks and artifacts with decode rates."""
     where = {"target": query["target"], "model": query["model"]}
     return {
         "chosen": query,
@@ -193,20 +193,20 @@ def worth(archive: Archive, query: Query) -> Context:
 
 
 def alert_list(archive: Archive, query: Query) -> Context:
-    """Changes that were noticed."""
+    """Return the alerts."""
     found = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
     return {"chosen": query, "alerts": found}
 
 
 def method(_archive: Archive, _query: Query) -> Context:
-    """What the numbers mean."""
+    """Return the definitions of the metrics and of verdicts."""
     return {"metrics": METRICS.values(), "rule": verdict, "knee_factor": capacity.KNEE_FACTOR}
 
 
 def _first_cell(
     archive: Archive, query: Query, parts: tuple[str, ...], kinds: tuple[str, ...] = ()
 ) -> dict[str, Any] | None:
-    """The parts of the first cell that has what was asked for; of the first of all, where none has."""
+    """Return the parts of the first cell that matches the query, else the parts of the first cell."""
     cells = [
         {"target": row.target_name, "model": row.model_id, "scenario": row.scenario_id}
         for row in summary.summary(archive)

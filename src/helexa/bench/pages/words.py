@@ -1,4 +1,4 @@
-"""Numbers as people read them: three digits that count, and always a unit."""
+"""Formatted numbers with three significant digits and units."""
 
 from datetime import UTC, datetime
 
@@ -6,11 +6,11 @@ from helexa.bench.measurement.metrics import METRICS
 
 NOTHING = "–"
 UNITS = {"1/s": "req/s"}
-"""Units in words, where they are not clear by themselves."""
+"""Display names of units that are not self-explanatory."""
 
 
 def number(value: float | None) -> str:
-    """Three significant digits; more only for integers."""
+    """Return a number with three significant digits, or more for integers."""
     if value is None:
         return NOTHING
     size = abs(value)
@@ -20,7 +20,7 @@ def number(value: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration with the unit that suits it."""
+    """Return a duration with a suitable unit."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -34,7 +34,7 @@ def seconds(value: float | None) -> str:
 
 
 def measured(value: float | None, metric: str) -> str:
-    """A value of a metric with its unit."""
+    """Return the value of a metric with its unit."""
     if value is None:
         return NOTHING
     unit = METRICS[metric].unit
@@ -44,27 +44,27 @@ def measured(value: float | None, metric: str) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share as a percentage."""
+    """Return a share as a percentage."""
     return NOTHING if value is None else f"{value * 100:.1f} %".replace(".0 %", " %")
 
 
 def change(ratio: float | None) -> str:
-    """A ratio as a relative change with its sign."""
+    """Return a ratio as a signed relative change."""
     return NOTHING if ratio is None else f"{(ratio - 1) * 100:+.1f} %".replace("-", "−")
 
 
 def moment(ms: int | None) -> str:
-    """A moment, UTC, to the minute."""
+    """Return a UTC time to the minute."""
     return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d %H:%M")
 
 
 def day(ms: int | None) -> str:
-    """A moment's day, UTC."""
+    """Return the UTC date of a time."""
     return NOTHING if ms is None else _at(ms).strftime("%Y-%m-%d")
 
 
 def memory(mb: float | None) -> str:
-    """Memory in GiB."""
+    """Return memory in GiB."""
     return NOTHING if mb is None else f"{number(mb / 1024)} GiB"
 
 

@@ -1,1 +1,1 @@
-"""What was measured, as answers to questions: the same numbers for the pages, the API, the reports and the exports."""
+"""Queries over the measurements: the same numbers for pages, API, reports and exports."""

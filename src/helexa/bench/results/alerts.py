@@ -1,4 +1,4 @@
-"""Changes that were noticed, with names."""
+"""Detected changes, with names instead of ids."""
 
 from dataclasses import dataclass
 
@@ -8,11 +8,11 @@ from helexa.bench.results.archive import Archive
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """One metric of one cell that changed against the builds before it.
+    """A change of one metric of one cell against earlier builds.
 
     Attributes:
-        state: `suspected` while more samples are taken, then `confirmed` or `dismissed`.
-        baseline: the builds it is compared with.
+        state: `suspected` until more samples are taken, then `confirmed` or `dismissed`.
+        baseline: labels of the compared builds.
     """
 
     id: int
@@ -39,7 +39,7 @@ class Alert:
 def alerts(
     archive: Archive, *, target: str | None = None, model: str | None = None, state: str | None = None, limit: int = 500
 ) -> list[Alert]:
-    """Newest first."""
+    """Return the alerts that match the filters, newest first."""
     names = archive.names
     found = [
         Alert(

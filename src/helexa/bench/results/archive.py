@@ -1,4 +1,4 @@
-"""The database as answers are drawn from it: read only, with what was read last kept until something is written."""
+"""The database for reading, with a cache of query results that is cleared after each write."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Archive:
-    """A reader and what it said. One thread at a time may use it.
+    """A reader with caches. Only one thread at a time may use it.
 
     Attributes:
         reader: the database.
@@ -34,16 +34,16 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self.reader.close()
 
     @property
     def names(self) -> Names:
-        """What ids stand for."""
+        """Names by id."""
         return self.answer("names", lambda: Names.of(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What `find` says, until another process writes to the database."""
+        """Return the result of `find`, cached until another process writes to the database."""
         version = self.reader.select("PRAGMA data_version")[0][0]
         if version != self._version:
             self._version = version
@@ -51,7 +51,7 @@ class Archive:
         return _remembered(self._answers, _MOST_ANSWERS, key, find)
 
     def keep(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What `find` says, for good: the key has to say all that the answer depends on."""
+        """Return the result of `find`, cached across writes: `key` must contain all inputs of the result."""
         return _remembered(self._kept, _MOST_KEPT, key, find)
 
 

@@ -1,4 +1,4 @@
-"""What a target bears: latency, throughput and goodput over concurrency or rate, where it bends, and what is best."""
+"""Capacity of a target: latency, throughput and goodput by concurrency or rate, with the knee and the Pareto front."""
 
 from dataclasses import dataclass, replace
 
@@ -11,12 +11,12 @@ KINDS = ("concurrency", "rate")
 
 @dataclass(frozen=True, slots=True)
 class CapacityPoint:
-    """One level of load, at the newest build; medians over samples.
+    """One load level at the newest build; medians over samples.
 
     Attributes:
-        load: requests in flight (closed loop) or issued per second (open loop).
-        decode_tps: of one user; `output_tps` is all users' together.
-        pareto: no other level has both more for each user and more together.
+        load: requests in flight (closed loop) or requests sent per second (open loop).
+        decode_tps: decoded tokens per second of one user; `output_tps` is the total of all users.
+        pareto: whether no other level is at least as good in both rates and better in one.
     """
 
     scenario: str
@@ -39,12 +39,14 @@ class CapacityPoint:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """All levels of load of one loop.
+    """All load levels of one loop.
 
     Attributes:
         loop: `closed` or `open`.
+        points: the load levels, ascending.
+        knee: highest level before requests are rejected or the 95th percentile of TTFT exceeds twice its value at the
+            lowest level.
         knee_concurrency: the knee of a closed loop.
-        knee: the highest level before requests are refused or the 95th percentile of TTFT passes twice the lowest's.
     """
 
     target: str
@@ -57,7 +59,7 @@ class Capacity:
 
 
 def capacity(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Capacity]:
-    """The loops of each target and model."""
+    """Return the loops of each target and model."""
     found: list[Capacity] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
@@ -74,8 +76,11 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
 
 
 def knee(points: list[CapacityPoint]) -> float | None:
-    """The last level, ascending, before requests are refused or the tail of TTFT is twice the lowest level's; None for
-    a single level, with which no other is compared."""
+    """Return the last level before rejections or a doubled tail of TTFT, or None for fewer than two levels.
+
+    Args:
+        points: load levels, ascending.
+    """
     if len(points) < 2 or points[0].ttft_p95_s is None:
         return None
     limit = KNEE_FACTOR * points[0].ttft_p95_s

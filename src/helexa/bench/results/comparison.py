@@ -1,4 +1,4 @@
-"""Two builds, targets or engines side by side: for each scenario the ratio of medians with its interval."""
+"""Comparison of two builds, targets or engines: the ratio of medians with its interval for each scenario."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ _SHORTEST_SHA = 6
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is compared: a build, a target, or a build on a target."""
+    """One side of a comparison: a build, a target, or a build on a target."""
 
     build: str | None = None
     target: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Side":
-        """Read `build`, `@target` or `build@target`."""
+        """Parse `build`, `@target` or `build@target`."""
         build, _, target = text.partition("@")
         return cls(build or None, target or None)
 
@@ -37,10 +37,10 @@ class Compared:
     """One metric of one model and scenario on both sides; medians of samples.
 
     Attributes:
-        target: where both were measured; empty where the sides name their own.
-        ratio: of B to A.
-        differs: what differs besides the build: target, hardware, configuration, parameters of the scenario.
-        state: of B against A.
+        target: the common target; empty if the sides name targets.
+        ratio: ratio of B to A, or None for too few samples.
+        differs: differences besides the build: target, hardware, configuration, parameters of the scenario.
+        state: verdict on B against A.
     """
 
     target: str
@@ -61,10 +61,12 @@ class Compared:
 def compare(
     archive: Archive, a: Side, b: Side, *, model: str | None = None, metrics: Sequence[str] = COMPARED
 ) -> list[Compared]:
-    """All that both sides have measured, by model and scenario; of several builds of a side, the newest of each cell.
+    """Return all metrics that both sides have measured, by model and scenario.
+
+    For a side with several builds, each cell uses the newest build.
 
     Raises:
-        LookupError: a side was never measured; the text says which, and what there is.
+        LookupError: a side has no measurements; the message names the side and the known builds.
     """
     return archive.answer(("compare", a, b, model, *metrics), lambda: _compare(archive, a, b, model, metrics))
 
@@ -131,7 +133,7 @@ Rows = dict[tuple[str, str, str], _Samples]
 
 
 def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[str], apart: bool) -> Rows:
-    """Samples by target (if these are kept apart), model and scenario, of the cell of each that was measured last."""
+    """Return samples by target (if `apart`), model and scenario, each from its most recently measured cell."""
     if side.build is None:
         cells = latest(archive, target=side.target, model=model)
         found = {

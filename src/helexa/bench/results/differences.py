@@ -1,4 +1,4 @@
-"""What differs between two measurements besides the build, in words."""
+"""Differences between two measurements besides the build, in words."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from helexa.bench.store.rows import CellRow, HostRow
 
 
 class CellIds(NamedTuple):
-    """The ids of all that a sample belongs to."""
+    """The ids that identify the cell of a sample."""
 
     target_id: int
     host_id: int
@@ -18,23 +18,23 @@ class CellIds(NamedTuple):
 
 
 def cell_ids(cell: CellRow) -> CellIds:
-    """The ids of a cell."""
+    """Return the ids of a cell."""
     return CellIds(cell.target_id, cell.host_id, cell.build_id, cell.model_id, cell.scenario_id)
 
 
 def hardware(old: HostRow, new: HostRow) -> str:
-    """Host, accelerators or processor, driver and CUDA version; empty where none differs."""
+    """Return the differences in host, accelerators or processor, driver and CUDA version; empty if none."""
     return changes(_facts(old), _facts(new))
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """Each value that differs as `name old → new`; empty where none differs."""
+    """Return each difference as `name old → new`; empty if none."""
     names = sorted(old.keys() | new.keys())
     return ", ".join(f"{name} {old.get(name)} → {new.get(name)}" for name in names if old.get(name) != new.get(name))
 
 
 def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
-    """Target, hardware, configuration of the model and parameters of the scenario, as far as two cells differ."""
+    """Return the differences in target, hardware, model configuration and scenario parameters of two cells."""
     found: list[str] = []
     if a.target_id != b.target_id:
         found.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")

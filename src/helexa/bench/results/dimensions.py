@@ -1,4 +1,4 @@
-"""What can be asked for: every host, model, scenario and build there is."""
+"""Available filter values: hosts, models, scenarios and builds."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from helexa.bench.store.rows import CellRow
 
 
 def dimensions(archive: Archive) -> dict[str, Any]:
-    """Names, each once, in the order they are offered in; builds with the newest first."""
+    """Return unique names in display order; builds with the newest first."""
     return archive.answer("dimensions", lambda: _dimensions(archive))
 
 

@@ -1,4 +1,4 @@
-"""The newest samples: those of the build that each target, model and scenario was measured with last."""
+"""The newest samples of each target, model and scenario, from its most recently measured build."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ _COLUMNS = (
 
 
 KINDS = ("single", "decode", "concurrency", "rate", "agentic", "mixed", "swap", "cancel", "correctness", "capability")
-"""Kinds of scenarios in the order they are shown in; others come after them."""
+"""Kinds of scenarios in display order; other kinds follow."""
 
 
 @dataclass(frozen=True, slots=True)
 class LatestCell:
-    """A cell's good samples, oldest first, as columns of `run`."""
+    """The good samples of a cell, oldest first, as columns of `run`."""
 
     cell: CellRow
     names: Names
@@ -33,60 +33,60 @@ class LatestCell:
 
     @property
     def target(self) -> str:
-        """The target's name."""
+        """Name of the target."""
         return self.names.targets[self.cell.target_id].name
 
     @property
     def model(self) -> str:
-        """The model's name."""
+        """Name of the model."""
         return self.names.models[self.cell.model_id].name
 
     @property
     def scenario(self) -> str:
-        """The scenario's name."""
+        """Name of the scenario."""
         return self.names.scenarios[self.cell.scenario_id].name
 
     @property
     def kind(self) -> str:
-        """The scenario's kind."""
+        """Kind of the scenario."""
         return self.names.scenarios[self.cell.scenario_id].kind
 
     @property
     def build(self) -> str:
-        """The build in short."""
+        """Short label of the build."""
         return self.names.labels[self.cell.build_id]
 
     def param(self, name: str) -> Any:
-        """A parameter of the scenario, or None."""
+        """Return a parameter of the scenario, or None."""
         return self.names.scenarios[self.cell.scenario_id].params.get(name)
 
     def values(self, column: str) -> list[float]:
-        """What samples have in a column, oldest first."""
+        """Return the values of a column that are not None, oldest first."""
         return [row[column] for row in self.rows if row[column] is not None]
 
     def distribution(self, column: str) -> Distribution | None:
-        """Of the samples' values."""
+        """Return the distribution of a column's values, or None without values."""
         return distribution(self.values(column))
 
     def median(self, column: str) -> float | None:
-        """Of the samples' values."""
+        """Return the median of a column's values, or None without values."""
         found = self.distribution(column)
         return found and found.p50
 
     def median_ms(self, column: str) -> float | None:
-        """Of the samples' values, which are seconds, in milliseconds."""
+        """Return the median of a column in seconds as milliseconds, or None without values."""
         found = self.median(column)
         return None if found is None else found * 1000
 
     def any(self, column: str) -> bool:
-        """Whether some sample has something else than nothing there."""
+        """Return whether some sample has a true value in the column."""
         return any(row[column] for row in self.rows)
 
 
 def latest(
     archive: Archive, *, target: str | None = None, model: str | None = None, kinds: Sequence[str] = ()
 ) -> list[LatestCell]:
-    """The newest cell of each target, model and scenario that was asked for, by their names."""
+    """Return the newest cells that match the filters, sorted by target, model and scenario."""
     names = archive.names
     cells = [
         cell
@@ -103,7 +103,7 @@ def latest(
 
 
 def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
-    """Scenarios by kind, and by size within it: numbers in a name count as numbers."""
+    """Return a sort key of scenarios: by kind, then by name with numbers in numeric order."""
     row = names.scenarios[scenario_id]
     parts = [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in row.name.split(":")]
     rank = KINDS.index(row.kind) if row.kind in KINDS else len(KINDS)
@@ -111,7 +111,7 @@ def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
 
 
 def by_group(cells: Sequence[LatestCell]) -> Iterator[tuple[str, str, list[LatestCell]]]:
-    """Target, model and their cells, of cells in order."""
+    """Yield target, model and their cells, from sorted cells."""
     for (target, model), group in groupby(cells, key=lambda one: (one.target, one.model)):
         yield target, model, list(group)
 

@@ -1,4 +1,4 @@
-"""What ids stand for."""
+"""Names by database id."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -12,10 +12,10 @@ from helexa.bench.store.rows import BuildRow, HostRow, ModelRow, ScenarioRow, Ta
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """All of a database's targets, hosts, builds, models and scenarios by their ids.
+    """All targets, hosts, builds, models and scenarios of a database by id.
 
     Attributes:
-        labels: of builds, each different.
+        labels: unique labels of builds by id.
     """
 
     targets: dict[int, TargetRow]
@@ -27,7 +27,7 @@ class Names:
 
     @classmethod
     def of(cls, reader: Reader) -> "Names":
-        """Read them."""
+        """Read all names from the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(
             {row.id: row for row in reader.targets()},
@@ -40,21 +40,21 @@ class Names:
 
 
 def gpu_label(gpus: list[dict[str, Any]]) -> str:
-    """A host's cards in short: `2× RTX 5090 + H100`; empty without any."""
+    """Return a short text of a host's accelerators: `2× RTX 5090 + H100`; empty without accelerators."""
     counts = Counter(str(gpu["name"]).removeprefix("NVIDIA GeForce ").removeprefix("NVIDIA ") for gpu in gpus)
     return " + ".join(name if count == 1 else f"{count}× {name}" for name, count in counts.items())
 
 
 def hardware_label(host: HostRow) -> str:
-    """What a host computes with: its cards, else its processor."""
+    """Return the accelerators of a host, else its processor."""
     return gpu_label(host.gpus) or host.cpu
 
 
 def build_labels(builds: Collection[BuildRow]) -> dict[int, str]:
-    """Each build's commit, or its version where no commit is known, by its id.
+    """Return labels of builds by id: the commit, or the version if the commit is unknown.
 
-    Builds of one commit differ in their libraries or in uncommitted changes, and builds of one version in their engine:
-    the label of each of those ends with a hash.
+    Builds of one commit may differ in libraries or uncommitted changes, and builds of one version in their engine. The
+    labels of these builds end with a hash.
     """
     count = Counter(map(_commit, builds))
     return {

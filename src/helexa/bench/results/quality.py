@@ -1,4 +1,4 @@
-"""What models are worth beside how fast they are: checks of calls and of JSON, answers to probes and their scores."""
+"""Quality of models: checks of tool calls and JSON, and answers to probes with their scores."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ _LONGEST_ARTIFACT = 16_384
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The share of a scenario's checks that the newest build passed, beside its speed."""
+    """The share of passed checks of a scenario at the newest build, with the decode rate."""
 
     target: str
     model: str
@@ -24,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """What a probe produced. `score` is the newest of `scorer`, else the bench's own."""
+    """The answer to a probe. `score` is the newest score of `scorer`, else the score of the benchmark's checks."""
 
     run_id: int
     at_ms: int
@@ -41,7 +41,7 @@ class Artifact:
 
 
 def checks(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Check]:
-    """One for each cell that has a score of its own."""
+    """Return a check for each cell with a score, except probes."""
     return [
         Check(cell.target, cell.model, cell.scenario, cell.build, score.p50, cell.median("output_tps_user"), score.n)
         for cell in latest(archive, target=target, model=model)
@@ -52,7 +52,7 @@ def checks(archive: Archive, *, target: str | None = None, model: str | None = N
 def artifacts(
     archive: Archive, *, target: str | None = None, model: str | None = None, limit: int = _MOST_ARTIFACTS
 ) -> list[Artifact]:
-    """What probes produced, newest first; texts are cut after 16 KiB."""
+    """Return the answers to probes, newest first; texts are truncated to 16 KiB."""
     rows = archive.reader.select(
         "SELECT run.id, run.started_ms, target.name AS target, model.name AS model, scenario.name AS scenario,"
         " run.build_id, substr(run.artifact, 1, ?) AS artifact, run.score, run.output_tps_user, run.e2e_s,"

@@ -1,4 +1,4 @@
-"""Single runs, and the requests they are made of."""
+"""Single runs and their requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ FILTERS = ("target", "host", "model", "scenario", "kind", "sha", "ok", "since_ms
 
 @dataclass(frozen=True, slots=True)
 class RunDetail:
-    """A run with all that is kept of it.
+    """A run with all its stored data.
 
     Attributes:
         metrics: distributions and totals by metric.
-        requests: none when they have been pruned.
+        requests: the requests; empty if they were deleted by retention.
     """
 
     run: RunRow
@@ -29,7 +29,7 @@ class RunDetail:
 
 
 def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offset: int = 0) -> list[RunRow]:
-    """Runs that pass the filters, newest first; `host` is a target's name or a host's."""
+    """Return the runs that match the filters, newest first; `host` is the name of a target or of a host."""
     asked = {name: filters.get(name) for name in FILTERS}
     if asked["host"] in {row.name for row in archive.names.targets.values()}:
         asked["target"], asked["host"] = asked["host"], None
@@ -40,10 +40,10 @@ def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offs
 
 
 def run(archive: Archive, run_id: int) -> RunDetail:
-    """One run.
+    """Return one run.
 
     Raises:
-        LookupError: there is none of that id.
+        LookupError: no run has this id.
     """
     reader = archive.reader
     found = reader.run(run_id)

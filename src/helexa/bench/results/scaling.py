@@ -1,4 +1,4 @@
-"""How rates depend on the length of the context, cold and warm."""
+"""Rates by context length, cold and warm."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ KINDS = ("single", "decode")
 
 @dataclass(frozen=True, slots=True)
 class ScalingPoint:
-    """One length of the context, at the newest build."""
+    """One context length at the newest build."""
 
     scenario: str
     prompt_size: int | None
@@ -25,11 +25,11 @@ class ScalingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A ladder of lengths for one model.
+    """A ladder of context lengths for one model.
 
     Attributes:
-        kind: `cold`, `warm`, or `decode`, which is the rate behind a context of some depth.
-        decode_flatness: decode rate at the greatest length to that at the least.
+        kind: `cold`, `warm`, or `decode` (decoding after a cached context).
+        decode_flatness: decode rate at the largest length divided by the decode rate at the smallest length.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Scaling:
 
 
 def scaling(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Scaling]:
-    """The ladders of each target and model."""
+    """Return the ladders of each target and model."""
     found: list[Scaling] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
@@ -53,7 +53,7 @@ def scaling(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def ladder_kind(cell: LatestCell) -> str:
-    """Which ladder a cell is a step of."""
+    """Return the kind of the ladder that contains a cell."""
     words = cell.scenario.split(":")
     return "decode" if cell.kind == "decode" else "warm" if "warm" in words else "cold"
 

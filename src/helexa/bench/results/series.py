@@ -1,4 +1,4 @@
-"""One metric of one target, model and scenario, build by build."""
+"""One metric of one target, model and scenario by build."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ HOT = (
     *("ttft_s", "ttfo_s", "tpot_s", "icl_s", "e2e_s", "output_tps_user", "output_tps", "prefill_tps", "queue_s"),
     *("goodput_rps", "goodput_share", "load_s", "unload_s", "release_s", "score"),
 )
-"""The metrics that every run has a column for."""
+"""The metrics with a column in `run`."""
 MOST_BUILDS = 500
 
 
@@ -27,15 +27,15 @@ class Point:
     """One build of a series.
 
     Attributes:
-        build_id: its id; `sha` is its commit in short.
-        at_ms: when it was first measured.
-        host_id, model_id, scenario_id: another one than before is other hardware, another configuration of the model
-            or other parameters of the scenario.
+        build_id: id of the build; `sha` is its short label.
+        at_ms: time of its first sample.
+        host_id, model_id, scenario_id: a changed id means other hardware, another model configuration or other scenario
+            parameters.
         values: the samples, oldest first.
-        p10, p50, p90: of the samples.
-        level: of the piecewise constant fit at this build; None where there are too few builds.
-        change: of the level at this build, relative; None where it stays.
-        verdict: against the builds before it on the same hardware, with the same configuration and parameters.
+        p10, p50, p90: percentiles of the samples.
+        level: level of the piecewise constant fit at this build.
+        change: relative change of the level at this build, or None without a change.
+        verdict: verdict against earlier builds on the same hardware with the same configuration and parameters.
     """
 
     build_id: int
@@ -57,7 +57,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Between two builds there is other hardware, another configuration, or there are other parameters."""
+    """A change of hardware, configuration or parameters between two builds."""
 
     at_ms: int
     kind: str
@@ -80,10 +80,10 @@ class Series:
 
 
 def series(archive: Archive, target: str, model: str, scenario: str, metric: str) -> Series:
-    """A metric's builds; at most the newest 500 are looked at.
+    """Return the builds of a metric, limited to the newest 500.
 
     Raises:
-        KeyError: no metric of that name has a column.
+        KeyError: the metric has no column.
     """
     if metric not in HOT:
         raise KeyError(metric)
@@ -118,8 +118,11 @@ def series(archive: Archive, target: str, model: str, scenario: str, metric: str
 
 @dataclass(slots=True)
 class BuildSamples:
-    """A build's samples of one metric on one host, configuration and scenario, oldest first; `at_ms` is when the first
-    began."""
+    """Samples of one metric of a build on one host, configuration and scenario, oldest first.
+
+    Attributes:
+        at_ms: start of the first sample.
+    """
 
     build_id: int
     host_id: int
@@ -130,7 +133,7 @@ class BuildSamples:
 
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
-    """Rows put together by build, in their order; a build stands where it was measured first."""
+    """Return the samples of each build, sorted by the time of their first sample."""
     found: dict[tuple[int, int, int, int], BuildSamples] = {}
     for row in rows:
         key = (row["build_id"], row["host_id"], row["model_id"], row["scenario_id"])
@@ -141,8 +144,10 @@ def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
 
 
 def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:
-    """A metric's samples of this cell and of the builds before it, on the same hardware and configuration; those of a
-    build in the order in which they were kept, whatever the calendar said meanwhile."""
+    """Return a metric's samples of this cell and of earlier builds on the same hardware and configuration.
+
+    Samples of a build are in the order in which they were stored, independent of calendar time.
+    """
     rows = archive.reader.select(
         f"SELECT build_id, host_id, model_id, scenario_id, started_ms, {metric} AS value FROM run WHERE target_id = ?"
         f" AND model_id = ? AND scenario_id = ? AND host_id = ? AND ok = 1 AND {metric} IS NOT NULL"
@@ -160,10 +165,15 @@ def judged(
     level: int,
     min_effect: float = MIN_EFFECT,
 ) -> Verdict:
-    """The verdict on samples; the same samples are judged once.
+    """Return the verdict on samples, cached by samples.
 
     Args:
-        level: where in the history the level begins that is known.
+        archive: the database.
+        history: samples of earlier builds, oldest first.
+        values: samples of the build.
+        metric: the metric.
+        level: index in `history` of the last known change.
+        min_effect: smallest relative change that counts.
     """
     key = ("verdict", metric, level, min_effect, tuple(tuple(one.values) for one in history), tuple(values))
     return archive.keep(
@@ -177,7 +187,7 @@ def judged(
 def known_level(
     archive: Archive, target_id: int, scenario_ids: frozenset[int], metric: str, history: Sequence[BuildSamples]
 ) -> int:
-    """Where in the history the change is that was confirmed last; at the start, where there is none."""
+    """Return the index in `history` of the last confirmed change, or 0."""
     changes = archive.answer("confirmed", lambda: _confirmed(archive))
     for place in range(len(history) - 1, -1, -1):
         one = history[place]
@@ -227,7 +237,7 @@ def _points(
 
 
 def _fitted(grouped: Sequence[BuildSamples]) -> list[tuple[float | None, float | None]]:
-    """Level and change for each build; the fit begins anew where hardware, configuration or parameters change."""
+    """Return level and change of each build; a change of hardware, configuration or parameters restarts the fit."""
     fits: list[tuple[float | None, float | None]] = []
     for _, same in groupby(grouped, key=lambda one: (one.host_id, one.model_id, one.scenario_id)):
         medians = [float(np.median(one.values)) for one in same]

@@ -1,4 +1,4 @@
-"""The newest build of every target, model and scenario at a glance, each judged against the builds before it."""
+"""The newest build of every target, model and scenario, each with a verdict against earlier builds."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,13 +20,13 @@ HEADLINES = {
     "correctness": "score",
     "capability": "score",
 }
-"""What a scenario of each kind is there for; a stream's decode rate, unless it is named here."""
+"""Main metric by kind of scenario; the default is the decode rate of a stream."""
 _RECENT_BUILDS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryRow:
-    """One cell. Without a unit in its name a value is a rate per second, a count or a share."""
+    """One cell. Values without a unit in their name are rates per second, counts or shares."""
 
     target_name: str
     model_id: str
@@ -76,7 +76,7 @@ class SummaryRow:
 
 
 def summary(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[SummaryRow]:
-    """A row for each cell, by target, model and scenario."""
+    """Return a row for each cell, sorted by target, model and scenario."""
     return [
         archive.keep(("summary", cell.cell, cell.build), partial(_row, archive, cell))
         for cell in latest(archive, target=target, model=model)
@@ -84,7 +84,7 @@ def summary(archive: Archive, *, target: str | None = None, model: str | None = 
 
 
 def headline_of(kind: str) -> str:
-    """The metric that a scenario of this kind is there for."""
+    """Return the main metric of a kind of scenario."""
     return HEADLINES.get(kind, "output_tps_user")
 
 
@@ -145,7 +145,7 @@ def _row(archive: Archive, cell: LatestCell) -> SummaryRow:
 
 
 def _judge(archive: Archive, cell: CellRow, metric: str) -> tuple[Verdict, list[float]]:
-    """The verdict on the cell, and the medians of its newest builds; what is behind a cell does not change."""
+    """Return the verdict on the cell, and the medians of its newest builds."""
     builds = cell_samples(archive, cell, metric)
     own = next((one.values for one in builds if one.build_id == cell.build_id), [])
     history = [one for one in builds if one.build_id != cell.build_id]

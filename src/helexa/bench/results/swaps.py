@@ -1,4 +1,4 @@
-"""What it costs to bring a model in."""
+"""Durations of loading models."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Swap:
 
 
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
-    """One for each target, model and scenario in which something was loaded."""
+    """Return a result for each target, model and scenario with loads."""
     found: list[Swap] = []
     for cell in latest(archive, target=target, model=model):
         load = cell.distribution("load_s")

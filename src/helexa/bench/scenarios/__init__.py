@@ -1,1 +1,1 @@
-"""Loads with a name, one family to a file."""
+"""Scenarios: named loads, one module per family."""

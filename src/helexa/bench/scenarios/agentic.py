@@ -1,4 +1,4 @@
-"""A conversation as coding agents have it: a long system prompt, many turns, tools that take their time."""
+"""Conversations like those of coding agents: a long system prompt, many turns, slow tools."""
 
 import asyncio
 import math
@@ -12,14 +12,14 @@ from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
-_SPREAD = 0.5  # of the logarithm of sizes and times
+_SPREAD = 0.5  # standard deviation of the logarithm of sizes and times
 
 
 @dataclass(frozen=True, slots=True)
 class Agentic:
-    """Conversations side by side that share their system prompt; each turn sends all that was said before.
+    """Concurrent conversations with a shared system prompt; each turn sends all earlier messages.
 
-    What the tools return and how long they take is lognormal around the given medians.
+    Sizes of tool results and durations of tools are lognormal around the given medians.
     """
 
     warms_up: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class Agentic:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "conversations": self.conversations,
             "turns": self.turns,
@@ -46,12 +46,15 @@ class Agentic:
         return ScenarioKey(f"agentic:warm:{self.conversations}x{self.turns}", "agentic", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for the last turn."""
+        """Return whether a text model has room for the last turn."""
         turn = 1.2 * self.tool_tokens + self.max_tokens
         return fits(model, self.system_tokens + math.ceil(turn * self.turns), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Have the conversations, to their end: one that was broken off lacks its longest turns and would look fast."""
+        """Run the conversations to their end.
+
+        A partial conversation lacks its longest turns and would look fast, so it fails the sample.
+        """
         system = Turn("system", subject.prompts(seed).prefix(self.system_tokens))
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -71,7 +74,7 @@ class Agentic:
             record = await subject.client.ask(question, role="turn")
             records.append(record)
             if record.status != "ok" or len(records) == self.turns:
-                return records  # it cannot go on from here, or is over
+                return records  # failed, or the last turn
             returned = prompts.words(round(self.tool_tokens * source.lognormvariate(0, _SPREAD)))
             turns += [Turn("assistant", record.text or "..."), Turn("user", f"The tool returned: {returned}")]
             took = self.tool_secs * source.lognormvariate(0, _SPREAD)

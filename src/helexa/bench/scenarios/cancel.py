@@ -1,4 +1,4 @@
-"""A client that hangs up in the middle of an answer: how soon the server stops working for it."""
+"""Cancellation: the time from a client's disconnect until the server releases the request."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ _LONGEST_SECS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Hang up after some chunks and ask the server until it counts the request no longer."""
+    """Disconnect after some chunks and poll the server until the request left the server."""
 
     warms_up: ClassVar[bool] = True
 
@@ -24,16 +24,16 @@ class Cancel:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "chunks": _CHUNKS}
         return ScenarioKey("cancel", "cancel", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models on servers that say what is in flight."""
+        """Return whether the model is a text model on a server that reports requests in flight."""
         return control is not None and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask, hang up, and look."""
+        """Send a request, disconnect, and poll the server."""
         control, name = subject.control, subject.model.name
         if control is None:
             return Outcome(error="the server does not say what is in flight")

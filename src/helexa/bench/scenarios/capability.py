@@ -1,4 +1,4 @@
-"""Tasks whose answers are kept, and scored: quality beside speed."""
+"""Tasks whose answers are stored and scored: quality next to speed."""
 
 import re
 from dataclasses import dataclass
@@ -14,8 +14,10 @@ _TOKENS_A_CHAR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """A prompt of the user's own. Its score is the share of his patterns that the answer has, if he gave any; people
-    may score it too."""
+    """A prompt from the configuration.
+
+    The score is the share of configured patterns that match the answer, if there are patterns. Users may add scores.
+    """
 
     warms_up: ClassVar[bool] = False
 
@@ -26,16 +28,16 @@ class Capability:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt": self.prompt, "max_tokens": self.max_tokens, "expect": list(self.expect)}
         return ScenarioKey(f"capability:{self.name}", "capability", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for prompt and answer."""
         return fits(model, round(len(self.prompt) * _TOKENS_A_CHAR), self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask once; the same each time, as an answer is to be compared."""
+        """Send the same request each time, so that answers are comparable."""
         record = await subject.client.ask(
             Question(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
         )

@@ -1,4 +1,4 @@
-"""From the configuration to the scenarios of a sweep, cheapest first."""
+"""Builds the scenarios of a sweep from the configuration, cheapest first."""
 
 from helexa.bench.config import ScenariosSection
 from helexa.bench.measurement.measures import Objectives
@@ -16,7 +16,7 @@ from helexa.bench.scenarios.swap import Swap
 
 
 def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
-    """What a sweep measures."""
+    """Return the scenarios of a sweep."""
     wanted = config.objectives
     objectives = Objectives(wanted.ttft_secs, wanted.tpot_secs, wanted.e2e_secs)
     answer, open_loop, agentic = config.max_tokens, config.open_loop, config.agentic
@@ -60,5 +60,5 @@ def sweep_scenarios(config: ScenariosSection) -> list[Scenario]:
 
 
 def swap_scenario(config: ScenariosSection) -> Scenario:
-    """What `swap-cost` measures."""
+    """Return the scenario of `swap-cost`."""
     return Swap(min(config.prompt_sizes, default=128), config.max_tokens)

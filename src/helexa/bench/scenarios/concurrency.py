@@ -1,4 +1,4 @@
-"""So many users, each of whom asks again as soon as he is answered."""
+"""Closed loop: a fixed number of users, each of which sends its next request after an answer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Concurrency:
-    """A closed loop, kept up for a while; all prompts are cold."""
+    """A closed loop of fixed duration with cold prompts."""
 
     warms_up: ClassVar[bool] = True
 
@@ -26,7 +26,7 @@ class Concurrency:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "concurrency": self.level,
             "duration_s": self.duration_secs,
@@ -38,7 +38,7 @@ class Concurrency:
         return ScenarioKey(f"concurrency:{self.level}", "concurrency", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for prompt and answer."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""Whether calls and answers in a given shape are right: each case has one answer that is."""
+"""Correctness of tool calls and of answers with a schema; each case has one correct answer."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,13 @@ _PROMPT_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A question with a known answer.
+    """A request with a known answer.
 
     Attributes:
-        expected: the arguments of the call, or the whole answer. Text is compared without regard to case.
-        tool: the tool that has to be called; empty where the answer is to be JSON.
-        schema: of the answer.
+        prompt: the prompt.
+        expected: arguments of the call, or the whole answer. Text is compared case-insensitively.
+        tool: name of the tool to call; empty for a JSON answer.
+        schema: JSON Schema of the answer.
     """
 
     prompt: str
@@ -76,7 +77,7 @@ _JSON_CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """Cases, one after the other; the score is the share that was answered right."""
+    """Cases, run one after the other; the score is the share of correct answers."""
 
     warms_up: ClassVar[bool] = False
 
@@ -87,17 +88,17 @@ class Correctness:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         cases = [[case.prompt, dict(case.expected), case.tool, case.schema] for case in self.cases]
         tools = [[tool.name, tool.description, dict(tool.parameters)] for tool in self.tools]
         return ScenarioKey(self.name, "correctness", {"cases": cases, "tools": tools, "max_tokens": _MAX_TOKENS})
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models; those that know how to call tools, if there are any."""
+        """Return whether the model is a text model, with tool calls if there are tools."""
         return fits(model, _PROMPT_TOKENS, _MAX_TOKENS) and (model.tool_call or not self.tools)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask all of them. An answer that never came is no wrong one: it spoils the sample."""
+        """Run all cases. A failed request fails the sample instead of counting as a wrong answer."""
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []
         for case in self.cases:
@@ -122,12 +123,12 @@ class Correctness:
 
 
 def tool_correctness() -> Correctness:
-    """Whether the right tool is called, with the right arguments."""
+    """Return the scenario for calls of the correct tool with the correct arguments."""
     return Correctness("tools", _TOOL_CASES, _TOOLS, _calls_right)
 
 
 def json_correctness() -> Correctness:
-    """Whether answers follow a schema and say what is right."""
+    """Return the scenario for correct answers with a schema."""
     return Correctness("json-schema", _JSON_CASES, (), _says_right)
 
 
@@ -149,7 +150,7 @@ def _parsed(text: str) -> Any:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Whether two JSON values are the same; `1` is not `true`, and case does not count."""
+    """Return whether two JSON values are equal; `1` differs from `true`, and text is compared case-insensitively."""
     if isinstance(expected, dict) and isinstance(found, dict):
         return found.keys() == expected.keys() and all(_same(found[key], value) for key, value in expected.items())
     if isinstance(expected, list) and isinstance(found, list):

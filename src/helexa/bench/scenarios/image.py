@@ -1,4 +1,4 @@
-"""One picture: how long it takes, and whether it is one."""
+"""One image: its duration and validity."""
 
 import base64
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A square picture, always the same."""
+    """A square image with a fixed prompt and seed."""
 
     warms_up: ClassVar[bool] = True
 
@@ -25,16 +25,16 @@ class Image:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"pixels": self.pixels, "prompt": _PROMPT, "seed": _SEED}
         return ScenarioKey(f"image:{self.pixels}", "image", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Models that draw."""
+        """Return whether the model generates images."""
         return "image" in model.capabilities
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask for the picture."""
+        """Request the image."""
         client, now = subject.client, subject.clock.now
         calls = JsonCalls(client.session, client.endpoint, client.dialect.headers(client.bearer))
         body = {

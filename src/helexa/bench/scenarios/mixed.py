@@ -1,4 +1,4 @@
-"""Small requests beside large ones: how fairly a server shares itself."""
+"""Small requests during large requests: how fairly a server schedules."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ _PROBES_RPS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """One long cold prompt after the other, and beside them probes that ask for a single token, at a constant rate.
-    The probes are what is measured."""
+    """Long cold prompts one after the other, and one-token probes at a constant rate. Only the probes are measured."""
 
     warms_up: ClassVar[bool] = True
 
@@ -28,7 +27,7 @@ class Mixed:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "prompt_tokens": self.prompt_tokens,
             "duration_s": self.duration_secs,
@@ -40,11 +39,11 @@ class Mixed:
         return ScenarioKey(f"mixed:{self.prompt_tokens}", "mixed", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for prompt and answer."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send both. Each has to be answered: probes beside nothing are none."""
+        """Send both loads. Both need answers, as probes without a load measure nothing."""
         prompts = subject.prompts(seed)
 
         async def load(scheduled: float | None) -> RequestRecord:

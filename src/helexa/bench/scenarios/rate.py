@@ -1,4 +1,4 @@
-"""Requests that come when they come, whether or not the server keeps up: honest tails."""
+"""Open loop: requests arrive independently of the server's answers, for realistic tail latencies."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +14,7 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """An open loop at a given rate; all prompts are cold."""
+    """An open loop at a given rate with cold prompts."""
 
     warms_up: ClassVar[bool] = True
 
@@ -27,7 +27,7 @@ class Rate:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {
             "rate_rps": self.rate_rps,
             "arrivals": self.arrivals,
@@ -40,12 +40,14 @@ class Rate:
         return ScenarioKey(f"rate:{self.arrivals}:{self.rate_rps:g}", "rate", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for prompt and answer."""
         return fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Send what is due until the time is over or the server is saturated. A saturated sample is a good one: what
-        failed in it tells where the limit is."""
+        """Send the scheduled requests until the end or until the server is saturated.
+
+        A saturated sample counts as good: its failures show the limit.
+        """
         prompts = subject.prompts(seed)
 
         async def ask(scheduled: float | None) -> RequestRecord:

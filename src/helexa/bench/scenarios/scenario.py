@@ -1,4 +1,4 @@
-"""What every scenario is: a name, what it needs, and how it is run once."""
+"""The protocol of scenarios: key, requirements and execution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,11 +15,14 @@ from helexa.bench.targets.target import Control, ServedModel
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a scenario is run against.
+    """The target of a scenario's execution.
 
     Attributes:
-        salt: tells the prompts of this sample from all others.
-        control: how the server is told to load and unload, where it can be told.
+        client: sends requests.
+        model: the model.
+        clock: source of times.
+        salt: makes the prompts of this sample unique.
+        control: loads and unloads models, or None if the server does not support it.
     """
 
     client: Client
@@ -29,21 +32,23 @@ class Subject:
     control: Control | None = None
 
     def prompts(self, seed: int) -> Prompts:
-        """A supply of prompts for this sample alone."""
+        """Return a generator of prompts for this sample."""
         return Prompts(seed, self.salt)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a scenario.
+    """The result of a scenario.
 
     Attributes:
         records: all requests.
-        measured: those of them that count; all when None.
-        error: why the sample is no good; None when it is.
-        saturated: the server could not keep up with what was asked; more need not be tried.
+        measured: the measured requests; None for all.
+        error: reason why the sample is invalid, or None.
+        saturated: whether the server could not keep up with the load; higher loads are skipped.
+        objectives: limits of good requests, or None.
+        artifact: answer to store, or None.
         columns: further columns of `run`.
-        extra: what else is worth keeping.
+        extra: further data to store.
     """
 
     records: Sequence[RequestRecord] = ()
@@ -57,34 +62,34 @@ class Outcome:
 
 
 class Scenario(Protocol):
-    """A load with a name.
+    """A named load.
 
     Attributes:
-        warms_up: the first sample of a cell is preceded by one that is not recorded.
+        warms_up: whether an unrecorded sample precedes the first sample of a cell.
     """
 
     warms_up: ClassVar[bool]
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         ...
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Whether it makes sense for a model, on a server with this much control."""
+        """Return whether the scenario can run with a model on a server with this control."""
         ...
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Run it once. The same seed makes the same load."""
+        """Run the scenario once. The same seed produces the same load."""
         ...
 
 
 MOST_FAILURES = 0.05
-"""Share of a load's requests that may fail without spoiling the sample; refusals are no failures."""
+"""Share of requests that may fail in a valid sample; rejections are not failures."""
 
 
 def first_failure(records: Sequence[RequestRecord]) -> str | None:
-    """The first thing that went wrong."""
+    """Return the error of the first failed request, or None."""
     for record in records:
         if record.status != "ok":
             return f"{record.status}: {record.error or 'no reason given'}"
@@ -92,7 +97,7 @@ def first_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def load_failure(records: Sequence[RequestRecord]) -> str | None:
-    """Why a load is no good: nothing was answered, or more failed than may."""
+    """Return the reason why a load is invalid: no answers, or too many failures; else None."""
     failed = [record for record in records if record.status in ("error", "timeout", "incomplete")]
     if not any(record.status == "ok" for record in records):
         return first_failure(records)
@@ -102,7 +107,7 @@ def load_failure(records: Sequence[RequestRecord]) -> str | None:
 
 
 def fits(model: ServedModel, prompt_tokens: int, answer_tokens: int) -> bool:
-    """Whether a text model has room for both, and some more for its template."""
+    """Return whether a text model has room for prompt and answer, including the chat template."""
     room = model.context is None or prompt_tokens * _SLACK + answer_tokens <= model.context
     return "text" in model.capabilities and room
 
@@ -111,6 +116,6 @@ _SLACK = 1.1  # prompts are counted in words
 
 
 def text_objectives(objectives: Objectives) -> dict[str, float]:
-    """Objectives as they are hashed and stored: those that are set."""
+    """Return the objectives that are set, as hashed and stored."""
     values = {"ttft_s": objectives.ttft_s, "tpot_s": objectives.tpot_s, "e2e_s": objectives.e2e_s}
     return {name: value for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""One request at a time: what a person feels who has the machine to himself."""
+"""One request at a time: the latency of a single user."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,7 +13,7 @@ _TAIL_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A prompt of a given size that no cache has seen (cold), or of which the cache has all but the end (warm)."""
+    """A prompt of a given size that is not in the cache (cold), or cached except for its end (warm)."""
 
     warms_up: ClassVar[bool] = True
 
@@ -23,16 +23,16 @@ class Single:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": self.cache}
         return ScenarioKey(f"single:{self.cache}:{self.prompt_tokens}", "single", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for prompt and answer."""
         return fits(model, self.prompt_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask once; before that, when warm, for one token after the same beginning."""
+        """Send one request; a warm request follows an unrecorded one-token request with the same prefix."""
         if self.cache == "warm":
             return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
         turns = subject.prompts(seed).cold(self.prompt_tokens)
@@ -41,7 +41,7 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAtDepth:
-    """Decoding behind a context of a given depth that is in the cache, so that hardly anything else takes time."""
+    """Decoding after a cached context of a given depth, so that prefill takes almost no time."""
 
     warms_up: ClassVar[bool] = True
 
@@ -50,21 +50,21 @@ class DecodeAtDepth:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"depth_tokens": self.depth_tokens, "max_tokens": self.max_tokens}
         return ScenarioKey(f"decode:{self.depth_tokens}", "decode", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models with room for it."""
+        """Return whether a text model has room for context and answer."""
         return fits(model, self.depth_tokens + _TAIL_TOKENS, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Ask for one token after the context, then for all of them."""
+        """Send a one-token request with the context, then the measured request."""
         return await warm_request(subject, seed, self.depth_tokens, self.max_tokens)
 
 
 async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_tokens: int) -> Outcome:
-    """Let the cache see a prefix, unrecorded, then ask what goes on from it."""
+    """Fill the cache with a prefix by an unrecorded request, then send the measured request with the prefix."""
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)
     priming = await subject.client.ask(Question(subject.model.name, prompts.warm(prefix), max_tokens=1))

@@ -1,4 +1,4 @@
-"""What it costs to load a model: unload it, load it as it was, and ask for one answer."""
+"""Model loads: unload a model, load it with the same settings, and send one request."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from helexa.bench.targets.target import Control, ServedModel, TargetError
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """A cold start. The model is away meanwhile, so no sweep does this by itself."""
+    """A cold start. The model is unavailable meanwhile, so sweeps do not include this scenario."""
 
     warms_up: ClassVar[bool] = False
 
@@ -20,16 +20,16 @@ class Swap:
 
     @property
     def key(self) -> ScenarioKey:
-        """What its samples are stored under."""
+        """Key under which the scenario's samples are stored."""
         params = {"prompt_tokens": self.prompt_tokens, "max_tokens": self.max_tokens, "cache": "cold"}
         return ScenarioKey("swap", "swap", params)
 
     def suits(self, model: ServedModel, control: Control | None) -> bool:
-        """Text models on servers that load what they are told to."""
+        """Return whether the model is a text model on a server that can load models."""
         return control is not None and bool(model.load) and fits(model, self.prompt_tokens, self.max_tokens)
 
     async def run(self, subject: Subject, seed: int) -> Outcome:
-        """Unload, load with the quantisation and devices that it had, ask."""
+        """Unload the model, load it with the same quantization and devices, and send a request."""
         control, now = subject.control, subject.clock.now
         if control is None:
             return Outcome(error="the server cannot be told to load a model")

@@ -1,1 +1,1 @@
-"""What was measured, in SQLite: one process writes, any number read."""
+"""Storage of measurements in SQLite: one writing process, any number of readers."""

@@ -1,4 +1,4 @@
-"""Moments of a request's chunks as bytes: zlib of the gaps between them, little-endian uint32 microseconds."""
+"""Chunk times as bytes: zlib-compressed gaps in microseconds, little-endian uint32."""
 
 import zlib
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _LONGEST_US = 2**32 - 1
 
 
 def pack(moments: Sequence[float]) -> bytes | None:
-    """Pack moments in seconds, ascending, that count from the request's start; None without any."""
+    """Pack ascending times in seconds since the request's start; return None for no times."""
     if not moments:
         return None
     microseconds = np.rint(np.asarray(moments, dtype=np.float64) * 1e6)
@@ -19,7 +19,7 @@ def pack(moments: Sequence[float]) -> bytes | None:
 
 
 def unpack(packed: bytes | None) -> tuple[float, ...]:
-    """The moments in seconds."""
+    """Return the unpacked times in seconds."""
     if packed is None:
         return ()
     gaps = np.frombuffer(zlib.decompress(packed), dtype="<u4")

@@ -1,4 +1,4 @@
-"""From a sample to the columns of its run and the rows of its requests."""
+"""Converts a sample to the columns of its run and the rows of its requests."""
 
 import json
 import statistics
@@ -22,7 +22,7 @@ REQUEST_COLUMNS = (
 
 
 def columns_of(sample: Sample) -> dict[str, Any]:
-    """What was measured, as columns of `run`; those that the sample names itself win."""
+    """Return the columns of `run`; the sample's own columns take precedence."""
     return {
         **_summary(sample.measures),
         **_tokens(sample.records),
@@ -33,7 +33,7 @@ def columns_of(sample: Sample) -> dict[str, Any]:
 
 
 def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
-    """Rows of `request`."""
+    """Yield the rows of `request`."""
     for number, record in enumerate(sample.records):
         found = measure(record)
         yield {
@@ -78,7 +78,7 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
 
 
 def _measured(records: list[RequestRecord]) -> list[RequestRecord]:
-    """Probes, where there are any: what runs beside them is there to be in their way."""
+    """Return the probes if there are any, else all records: other requests are background load."""
     return [record for record in records if record.role == "probe"] or records
 
 
@@ -94,7 +94,7 @@ def _median(values: Iterable[float]) -> float | None:
 
 
 def _highest(readings: list[Reading]) -> dict[str, float | None]:
-    """Over all devices, at the moment of the most: memory and power as a sum, the others as a maximum."""
+    """Return the peak of each reading: the sum over devices for memory and power, the maximum for the others."""
     moments: dict[float, list[Reading]] = {}
     for reading in readings:
         moments.setdefault(reading.at_s, []).append(reading)

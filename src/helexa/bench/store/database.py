@@ -1,4 +1,4 @@
-"""The file: how it is opened, for the one writer and for readers, and how its schema grows."""
+"""The SQLite file: connections of the writer and of readers, and schema migrations."""
 
 import fcntl
 import re
@@ -15,14 +15,14 @@ _NUMBERED = re.compile(r"(\d{4})\.sql")
 
 
 class StoreError(HelexaError):
-    """The database cannot be opened, or is of a newer helexa."""
+    """The database cannot be opened, or a newer helexa wrote it."""
 
 
 def open_writer(path: Path) -> sqlite3.Connection:
-    """Open the file, making it if need be, and bring its schema up to date.
+    """Open the file for writing; create it if missing and migrate its schema.
 
     Raises:
-        StoreError: it cannot be opened, is no database, or was written by a newer helexa.
+        StoreError: the file cannot be opened, is not a database, or was written by a newer helexa.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,10 +45,10 @@ def open_writer(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def measuring(path: Path) -> Iterator[None]:
-    """Be the only one who measures into the file: two at once would measure each other.
+    """Hold the lock for measurements: two concurrent measurements would disturb each other.
 
     Raises:
-        StoreError: another process does, or the lock cannot be had.
+        StoreError: another process holds the lock, or the lock file cannot be opened.
     """
     lock = path.with_name(f"{path.name}.lock")
     try:
@@ -65,10 +65,10 @@ def measuring(path: Path) -> Iterator[None]:
 
 
 def open_reader(path: Path) -> sqlite3.Connection:
-    """Open the file to read only, beside a writer if there is one. Any one thread at a time may use the connection.
+    """Open the file for reading, also during writes. Only one thread at a time may use the connection.
 
     Raises:
-        StoreError: it does not exist, is no database, or has another schema than this helexa.
+        StoreError: the file is missing, is not a database, or has another schema version.
     """
     try:
         connection = sqlite3.connect(
@@ -93,12 +93,12 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def newest() -> int:
-    """The schema's version after all migrations."""
+    """Return the schema version after all migrations."""
     return _migrations()[-1][0]
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # two may start at once
+    connection.execute("BEGIN IMMEDIATE")  # two processes may start concurrently
     found = _version(connection)
     if found > newest():
         connection.execute("ROLLBACK")
@@ -116,14 +116,14 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _migrations() -> list[tuple[int, str]]:
-    """Number and script of each, in order."""
+    """Return the number and script of each migration, in order."""
     files = resources.files("helexa.bench.store").joinpath("migrations").iterdir()
     numbered = ((_NUMBERED.fullmatch(file.name), file) for file in files)
     return sorted((int(found[1]), file.read_text("utf-8")) for found, file in numbered if found)
 
 
 def _statements(script: str) -> list[str]:
-    """The script's statements; `executescript` would commit what goes before it."""
+    """Return the statements of a script; `executescript` would commit the open transaction."""
     statements: list[str] = []
     lines: list[str] = []
     for line in script.splitlines():

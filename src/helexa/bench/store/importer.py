@@ -1,4 +1,4 @@
-"""Takes over the table `runs` of the first helexa-bench. What it lacks stays unknown, what it has too much is kept."""
+"""Imports the table `runs` of the first helexa-bench. Missing values stay unknown; additional columns are kept."""
 
 import json
 import sqlite3
@@ -39,7 +39,7 @@ _ROWS_AT_ONCE = 500
 
 @dataclass(slots=True)
 class ImportReport:
-    """What came of an import: rows that were new, that were there already, and that could not be read."""
+    """Counts of imported rows: new, already imported, and unreadable."""
 
     added: int = 0
     known: int = 0
@@ -47,10 +47,10 @@ class ImportReport:
 
 
 def import_runs(store: Store, path: Path) -> ImportReport:
-    """Import; what was imported before is not imported twice.
+    """Import all rows, skipping rows that were imported before.
 
     Raises:
-        StoreError: the file cannot be read, or has no such table.
+        StoreError: the file cannot be read, or the table is missing.
     """
     report = ImportReport()
     with store.transaction():
@@ -109,7 +109,7 @@ def _cell(row: Mapping[str, Any]) -> Cell:
 
 
 def _scenario(row: Mapping[str, Any]) -> ScenarioKey:
-    """Its name stays; that its prompts were all alike is part of what it was."""
+    """Return the scenario with its name and a parameter that records its identical prompts."""
     name = _required(row, "scenario_id")
     kind = _KINDS.get(name.partition(":")[0], "other")
     params = _present(prompt_tokens=row["prompt_size_approx"], max_tokens=row["max_tokens"])
@@ -183,7 +183,7 @@ def _gpus(entries: Any) -> Iterator[Gpu]:
 
 
 def _milliseconds(moment: object) -> int:
-    """Of an ISO 8601 text (UTC where it does not say), or of Unix seconds or milliseconds."""
+    """Return UTC epoch milliseconds of an ISO 8601 text (default UTC) or of Unix seconds or milliseconds."""
     if isinstance(moment, (int, float)):
         return round(moment if moment > 1e11 else moment * 1000)
     found = datetime.fromisoformat(str(moment).replace(" UTC", "+00:00"))

@@ -1,4 +1,4 @@
-"""The reader: typed rows out of a database that another process may be writing."""
+"""Reads typed rows from a database that another process may be writing."""
 
 import json
 import sqlite3
@@ -61,7 +61,7 @@ _RUN_FILTERS = {
 
 
 class Reader:
-    """The database, open for reading. One thread at a time may use it."""
+    """The database, open for reading. Only one thread at a time may use it."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_reader(path)
@@ -73,89 +73,91 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     def builds(self) -> list[BuildRow]:
-        """All builds, the one that was first seen first."""
+        """Return all builds in the order of their first sample."""
         return self._rows(BuildRow, "SELECT * FROM build ORDER BY first_seen_ms, id")
 
     def hosts(self) -> list[HostRow]:
-        """All hosts."""
+        """Return all hosts."""
         return self._rows(HostRow, "SELECT * FROM host ORDER BY hostname, id")
 
     def targets(self) -> list[TargetRow]:
-        """All targets."""
+        """Return all targets."""
         return self._rows(TargetRow, "SELECT * FROM target ORDER BY name")
 
     def models(self) -> list[ModelRow]:
-        """All models, one for each configuration."""
+        """Return all models, one for each configuration."""
         return self._rows(ModelRow, "SELECT * FROM model ORDER BY name, first_seen_ms, id")
 
     def scenarios(self) -> list[ScenarioRow]:
-        """All scenarios, one for each set of parameters."""
+        """Return all scenarios, one for each set of parameters."""
         return self._rows(ScenarioRow, "SELECT * FROM scenario ORDER BY kind, name, id")
 
     def cells(self) -> list[CellRow]:
-        """All cells with what was measured of them."""
+        """Return all cells with their statistics."""
         return self._rows(CellRow, "SELECT * FROM cell_stats ORDER BY first_ms")
 
     def latest_cells(self) -> list[CellRow]:
-        """Of each target, model and scenario (by name), the cell that was measured last."""
+        """Return the most recently measured cell of each target, model and scenario name."""
         return self._rows(CellRow, "SELECT * FROM latest_cell ORDER BY target_id, model_id, scenario_id")
 
     def run_count(self) -> int:
-        """How many runs there are."""
+        """Return the number of runs."""
         return self._connection.execute("SELECT count(*) FROM run").fetchone()[0]
 
     def run(self, run_id: int) -> RunRow | None:
-        """One run."""
+        """Return one run, or None."""
         rows = self._rows(RunRow, f"SELECT {_RUN_SELECT} FROM {_RUN_FROM} WHERE run.id = ?", (run_id,))
         return rows[0] if rows else None
 
     def runs(self, *, limit: int = 500, offset: int = 0, **filters: Any) -> list[RunRow]:
-        """Runs, newest first.
+        """Return runs, newest first.
 
         Args:
-            filters: `target`, `host`, `model`, `scenario`, `kind`, `sha` by name; `target_id` and so on; `ok`;
-                `since_ms`, `before_ms`. None means any.
+            limit: maximum number of runs.
+            offset: number of runs to skip.
+            filters: `target`, `host`, `model`, `scenario`, `kind`, `sha` by name; ids such as `target_id`; `ok`;
+                `since_ms`, `before_ms`. None matches any value.
         """
         where, values = _where(filters)
         sql = f"SELECT {_RUN_SELECT} FROM {_RUN_FROM}{where} ORDER BY started_ms DESC, run.id DESC LIMIT ? OFFSET ?"
         return self._rows(RunRow, sql, (*values, limit, offset))
 
     def metrics(self, run_id: int) -> dict[str, Any]:
-        """A run's `metrics`: distributions and totals by metric, and what else was kept."""
+        """Return the `metrics` of a run: distributions and totals by metric, and extra data."""
         row = self._connection.execute("SELECT metrics FROM run WHERE id = ?", (run_id,)).fetchone()
         return json.loads(row[0]) if row else {}
 
     def artifact(self, run_id: int) -> str | None:
-        """What a capability probe produced."""
+        """Return the artifact of a run, or None."""
         row = self._connection.execute("SELECT artifact FROM run WHERE id = ?", (run_id,)).fetchone()
         return row[0] if row else None
 
     def requests(self, run_id: int) -> list[RequestRow]:
-        """A run's requests, in the order of their numbers."""
+        """Return the requests of a run in order."""
         columns = ", ".join(
             "chunks AS chunks_s" if field.name == "chunks_s" else field.name for field in fields(RequestRow)
         )
         return self._rows(RequestRow, f"SELECT {columns} FROM request WHERE run_id = ? ORDER BY number", (run_id,))
 
     def telemetry(self, run_id: int) -> list[Reading]:
-        """A run's readings, in order."""
+        """Return the readings of a run in order."""
         columns = ", ".join(field.name for field in fields(Reading))
         return self._rows(Reading, f"SELECT {columns} FROM telemetry WHERE run_id = ? ORDER BY at_s, device", (run_id,))
 
     def scores(self, run_id: int) -> list[ScoreRow]:
-        """What scorers think of a run's artifact, the newest first."""
+        """Return the scores of a run's artifact, newest first."""
         return self._rows(ScoreRow, "SELECT * FROM score WHERE run_id = ? ORDER BY at_ms DESC", (run_id,))
 
     def alerts(self, limit: int = 500) -> list[AlertRow]:
-        """Alerts, newest first."""
+        """Return alerts, newest first."""
         return self._rows(AlertRow, "SELECT * FROM alert ORDER BY raised_ms DESC, id DESC LIMIT ?", (limit,))
 
     def select(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """Rows of a query that no method here has."""
+        """Return the rows of any query."""
         return self._connection.execute(sql, values).fetchall()
 
     def _rows(self, kind: type[RowT], sql: str, values: Sequence[Any] = ()) -> list[RowT]:

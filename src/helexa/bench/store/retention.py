@@ -1,4 +1,4 @@
-"""What is not kept for ever: single requests and readings. Runs, with the percentiles of their requests, are."""
+"""Retention: single requests and readings are deleted after some days; runs with their percentiles are kept."""
 
 from helexa.bench.store.store import Store, now_ms
 
@@ -6,7 +6,7 @@ _DAY_MS = 86_400_000
 
 
 def prune(store: Store, days: int) -> int:
-    """Delete requests and readings of runs that began more than so many days ago; how many requests that were."""
+    """Delete requests and readings of runs older than `days` days; return the number of deleted requests."""
     old = "run_id IN (SELECT id FROM run WHERE started_ms < ?)"
     before = (now_ms() - days * _DAY_MS,)
     with store.transaction() as connection:

@@ -1,4 +1,4 @@
-"""What the store holds, as typed rows."""
+"""The stored rows as types."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from helexa.bench.measurement.request_record import RequestRecord
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one accelerator said, `at_s` seconds after a sample's start."""
+    """A reading of one accelerator, `at_s` seconds after a sample's start."""
 
     at_s: float
     device: int
@@ -21,13 +21,21 @@ class Reading:
 
 @dataclass(slots=True)
 class Sample:
-    """One execution of a scenario: what a `run` row is made of.
+    """One execution of a scenario, stored as a `run` row.
 
     Attributes:
-        started_ms: UTC epoch milliseconds.
-        start: the same moment on the client's monotonic clock.
-        columns: values of further columns of `run`, as `load_s` or `concurrency`.
-        extra: what else is worth keeping; becomes part of `metrics`.
+        started_ms: start in UTC epoch milliseconds.
+        start: start on the client's monotonic clock.
+        duration_s: duration in seconds.
+        seed: random seed, or None if unknown.
+        ok: whether the sample is valid.
+        error: reason why the sample is invalid, or None.
+        records: the requests.
+        measures: measures of the requests, or None.
+        readings: readings of accelerators.
+        artifact: answer to store, or None.
+        columns: further columns of `run`, for example `load_s` or `concurrency`.
+        extra: further data for `metrics`.
     """
 
     started_ms: int
@@ -46,7 +54,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A row of `run` with the names of what it belongs to. Attributes are the columns."""
+    """A row of `run` with the names of its target, host, build, model and scenario."""
 
     id: int
     key: str
@@ -109,7 +117,7 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """A row of `request`; `chunks_s` are moments since the request was sent."""
+    """A row of `request`; `chunks_s` are seconds since the request was sent."""
 
     run_id: int
     number: int
@@ -205,7 +213,7 @@ class ScenarioRow:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """A row of `cell_stats` or `latest_cell`: what was measured of one cell, and when."""
+    """A row of `cell_stats` or `latest_cell`: sample counts and times of one cell."""
 
     target_id: int
     host_id: int

@@ -1,4 +1,4 @@
-"""The writer: every finished sample is one transaction."""
+"""The writer of the database; each finished sample is one transaction."""
 
 import json
 import sqlite3
@@ -18,7 +18,7 @@ from helexa.core.version import __version__
 
 
 class CellCount(NamedTuple):
-    """Runs of a cell: good ones, all of them, and whether the server was saturated in any."""
+    """Number of good runs and of all runs of a cell, and whether the server was saturated in any run."""
 
     good: int
     all: int
@@ -26,7 +26,7 @@ class CellCount(NamedTuple):
 
 
 class Store:
-    """The database, open for writing. Not for use by several threads."""
+    """The database, open for writing. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self._connection = open_writer(path)
@@ -38,12 +38,12 @@ class Store:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All or nothing."""
+        """Provide the connection in a transaction, which is rolled back on an exception."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield self._connection
@@ -53,7 +53,7 @@ class Store:
         self._connection.execute("COMMIT")
 
     def count(self, cell: Cell) -> CellCount:
-        """What the cell has."""
+        """Return the number of runs of a cell."""
         row = self._connection.execute(
             "SELECT coalesce(sum(ok), 0), count(*), coalesce(max(metrics ->> 'saturated'), 0) FROM run"
             " JOIN target ON target.id = target_id AND target.name = ?"
@@ -72,16 +72,18 @@ class Store:
         return CellCount(row[0], row[1], bool(row[2]))
 
     def record(self, cell: Cell, sample: Sample) -> int:
-        """Keep a sample and all that belongs to it; the id of its run."""
+        """Store a sample with all its data; return the id of its run."""
         with self.transaction():
             return self._put(cell, sample, f"live:{uuid.uuid4()}")[0]
 
     def import_sample(self, cell: Cell, sample: Sample, key: str, score: tuple[str, float] | None) -> bool:
-        """Keep a sample from elsewhere, and what a scorer thought of it; whether it was new. In a transaction of the
-        caller's.
+        """Store an imported sample and its score in the caller's transaction; return whether the sample is new.
 
         Args:
-            key: names it, so that it is not kept twice.
+            cell: the cell of the sample.
+            sample: the sample.
+            key: unique key of the sample.
+            score: scorer and score, or None.
         """
         run_id, added = self._put(cell, sample, key)
         if added and score is not None:
@@ -117,10 +119,10 @@ class Store:
         return run_id, added
 
     def score(self, run_id: int, score: float, scorer: str) -> None:
-        """Set what a scorer thinks of a run's artifact.
+        """Set a scorer's score of a run's artifact.
 
         Raises:
-            StoreError: there is no such run.
+            StoreError: the run does not exist.
         """
         with self.transaction() as connection:
             if connection.execute("SELECT 1 FROM run WHERE id = ?", (run_id,)).fetchone() is None:
@@ -132,10 +134,10 @@ class Store:
             )
 
     def put_alert(self, alert: Mapping[str, Any]) -> int:
-        """Raise an alert, or tell more of one that was raised for the same cell and metric; its id.
+        """Insert an alert, or update the alert of the same cell and metric; return its id.
 
         Args:
-            alert: columns of `alert`; `baseline_builds` is a list. What an existing one keeps: `raised_ms`.
+            alert: columns of `alert`; `baseline_builds` is a list. An update keeps `raised_ms`.
         """
         columns = {**alert, "baseline_builds": json.dumps(alert["baseline_builds"])}
         key = ("target_id", "host_id", "build_id", "model_id", "scenario_id", "metric")
@@ -188,7 +190,7 @@ class Store:
 
 
 def now_ms() -> int:
-    """Now, in UTC epoch milliseconds."""
+    """Return the present time in UTC epoch milliseconds."""
     return time.time_ns() // 1_000_000
 
 
@@ -201,7 +203,7 @@ def _insert(table: str, columns: Mapping[str, Any] | tuple[str, ...], otherwise:
 def _upsert(
     connection: sqlite3.Connection, table: str, key: tuple[str, ...], columns: Mapping[str, Any]
 ) -> tuple[int, bool]:
-    """Add a row unless one has this natural key; its id, and whether it was added."""
+    """Insert a row unless its natural key exists; return its id and whether it was inserted."""
     added = connection.execute(f"{_insert(table, columns)} ON CONFLICT DO NOTHING RETURNING id", columns).fetchone()
     if added is not None:
         return added[0], True

@@ -1,1 +1,1 @@
-"""Servers to be measured: what they are, what they serve, and how they are told to load."""
+"""Servers to measure: identity, models, and control of loads."""

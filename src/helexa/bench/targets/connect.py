@@ -1,4 +1,4 @@
-"""From a target's configuration to a server that can be asked, and to a client of it."""
+"""Connects to configured targets."""
 
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from helexa.bench.targets.target import TargetServer
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A target, and how it is reached."""
+    """A target and its connection."""
 
     target: Target
     server: TargetServer
@@ -26,7 +26,7 @@ class Connection:
     rejected: RejectedParameters = field(default_factory=RejectedParameters)
 
     def client(self, timeout_secs: float, clock: Clock) -> Client:
-        """A client of the target, as it is now."""
+        """Return a client of the target."""
         return Client(
             self.session,
             self.section.endpoint,
@@ -40,7 +40,7 @@ class Connection:
 
 
 def connect(section: TargetSection, session: aiohttp.ClientSession) -> Connection:
-    """A connection; nothing is sent yet."""
+    """Return a connection without sending requests."""
     calls = JsonCalls(session, section.endpoint, dialect_of(section.kind).headers(_bearer(section)))
     server = NeuronTarget(calls) if section.kind == "neuron" else OpenAITarget(calls, section.kind)
     return Connection(Target(section.name, section.kind, section.endpoint, section.label), server, section, session)

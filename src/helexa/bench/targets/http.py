@@ -1,4 +1,4 @@
-"""Small calls to a target, beside the load: bounded in time and size."""
+"""Short JSON requests to a target outside the measured load, bounded in time and size."""
 
 import asyncio
 from typing import Any
@@ -9,12 +9,12 @@ import orjson
 from helexa.bench.targets.target import TargetError
 
 _CALL_SECS = 10.0
-_MAX_BYTES = 64 << 20  # a picture of 4096 by 4096 pixels, hardly compressed
+_MAX_BYTES = 64 << 20  # an image of 4096 by 4096 pixels with little compression
 _MAX_REASON_CHARS = 300
 
 
 class JsonCalls:
-    """Calls below a base URL, with the target's key."""
+    """Requests below a base URL with the target's key."""
 
     def __init__(self, session: aiohttp.ClientSession, endpoint: str, headers: dict[str, str]) -> None:
         self._session = session
@@ -22,25 +22,25 @@ class JsonCalls:
         self._headers = headers
 
     async def get(self, path: str) -> Any:
-        """The JSON at a path.
+        """Return the JSON at a path.
 
         Raises:
-            TargetError: the target cannot be reached, refuses, or answers something else.
+            TargetError: the target is unreachable, rejects the request, or sends an invalid answer.
         """
         return await self._call("GET", path, None, _CALL_SECS)
 
     async def get_or_none(self, path: str) -> Any:
-        """The same; None instead of an error."""
+        """Return the JSON at a path, or None on an error."""
         try:
             return await self.get(path)
         except TargetError:
             return None
 
     async def post(self, path: str, body: object, timeout_secs: float) -> Any:
-        """The JSON answer to a JSON body.
+        """Return the JSON answer to a JSON body.
 
         Raises:
-            TargetError: as above.
+            TargetError: the target is unreachable, rejects the request, or sends an invalid answer.
         """
         return await self._call("POST", path, body, timeout_secs)
 

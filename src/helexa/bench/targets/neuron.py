@@ -1,4 +1,4 @@
-"""A neuron: it says what it was built from, what it runs on, and what it has loaded."""
+"""A neuron as a target: it reports its build, hardware and loaded models."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -20,7 +20,7 @@ _NAMED_FACTS = {"git_sha", "git_sha_long", "git_dirty", "package_version", "buil
 
 
 class NeuronTarget:
-    """One node. It is its own control."""
+    """One node, which is also its own control."""
 
     ignore_eos = True
 
@@ -29,11 +29,11 @@ class NeuronTarget:
 
     @property
     def control(self) -> "NeuronTarget":
-        """Itself."""
+        """This target."""
         return self
 
     async def identity(self) -> Identity:
-        """`/version` and `/discovery`; an old node may have no discovery."""
+        """Return the identity from `/version` and `/discovery`; old nodes have no `/discovery`."""
         version = await self._calls.get("/version")
         if not isinstance(version, dict):
             raise TargetError(f"{self._calls.endpoint}/version does not answer as a neuron does")
@@ -42,7 +42,7 @@ class NeuronTarget:
         return Identity(_host(discovery, self._calls.endpoint), build_of(version))
 
     async def models(self) -> list[ServedModel]:
-        """Those of `/models` that are loaded and can serve."""
+        """Return the loaded models of `/models` that can serve."""
         entries = await self._calls.get("/models")
         if not isinstance(entries, list):
             raise TargetError(f"{self._calls.endpoint}/models does not answer as a neuron does")
@@ -50,7 +50,7 @@ class NeuronTarget:
         return [_served(info) for info in infos if info.servable is None or info.servable.ok]
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """The devices of `/health`."""
+        """Return the readings of devices from `/health`."""
         health = await self._health()
         return [
             Reading(at_s, device.index, device.vram_used_mb, device.utilization_pct, device.temp_c)
@@ -58,16 +58,16 @@ class NeuronTarget:
         ]
 
     async def in_flight(self, model: str) -> int:
-        """Requests for a model that run or wait."""
+        """Return the number of running and waiting requests of a model."""
         health = await self._health()
         return sum(load.in_flight + load.queue_depth for load in health.models if load.id == model)
 
     async def unload(self, model: str) -> None:
-        """Unload it; returns when its memory is free."""
+        """Unload a model; return when its memory is free."""
         await self._calls.post("/models/unload", {"model_id": model}, _UNLOAD_SECS)
 
     async def load(self, spec: Mapping[str, Any]) -> None:
-        """Load a model; returns when it serves."""
+        """Load a model; return when it serves."""
         await self._calls.post("/models/load", dict(spec), _LOAD_SECS)
 
     async def _health(self) -> Health:
@@ -75,7 +75,7 @@ class NeuronTarget:
 
 
 def build_of(version: Mapping[str, Any]) -> Build:
-    """The build that `/version` tells of."""
+    """Return the build that `/version` reports."""
     dirty = version.get("git_dirty")
     sha = str(version.get("git_sha") or UNKNOWN)
     return Build(
@@ -117,7 +117,7 @@ def _is_loaded(entry: object) -> bool:
 
 
 def _served(info: ModelInfo) -> ServedModel:
-    """A loaded model. What it is loaded from again keeps its quantisation and its devices."""
+    """Return a loaded model. Its load request keeps the quantization and devices."""
     config: dict[str, Any] = {"harness": info.harness, "devices": info.devices}
     load: dict[str, Any] = {"model_id": info.id, "harness": info.harness}
     if info.quant is not None:

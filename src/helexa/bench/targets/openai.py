@@ -1,4 +1,4 @@
-"""Any other server: what its list of models says, and what it can be got to say of its own version."""
+"""Any other server as a target: models and engine version from its API."""
 
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +13,7 @@ _MAX_VERSION_CHARS = 100
 
 
 class OpenAITarget:
-    """A server of the OpenAI or the Anthropic dialect, or a cortex. Of what it runs on nothing is known but its name.
+    """A server with the OpenAI or Anthropic API format, or a cortex. Its hardware is unknown except for the host name.
 
     A new version of llama.cpp, vLLM or Ollama is a new build.
     """
@@ -25,16 +25,16 @@ class OpenAITarget:
 
     @property
     def control(self) -> Control | None:
-        """It has none."""
+        """Always None."""
         return None
 
     @property
     def ignore_eos(self) -> bool:
-        """Whether it knows how to go on until `max_tokens`; found out with its identity."""
+        """Whether the server supports `ignore_eos`, known after `identity`."""
         return self._engine in ("cortex", "llama.cpp", "vllm")
 
     async def identity(self) -> Identity:
-        """Its host's name, and the version of the engine where one of the known ones answers."""
+        """Return the host name, and the engine's version if the server reports it."""
         host = Host(urlsplit(self._calls.endpoint).hostname or "")
         if self._kind == "cortex":
             document = await self._calls.get_or_none("/openapi.json")
@@ -51,7 +51,7 @@ class OpenAITarget:
         return Identity(host, Build(self._kind, EXTERNAL))
 
     async def models(self) -> list[ServedModel]:
-        """Those of `/v1/models`; where entries have helexa's `loaded` flag, those that are."""
+        """Return the models of `/v1/models`; if entries have helexa's `loaded` flag, only loaded models."""
         listing = await self._calls.get("/v1/models")
         data = listing.get("data") if isinstance(listing, dict) else None
         if not isinstance(data, list):
@@ -60,7 +60,7 @@ class OpenAITarget:
         return [_served(entry) for entry in entries if entry.get("loaded", True) is True]
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """Nothing."""
+        """Return no readings."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""What every target has to say of itself."""
+"""The protocol of targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from helexa.core.errors import HelexaError
 
 
 class TargetError(HelexaError):
-    """A target cannot be reached, or does not answer as its kind does."""
+    """A target is unreachable, or its answer is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What runs behind a target's address right now."""
+    """The present host and build of a target."""
 
     host: Host
     build: Build
@@ -26,10 +26,11 @@ class ServedModel:
     """A warm model.
 
     Attributes:
-        capabilities: as `text`, `vision`, `image`, `embedding`.
-        context: its limit in tokens, where it is known.
-        tool_call: it knows how to call tools, as far as the server says.
-        load: what the server is told to load it again as it is.
+        model: name and configuration.
+        capabilities: for example `text`, `vision`, `image`, `embedding`.
+        context: context size in tokens, or None if unknown.
+        tool_call: whether the model supports tool calls, according to the server.
+        load: body of the request that loads the model with the same settings.
     """
 
     model: Model
@@ -40,23 +41,23 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """Its name in requests."""
+        """Name of the model in requests."""
         return self.model.name
 
 
 class Control(Protocol):
-    """What can be seen and done behind the API."""
+    """Inspection and control of a server outside the API."""
 
     async def in_flight(self, model: str) -> int:
-        """Requests for a model that run or wait."""
+        """Return the number of running and waiting requests of a model."""
         ...
 
     async def unload(self, model: str) -> None:
-        """Unload it; returns when its memory is free."""
+        """Unload a model; return when its memory is free."""
         ...
 
     async def load(self, spec: Mapping[str, Any]) -> None:
-        """Load a model; returns when it serves."""
+        """Load a model; return when it serves."""
         ...
 
 
@@ -65,22 +66,22 @@ class TargetServer(Protocol):
 
     @property
     def control(self) -> Control | None:
-        """What can be done behind its API, if anything."""
+        """Control of the server, or None."""
         ...
 
     @property
     def ignore_eos(self) -> bool:
-        """Whether it knows how to go on until `max_tokens`."""
+        """Whether the server supports `ignore_eos`."""
         ...
 
     async def identity(self) -> Identity:
-        """What runs there."""
+        """Return the present host and build."""
         ...
 
     async def models(self) -> list[ServedModel]:
-        """Its warm models."""
+        """Return the warm models."""
         ...
 
     async def readings(self, at_s: float) -> list[Reading]:
-        """What its accelerators say; nothing where nobody can tell."""
+        """Return readings of the accelerators; empty if unknown."""
         ...

@@ -1,1 +1,1 @@
-"""One module per command."""
+"""The subcommands, one module each."""

@@ -1,4 +1,4 @@
-"""`helexa generate --prompts`: many prompts, their answers as lines of JSON as they come."""
+"""`helexa generate --prompts`: answer many prompts, writing the answers as JSON lines."""
 
 import shutil
 import sys
@@ -24,7 +24,7 @@ from helexa.generation.request import Ask, Request
 
 @dataclass
 class Tally:
-    """What has become of the prompts so far, shown on stderr while it grows if somebody may want to see it."""
+    """Counts of answered prompts, shown on stderr if `progress` is set."""
 
     progress: Progress | None
     started: float = field(default_factory=time.monotonic)
@@ -34,7 +34,7 @@ class Tally:
     answer_tokens: int = 0
 
     def count(self, _: int, result: Result) -> None:
-        """One more is known."""
+        """Count a result of a prompt."""
         if isinstance(result, Completion):
             self.answered += 1
             self.prompt_tokens += result.usage.prompt
@@ -53,10 +53,10 @@ class Tally:
 def answer_file(
     model: Model, prompts: str, output: Path | None, ask: Ask, *, parallel: int | None, stats: bool, quiet: bool
 ) -> int:
-    """Answer the prompts of a file, and write their answers to another or to stdout; returns the exit code.
+    """Answer the prompts of a file, and write the answers to a file or to stdout; return the exit code.
 
     Raises:
-        HelexaError: none can be answered any more; what was answered until then is written.
+        HelexaError: no further prompt can be answered; finished answers are written.
     """
     drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
     with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
@@ -93,14 +93,14 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tal
 
 @contextmanager
 def _file_of(prompts: str) -> Iterator[Path]:
-    """The file of that name; what is piped in is kept in one meanwhile."""
+    """Provide the path of the file; stdin is copied to a temporary file."""
     if prompts != "-":
         if not Path(prompts).is_file():
             raise CommandError(f"{prompts}: no such file", USAGE)
         yield Path(prompts)
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "stdin")  # errors name the file
+        path = Path(folder, "stdin")  # the file name appears in errors
         with path.open("wb") as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
         yield path

@@ -27,17 +27,17 @@ def chat(
 ) -> int:
     """Chat with a model, or ask it for one answer.
 
-    Without PROMPT on a terminal this is a conversation. With PROMPT, or with text piped in, one answer goes to
-    stdout and everything else to stderr. HELEXA_API_KEY holds the key where the gateway wants one.
+    Without PROMPT on a terminal, this starts a conversation. With PROMPT, or with text piped in, one answer goes to
+    stdout and all messages go to stderr. HELEXA_API_KEY is the API key of the gateway.
 
     Args:
-        prompt: What to ask; text piped in is added below it.
+        prompt: Prompt; text piped in is appended.
         model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
         system: System prompt.
-        think: Whether the model thinks before it answers, else as it likes.
-        stats: Say on stderr what each answer took.
-        quiet: Say nothing on stderr but errors.
-        verbose: Say on stderr where the model runs.
+        think: Whether the model reasons before it answers, else the model's default.
+        stats: Print token counts and durations of each answer on stderr.
+        quiet: Print only errors on stderr.
+        verbose: Print where the model runs on stderr.
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
     asked = "" if talking else question(prompt)

@@ -1,4 +1,4 @@
-"""`helexa completion`: what a shell needs to complete commands, options and the names of models."""
+"""`helexa completion`: shell completion of commands, options and model names."""
 
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,11 +16,11 @@ def completion(
     *,
     install: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Print the script that lets a shell complete `helexa`, or put it where the shell finds it.
+    """Print the script that lets a shell complete `helexa`, or install the script.
 
     Args:
         shell: The shell.
-        install: Write the script to the shell's own folder, and let its start-up file read it.
+        install: Write the script to the shell's own folder, and load it in the shell's start-up file.
     """
     from helexa.cli import app
 
@@ -31,7 +31,7 @@ def completion(
 
 
 def model_names(context: "CompletionContext") -> list[str]:
-    """The models that are kept on this machine, and those that a server here offers if it says so at once."""
+    """Return the cached models of this machine, and the models of a local server if it answers quickly."""
     from contextlib import suppress
 
     from helexa.cli.gateway import Gateway
@@ -49,4 +49,4 @@ def model_names(context: "CompletionContext") -> list[str]:
 
 
 ModelName = Annotated[str, Parameter(completer=model_names)]
-"""A parameter that takes the name of a model."""
+"""A parameter for a model name."""

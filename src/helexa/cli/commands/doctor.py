@@ -1,4 +1,4 @@
-"""`helexa doctor`: what was found on this machine, and what a generation on it would make of that."""
+"""`helexa doctor`: the hardware and software of this machine, and the device that models run on."""
 
 from typing import Annotated
 
@@ -6,9 +6,9 @@ from cyclopts import Parameter
 
 
 def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Say in words what was found on this machine, what models run on and why, and what is missing.
+    """Report the hardware and software of this machine, the device for models with the reason, and missing parts.
 
-    Exit code 1 tells that something keeps models from being run.
+    Exit code 1 means that models cannot run.
 
     Args:
         as_json: Print JSON for programs.

@@ -1,4 +1,4 @@
-"""`helexa generate`: answers to one prompt or to a file of them."""
+"""`helexa generate`: answer one prompt or a file of prompts."""
 
 import json
 from pathlib import Path
@@ -42,31 +42,31 @@ def generate(
     where: Where = Where(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
-    """Answer a prompt, or many. Answers go to stdout, everything else to stderr.
+    """Answer a prompt, or many. Answers go to stdout, all messages go to stderr.
 
-    `helexa generate "PROMPT"` asks the model that there is, `helexa generate MODEL "PROMPT"` a certain one. Text that
-    is piped in is added below the prompt, or is the prompt.
+    `helexa generate "PROMPT"` asks the default model, `helexa generate MODEL "PROMPT"` the given model. Text piped in
+    is appended to the prompt, or is the prompt.
 
     Args:
         model_or_prompt: Model to ask; the prompt, if no other follows.
-        prompt: What to ask.
+        prompt: Prompt.
         model: Model to ask, else HELEXA_MODEL, else the first loaded one, else helexa/small.
-        file: A text to add below the prompt. May be given several times.
+        file: A text file to append to the prompt. May be given several times.
         system: System prompt.
-        n: How many answers.
+        n: Number of answers.
         prompts: A file of prompts, or - for stdin: each line is a text in JSON, a list of messages, or an object with
-            `prompt` or `messages`, perhaps an `id`, and fields such as `temperature`.
-        output: File for the answers to --prompts, else stdout. What it has already is not asked again, so that a run
-            that was ended can be gone on with.
-        parallel: Prompts that are answered at once, else what suits the model; HELEXA_NUM_PARALLEL sets it as well.
-        schema: A JSON Schema, or a file of one, that answers are held to.
-        think: Whether the model thinks before it answers, else as it likes.
-        as_json: Print the answer with all that is known of it; several as a list.
-        as_jsonl: The same, on a line each.
+            `prompt` or `messages`, an optional `id`, and fields such as `temperature`.
+        output: File for the answers to --prompts, else stdout. Prompts that the file already answers are skipped, so
+            interrupted runs resume.
+        parallel: Number of concurrent requests, else the target's default; also set by HELEXA_NUM_PARALLEL.
+        schema: A JSON Schema that constrains answers, or a file that contains it.
+        think: Whether the model reasons before it answers, else the model's default.
+        as_json: Print the answer with its metadata as JSON; several answers as a list.
+        as_jsonl: Print each answer with its metadata as one line of JSON.
         no_stream: Print the answer when it is complete.
-        stats: Say on stderr what the answer took.
-        quiet: Say nothing on stderr but errors.
-        verbose: Say on stderr where the model runs.
+        stats: Print token counts and durations on stderr.
+        quiet: Print only errors on stderr.
+        verbose: Print where the model runs on stderr.
     """
     if prompt is None and model_or_prompt is not None:
         model_or_prompt, prompt = None, model_or_prompt
@@ -95,7 +95,7 @@ def generate(
 
 
 def _schema(text: str | None) -> dict[str, Any] | None:
-    """The JSON Schema in `text`, or in the file of that name."""
+    """Return the JSON Schema in `text`, or in the file named `text`."""
     if text is None:
         return None
     where = "--schema"

@@ -1,4 +1,4 @@
-"""`helexa list`: the models that are kept on this machine."""
+"""`helexa list`: the cached models of this machine."""
 
 import json
 import time
@@ -16,7 +16,7 @@ _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 
 def list_models(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
-    """List the models that are kept on this machine; `helexa ps` lists those that servers have loaded.
+    """List the cached models of this machine; `helexa ps` lists the models that servers have loaded.
 
     Args:
         as_json: Print JSON for programs.

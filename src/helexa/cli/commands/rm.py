@@ -1,4 +1,4 @@
-"""`helexa rm`: models that are not needed on this machine any more."""
+"""`helexa rm`: remove cached models from this machine."""
 
 import sys
 from typing import Annotated
@@ -21,16 +21,16 @@ def rm(
     yes: Annotated[bool, Parameter(alias="-y", negative="")] = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative="")] = False,
 ) -> int:
-    """Remove models from this machine, with all their quantisations; `org/name:Q4_K_M` removes one. It asks first.
+    """Remove cached models with all their quantizations; `org/name:Q4_K_M` removes one quantization.
 
-    A model that a server or a command on this machine has loaded is not removed.
+    The command asks before it removes. Models that a server or a command on this machine has loaded are not removed.
 
     Args:
-        model: Its name, as `helexa list` has it.
-        models: Further ones.
-        dry_run: Say what would be removed, and remove nothing.
-        yes: Do not ask. Needed where there is no terminal to ask on.
-        quiet: Say nothing of what was removed.
+        model: Model name, as in `helexa list`.
+        models: Further models.
+        dry_run: Print the models to remove, and remove nothing.
+        yes: Do not ask. Required if there is no terminal.
+        quiet: Do not print the removed models.
     """
     chosen = {(kept.folder, form): kept for kept, form in map(kept_model, (model, *models))}
     if not (dry_run or yes or _can_ask()):
@@ -39,7 +39,7 @@ def rm(
         if form is not None and (folder, None) in chosen:
             continue
         if form is not None and len(kept.forms) == 1:
-            form = None  # nothing would be left but the repository's small files
+            form = None  # only small files of the repository would remain
         what = _described(kept, form)
         if dry_run:
             print(f"would remove {what} in {kept.folder}")

@@ -1,4 +1,4 @@
-"""`helexa run`: a certain model, fetched if it is not here; a conversation on a terminal, else one answer."""
+"""`helexa run`: run one model, downloaded if missing: a conversation on a terminal, or one answer."""
 
 from typing import Annotated
 
@@ -22,18 +22,19 @@ def run(
     where: Where = Where(),  # noqa: B008
     sampling: SamplingFlags = SamplingFlags(),  # noqa: B008
 ) -> int:
-    """Run a model, which is fetched if it is not here: chat with it, or ask it for one answer.
+    """Run a model, downloaded if missing: chat with it, or ask it for one answer.
 
-    Without PROMPT on a terminal this is a conversation. With PROMPT, or with text piped in, one answer goes to stdout.
+    Without PROMPT on a terminal, this starts a conversation. With PROMPT, or with text piped in, one answer goes to
+    stdout.
 
     Args:
-        model: Its name: helexa/small, org/name, pypi:package or a path.
-        prompt: What to ask; text piped in is added below it.
+        model: Model name: helexa/small, org/name, pypi:package or a path.
+        prompt: Prompt; text piped in is appended.
         system: System prompt.
-        think: Whether the model thinks before it answers, else as it likes.
-        stats: Say on stderr what each answer took.
-        quiet: Say nothing on stderr but errors.
-        verbose: Say on stderr where the model runs.
+        think: Whether the model reasons before it answers, else the model's default.
+        stats: Print token counts and durations of each answer on stderr.
+        quiet: Print only errors on stderr.
+        verbose: Print where the model runs on stderr.
     """
     return chat(
         prompt,

@@ -1,4 +1,4 @@
-"""`helexa show`: what a model's files say of it."""
+"""`helexa show`: properties of a model from its files."""
 
 import json
 from dataclasses import asdict
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
-    """Say what a model is, by its files on this machine; it is not loaded.
+    """Show the properties of a model from its files on this machine, without loading the model.
 
     Args:
-        model: Its name, as `helexa list` has it, or the path of its files.
+        model: Model name, as in `helexa list`, or the path of its files.
         as_json: Print JSON for programs.
     """
     from helexa.cli.local.local_model import local_model

@@ -1,4 +1,4 @@
-"""`helexa status`: how the gateway and its nodes are, in words."""
+"""`helexa status`: the state of the gateway and its nodes in words."""
 
 import json
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _VERDICTS = {
 
 
 def status(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
-    """Say in words how the gateway and its nodes are.
+    """Show the state of the gateway and its nodes in words.
 
     Args:
         url: Gateway to ask, else HELEXA_BASE_URL, else http://127.0.0.1:31313.

@@ -1,4 +1,4 @@
-"""`helexa up`: one neuron and one cortex on this machine, for as long as the command runs."""
+"""`helexa up`: run one neuron and one cortex on this machine until the command ends."""
 
 import errno
 import importlib.util
@@ -56,15 +56,15 @@ def up(
     """Start one neuron and one cortex on this machine and keep them running until Ctrl-C.
 
     Args:
-        model: Model to load: org/name, pypi:package or a path. May be given several times; without it a small one.
+        model: Model to load: org/name, pypi:package or a path. May be given several times; default: a small model.
         host: Address the gateway listens on; the neuron and the metrics stay on 127.0.0.1. If other machines can reach
             the address, clients need an API key.
         port: Port of the gateway.
         metrics_port: Port of the gateway's metrics.
         neuron_port: Port of the neuron.
-        api_key: Key that clients must send. With a --host that other machines can reach it is generated unless given.
-        insecure: Let everyone who can reach --host use the gateway, without a key.
-        verbose: Show what both of them log.
+        api_key: Key that clients must send. Default with a --host that other machines can reach: a generated key.
+        insecure: Allow every client that can reach --host to use the gateway without a key.
+        verbose: Show the logs of both servers.
         log_dir: Folder for their logs.
     """
     models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
@@ -126,7 +126,7 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
 
 
 def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) -> Activation | None:
-    """Wait until the node has loaded what it can; None when asked to stop before.
+    """Wait until the node has loaded its models; return None after a stop signal.
 
     Raises:
         CommandError: a server ended or does not answer, or no model could be loaded.
@@ -138,7 +138,7 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
             _check_patience(deadline, neuron)
             progress.show("starting")
             continue
-        deadline = time.monotonic() + _LISTEN_SECONDS  # a node that loads may miss a poll on a busy machine
+        deadline = time.monotonic() + _LISTEN_SECONDS  # a loading node may miss a poll on a busy machine
         if activation.state == "ready":
             if not activation.completed:
                 raise CommandError("; ".join(_failures(activation)) or "the node has loaded no model")
@@ -148,7 +148,7 @@ def _until_loaded(stack: Stack, neuron: Gateway, progress: Progress, log: Path) 
 
 
 def _until_served(stack: Stack, cortex: Gateway, progress: Progress) -> list[str]:
-    """Wait until the gateway offers models; their ids, empty when asked to stop before.
+    """Wait until the gateway lists loaded models; return their ids, or an empty list after a stop signal.
 
     Raises:
         CommandError: a server ended or does not answer.
@@ -170,7 +170,7 @@ def _activation(neuron: Gateway) -> Activation | None:
     try:
         return Health.model_validate(neuron.get("/health", _REPLY_SECONDS)).activation
     except (CommandError, ValueError):
-        return None  # not listening yet; had it ended, the stack would say so
+        return None  # not listening yet; `Stack.watch` reports an ended server
 
 
 def _check_patience(deadline: float, server: Gateway) -> None:
@@ -214,7 +214,7 @@ Logs are in {logs}; Ctrl-C stops everything.""",
 
 
 def _command() -> str:
-    """How this user can call `helexa` again: by name where it is on the PATH, else as they just did."""
+    """Return the command line that calls `helexa` again: its name if on the PATH, else its path."""
     called = Path(sys.argv[0])
     if shutil.which("helexa"):
         return "helexa"

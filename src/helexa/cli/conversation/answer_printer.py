@@ -1,4 +1,4 @@
-"""One prompt's answers on stdout: as they come, as text in the end, or as JSON; and what they took on stderr."""
+"""Prints the answers of one prompt to stdout as streamed text, text or JSON, and their statistics to stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Form = Literal["text", "json", "jsonl"]
 def print_answers(
     model: Model, asked: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
 ) -> Sequence[Completion]:
-    """Ask and print: one answer as it comes if it is text, else whole ones, one below the other."""
+    """Request and print answers: a single text answer is streamed, all other answers are printed when complete."""
     if form == "text" and n == 1 and stream:
         return _print_stream(model.stream(asked, **options))
     answers = model.generate(asked, n=n, **options).choices
@@ -35,7 +35,7 @@ def print_answers(
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
-    """Say whether answers were cut, and what they took."""
+    """Print on stderr whether answers reached the token limit, and their statistics."""
     if not quiet and any(answer.finish_reason == "length" for answer in answers):
         note("the answer stopped at the token limit")
     for answer in answers if stats else ():
@@ -43,7 +43,7 @@ def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
 
 
 def stats_line(answer: Completion) -> str:
-    """What an answer took, in one line."""
+    """Return the token counts and durations of an answer in one line."""
     usage, times = answer.usage, answer.timings
     cached = f" ({usage.cached} from the cache)" if usage.cached else ""
     words = [f"prompt {usage.prompt} tokens{cached}", f"answer {usage.completion} tokens"]
@@ -57,7 +57,7 @@ def stats_line(answer: Completion) -> str:
 
 
 def _print_stream(stream: Stream) -> Sequence[Completion]:
-    """What the model only thinks is left out."""
+    """Print a streamed answer without its reasoning."""
     end = ""
     try:
         with closing(stream):

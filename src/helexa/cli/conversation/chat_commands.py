@@ -1,4 +1,4 @@
-"""What a person can do in a conversation besides talking: the lines that begin with a slash."""
+"""The slash commands of a conversation."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -33,15 +33,15 @@ _YES, _NO = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
 
 
 class ChatCommands:
-    """The commands of one conversation.
+    """The slash commands of one conversation.
 
     Attributes:
         target: where the model runs.
-        names: of all commands.
+        names: names of all commands.
     """
 
     def __init__(self, conversation: Conversation, where: Where, target: Target, answer: Callable[[str], None]) -> None:
-        """`answer` asks a question and shows its answer."""
+        """Create the commands; `answer` sends a question and prints the answer."""
         self.target = target
         self._conversation = conversation
         self._where = where
@@ -60,10 +60,10 @@ class ChatCommands:
         self.names = [*self._commands, "/exit"]
 
     def obey(self, line: str) -> None:
-        """Do what the line says.
+        """Run the command of a line.
 
         Raises:
-            HelexaError, OSError: it cannot be done.
+            HelexaError, OSError: the command failed.
         """
         name, _, argument = line.partition(" ")
         command = self._commands.get(name)
@@ -103,7 +103,7 @@ class ChatCommands:
             print(f"{mark} {printable(known)}{'' if loaded else '  (not loaded)'}")
 
     def _models(self) -> dict[str, bool]:
-        """The models that there are, and whether each is loaded."""
+        """Return the available models, and whether each is loaded."""
         if self.target.name.startswith("http"):
             entries = Gateway.from_environment(self.target.name).models()
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}

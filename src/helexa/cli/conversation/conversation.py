@@ -1,4 +1,4 @@
-"""A conversation with one model: its turns, how to ask for the next one, and where it is kept."""
+"""A conversation with one model: messages, requests, and storage in a file."""
 
 import json
 from collections.abc import Generator
@@ -16,14 +16,14 @@ _LARGEST_BYTES = 64 << 20
 
 
 class Conversation:
-    """The turns so far and the settings for the next.
+    """The messages so far and the settings of the next request.
 
     Attributes:
-        model: that is asked.
+        model: the model.
         system: the system prompt, or None.
-        sampling: how answers are sampled.
-        think: whether the model thinks before it answers, or None.
-        last: the last answer, or None before the first and after one that was stopped.
+        sampling: sampling options.
+        think: whether the model reasons before it answers; None selects the model's default.
+        last: the last answer; None before the first answer and after a stopped answer.
     """
 
     def __init__(self, model: Model, system: str | None, sampling: Sampling, think: bool | None = None) -> None:
@@ -37,13 +37,13 @@ class Conversation:
         self._answered = False
 
     def ask(self, text: str) -> Generator[Delta, None, None]:
-        """The answer to `text`, piece by piece, harmless to print.
+        """Yield the pieces of the answer to `text`, without control characters.
 
-        Closing the generator stops the answer; what had arrived by then stays in the conversation. Without any
-        answer the question is taken back.
+        Closing the generator stops the answer; the received part stays in the conversation. Without any received part,
+        the question is removed.
 
         Raises:
-            HelexaError: there is no answer, or not the whole of it.
+            HelexaError: the request failed, or the answer is incomplete.
         """
         self._asked = text
         self._turns.append({"role": "user", "content": text})
@@ -65,24 +65,24 @@ class Conversation:
                 self._turns.pop()
 
     def take_back(self) -> str | None:
-        """Forget the last question and its answer; returns the question, None when nothing was asked."""
+        """Remove the last question and its answer; return the question, or None if there was none."""
         if self._answered:
             del self._turns[-2:]
             self._answered = False
         return self._asked
 
     def clear(self) -> None:
-        """Forget all turns; the system prompt stays."""
+        """Remove all messages; the system prompt stays."""
         self._turns.clear()
         self._asked = None
         self._answered = False
 
     def save(self, path: Path) -> int:
-        """Write it to a file, in place of a conversation that is there; returns the number of its turns.
+        """Write the conversation to a file; return the number of its messages. An existing conversation is replaced.
 
         Raises:
-            CommandError: the file is none of a conversation.
-            OSError: it cannot be written.
+            CommandError: the existing file is not a conversation.
+            OSError: the file cannot be written.
         """
         if path.exists():
             _read(path)
@@ -93,11 +93,11 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Go on with the one in a file; returns the number of its turns.
+        """Load a conversation from a file; return the number of its messages.
 
         Raises:
-            CommandError: the file is none of a conversation.
-            OSError: it cannot be read.
+            CommandError: the file is not a conversation.
+            OSError: the file cannot be read.
         """
         system, turns = _read(path)
         self.clear()

@@ -1,4 +1,4 @@
-"""The conversation on a terminal: line editing, and answers as they come."""
+"""The conversation on a terminal: line editing and streamed answers."""
 
 import sys
 from contextlib import closing, suppress
@@ -19,17 +19,17 @@ _HISTORY_LINES = 1000
 
 
 class Repl:
-    """Reads lines until the person leaves."""
+    """Reads and handles lines until the user exits."""
 
     def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
-        """`conversation` is carried on; `stats` says what each answer took."""
+        """Create the loop for `conversation`; `stats` prints statistics of each answer."""
         self._conversation = conversation
         self._commands = ChatCommands(conversation, where, target, self._answer)
         self._stats = stats
         self._interrupts = 0
 
     def run(self) -> int:
-        """Talk until /exit, Ctrl-D or a second Ctrl-C; returns the exit code."""
+        """Read lines until /exit, Ctrl-D or a second Ctrl-C; return the exit code."""
         with _LineEditing(self._commands.names):
             print(dim(f"{printable(self._commands.target.model)} (/help lists the commands)", sys.stdout))
             while True:
@@ -86,7 +86,7 @@ class Repl:
 
 
 class _LineEditing:
-    """Editing keys, completion of commands and a history that outlives the session, where Python has readline."""
+    """Line editing, completion of commands, and a history file, if Python has readline."""
 
     def __init__(self, words: list[str]) -> None:
         self._words = words

@@ -1,4 +1,4 @@
-"""The API key that `helexa up` asks its clients for."""
+"""The API key of the gateway that `helexa up` starts."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ _SHORTEST = 8
 
 
 def checked_key(text: str) -> str:
-    """Return `text` if it can be an API key.
+    """Return `text` if it is a valid API key.
 
     Raises:
-        CommandError: it is too short, too long, or HTTP cannot carry it.
+        CommandError: the key is too short, too long, or cannot be sent in an HTTP header.
     """
     if not (text.isascii() and text.isprintable() and " " not in text):
         raise CommandError("--api-key must be printable ASCII without blanks", USAGE)
@@ -23,10 +23,10 @@ def checked_key(text: str) -> str:
 
 
 def generated_key(folder: Path) -> str:
-    """Return the key in `folder`, which stays the same from start to start; generate it if there is none.
+    """Return the key stored in `folder`; generate and store a key if there is none.
 
     Raises:
-        CommandError: the file holds something else than a key.
+        CommandError: the file contains no valid key.
     """
     path = folder / "api_key"
     if path.exists():

@@ -1,4 +1,4 @@
-"""The configuration files of a gateway and a node that live on this machine for one `helexa up`."""
+"""The configuration files of a gateway and a node for one `helexa up`."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,17 +19,17 @@ _DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MO
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model to load: the name that requests use, and where it comes from (None: the node knows by the name)."""
+    """A model to load: the name in requests, and its source or None if the name determines the source."""
 
     id: str
     source: str | None
 
     @classmethod
     def parse(cls, text: str) -> "LocalModel":
-        """Read `org/name`, `scheme:name` or a path.
+        """Parse `org/name`, `scheme:name` or a path.
 
         Raises:
-            HelexaError: it is none of these, or there is no such path.
+            HelexaError: the text is invalid, or the path does not exist.
         """
         source = ModelSource.parse(text)
         if source.scheme == "file":
@@ -44,10 +44,15 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Who listens where: the gateway's API on `host`, everything else on the loopback address.
+    """Addresses of the servers: the gateway's API on `host`, everything else on the loopback address.
 
     Attributes:
-        api_key: key of the gateway's only principal, an admin; None serves everyone.
+        models: models to load.
+        host: address of the gateway's API.
+        port: port of the gateway's API.
+        metrics_port: port of the gateway's metrics.
+        neuron_port: port of the node.
+        api_key: key of the gateway's only principal, an admin; None allows every client.
     """
 
     models: tuple[LocalModel, ...]
@@ -59,7 +64,7 @@ class LocalConfig:
 
     @property
     def gateway_url(self) -> str:
-        """Base URL of the gateway, as this machine reaches it."""
+        """Base URL of the gateway from this machine."""
         return f"http://{_address(LOOPBACK if self.host in _EVERY_ADDRESS else self.host, self.port)}"
 
     @property
@@ -73,7 +78,7 @@ class LocalConfig:
         return self.api_key is None and not is_loopback(self.host)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the files into `folder`; returns those for neuron and for cortex."""
+        """Write the files into `folder`; return the paths for neuron and cortex."""
         neuron, cortex, catalogue = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
         gateway = {
             "listen": _address(self.host, self.port),
@@ -81,7 +86,7 @@ class LocalConfig:
             "insecure": self.is_open,
             "poll_interval_secs": 1.0,
         }
-        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # each stack's own
+        ledger = {"url": f"sqlite:{folder.absolute() / 'cortex.db'}"}  # separate for each folder
         neuron.write_text(
             _keys({"host": LOOPBACK, "port": self.neuron_port})
             + _tables("default_models", ({"model_id": model.id, "source": model.source} for model in self.models)),
@@ -101,7 +106,7 @@ class LocalConfig:
         return neuron, cortex
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """`environ` without the variables that would override what the files say of addresses, models and the key."""
+        """Return `environ` without variables that would override addresses, models and key of the files."""
         decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
 
@@ -121,7 +126,7 @@ def _tables(name: str, tables: Iterable[Mapping[str, str | None]]) -> str:
 
 
 def _keys(table: Mapping[str, str | float | None]) -> str:
-    # JSON's strings and numbers are TOML's too, but for JSON's pairs of escapes for one character.
+    # JSON strings and numbers are valid TOML, except for surrogate pair escapes.
     return "".join(
         f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value is not None
     )

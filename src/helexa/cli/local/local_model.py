@@ -1,4 +1,4 @@
-"""A model of this machine, by the name that a person gave."""
+"""Cached models of this machine by name."""
 
 import difflib
 from pathlib import Path
@@ -12,16 +12,16 @@ from helexa.neuron.sources.local import local_model as model_at
 
 
 def models_here() -> list[KeptModel]:
-    """The models that are kept on this machine, those of hubs that `NEURON_` variables configure included."""
+    """Return the cached models of this machine, including models of hubs configured by `NEURON_` variables."""
     return kept_models(read_config(None))
 
 
 def local_model(name: str) -> tuple[KeptModel | None, Path]:
-    """The kept model of that name and where its files are; for a path only the second.
+    """Return the cached model of that name and the path of its files; for a path, return None and the path.
 
     Raises:
-        CommandError: there is none, or something of it is missing.
-        SourceError: the path leads to no model.
+        CommandError: the model is missing or incomplete.
+        SourceError: the path contains no model.
     """
     if (path := _path(name)) is not None:
         return None, model_at(path)
@@ -32,10 +32,10 @@ def local_model(name: str) -> tuple[KeptModel | None, Path]:
 
 
 def kept_model(name: str) -> tuple[KeptModel, str | None]:
-    """The kept model of that name, and the key of `forms` that the name chooses; None if it chooses none.
+    """Return the cached model of that name, and the key of `forms` that the name selects or None.
 
     Raises:
-        CommandError: there is none.
+        CommandError: the model is missing.
     """
     models = models_here()
     for model in models:
@@ -60,7 +60,7 @@ def _form(model: KeptModel, tag: str) -> str:
 
 
 def _path(name: str) -> str | None:
-    """The path that `name` is, None where it is a name."""
+    """Return the path if `name` is a path, or None for a model name."""
     source = ModelSource.parse(name) if name.startswith((".", "/", "~", "file:")) else None
     if source is None and Path(name).suffix.lower() == ".gguf" and Path(name).exists():
         return name

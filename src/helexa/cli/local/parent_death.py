@@ -1,7 +1,7 @@
-"""Becomes another program, one that the system ends when the process that started it dies, however it dies.
+"""Executes a program that the operating system ends when its parent process dies.
 
-Run as a script, `guard.py PARENT_PID PROGRAM ARGUMENTS...`, so that it starts in a few milliseconds. Only Linux can tie
-a life to a parent's; elsewhere the program is started all the same.
+The module runs as a script, `parent_death.py PARENT_PID PROGRAM ARGUMENTS...`, which starts in a few milliseconds. Only
+Linux supports a parent-death signal; other systems start the program without it.
 """
 
 import ctypes
@@ -13,12 +13,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Tie this process to its parent, then become the program."""
+    """Request a signal on the parent's death, then execute the program."""
     parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        sys.exit("the parent is already gone")  # it died before it could be noticed
+        sys.exit("the parent is already gone")  # the parent died before the request
     os.execv(program[0], program)
 
 

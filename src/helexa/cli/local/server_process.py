@@ -1,4 +1,4 @@
-"""A server that `helexa up` runs: its process, its log and its end."""
+"""A server process of `helexa up` with its log."""
 
 import os
 import signal
@@ -14,15 +14,15 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Child:
-    """A module run by this Python in a session of its own, so that Ctrl-C reaches it only through us.
+    """A Python module in a new process session, so that Ctrl-C does not reach the process directly.
 
     Attributes:
-        name: what people call it.
-        log: the file that takes its stdout and stderr.
+        name: name for display.
+        log: file with the process's stdout and stderr.
     """
 
     def __init__(self, module: str, arguments: list[str], log: Path, environ: dict[str, str]) -> None:
-        """Start `python -m module arguments`; it is told to end (SIGTERM) should this process die."""
+        """Start `python -m module arguments`; the process receives SIGTERM if this process dies."""
         self.name = module.rpartition(".")[2]
         self.log = log
         self._shown = 0
@@ -38,35 +38,35 @@ class Child:
             )
 
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Return whether the process runs."""
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the process."""
         if self.alive():
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it and whatever it has started, at once."""
+        """Kill the process and its child processes."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def ending(self) -> str:
-        """How it ended, in words."""
+        """Return a sentence on how the process ended."""
         code = self._process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}"
 
     def tail(self, lines: int) -> list[str]:
-        """The last lines of its log, harmless to print."""
+        """Return the last lines of the log, without control characters."""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
         return [printable(line) for line in text.splitlines() if line.strip()][-lines:]
 
     def news(self) -> list[str]:
-        """The complete log lines since the last call, harmless to print."""
+        """Return the complete log lines since the last call, without control characters."""
         with self.log.open("rb") as file:
             file.seek(self._shown)
             data = file.read(_TAIL_BYTES)

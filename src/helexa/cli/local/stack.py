@@ -1,4 +1,4 @@
-"""The servers that `helexa up` runs: started together, watched, and ended together."""
+"""The servers of `helexa up`: started together, watched, and stopped together."""
 
 import time
 from pathlib import Path
@@ -15,10 +15,10 @@ _TAIL_LINES = 8
 
 
 class Stack:
-    """Servers in the order in which they are started and ended; leaving the block ends them."""
+    """Servers in the order of their start; leaving the block stops them in this order."""
 
     def __init__(self, environ: dict[str, str], verbose: bool) -> None:
-        """`environ` is what the servers see; `verbose` copies their logs to stderr."""
+        """Create an empty stack; `environ` is the servers' environment, `verbose` copies their logs to stderr."""
         self._environ = environ
         self._verbose = verbose
         self._signals = StopSignals()
@@ -41,10 +41,10 @@ class Stack:
         self._children.append(Child(module, arguments, log, self._environ))
 
     def watch(self, seconds: float | None = None) -> bool:
-        """Let `seconds` pass (None: until something happens); whether to carry on, False once asked to stop.
+        """Wait `seconds`, or until a signal if None; return False after a stop signal, else True.
 
         Raises:
-            CommandError: a server has ended by itself; its last log lines have been shown.
+            CommandError: a server has ended; its last log lines were printed.
         """
         seconds = _WATCH_SECONDS if self._verbose and seconds is None else seconds
         if self._signals.wait(seconds):

@@ -1,11 +1,11 @@
-"""The folder where the command line keeps what outlives one run."""
+"""The folder of the command line's persistent state."""
 
 import os
 from pathlib import Path
 
 
 def state_folder(*names: str) -> Path:
-    """`$XDG_STATE_HOME/helexa`, else `~/.local/state/helexa`, or a folder below it; created for this user alone."""
+    """Return `$XDG_STATE_HOME/helexa`, else `~/.local/state/helexa`, or a subfolder, created with mode 0700."""
     base = os.environ.get("XDG_STATE_HOME")
     folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".local" / "state"
     for name in ("helexa", *names):

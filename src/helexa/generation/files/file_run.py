@@ -1,4 +1,4 @@
-"""Answering a file of prompts: which of them are still to be asked, and what became of those that were."""
+"""Runs a file of prompts: selects the unanswered prompts and writes their results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from helexa.generation.request import Ask, Request
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """What became of a file's prompts.
+    """Counts of a file's prompts.
 
     Attributes:
-        finished: answered in this run.
-        failed: without an answer; they are asked again in the next run.
-        kept: answered in runs before.
+        finished: number of prompts answered in this run.
+        failed: number of failed prompts, which the next run repeats.
+        kept: number of prompts answered in earlier runs.
     """
 
     finished: int = 0
@@ -30,10 +30,13 @@ class FileRun:
     """One run over a file of prompts.
 
     Args:
-        ask, model: see `read_prompts`.
+        prompts: path of the file of prompts.
+        results: file of results.
+        ask: options of all prompts; see `read_prompts`.
+        model: model name; see `read_prompts`.
 
     Raises:
-        InvalidRequestError: the results are to other prompts.
+        InvalidRequestError: the results belong to other prompts.
         OSError: the prompts cannot be read.
     """
 
@@ -46,14 +49,14 @@ class FileRun:
         self.summary = FileSummary(kept=sum(results.is_finished(item) for item in self._items()))
 
     def requests(self) -> Iterator[Request | GenerationError]:
-        """What is still to be asked, read as it is drawn."""
+        """Yield the requests of unanswered prompts, reading the file lazily."""
         waiting = (item for item in self._items() if not self._results.is_finished(item))
         for place, item in enumerate(waiting):
             self._asked[place] = item
             yield item.request
 
     def take(self, place: int, result: Result) -> int:
-        """Write the result of what was drawn at `place`; returns its index in the file."""
+        """Write the result of the request at position `place` of `requests`; return the prompt's index in the file."""
         item = self._asked.pop(place)
         self._results.write(item, result)
         if isinstance(result, GenerationError):

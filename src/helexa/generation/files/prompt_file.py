@@ -1,7 +1,7 @@
-"""Prompts in a file of JSON lines.
+"""Reader of prompts in a file of JSON lines.
 
-A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
-its result's too, and fields of `AskOptions`, which come before what all have in common; others are nobody's business.
+A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which
+its result repeats, and fields of `AskOptions`, which override the options of all prompts. Other fields are ignored.
 """
 
 import json
@@ -25,10 +25,10 @@ class Item:
     """One prompt of a file.
 
     Attributes:
-        index: its place among the prompts, from 0.
-        key: a digest of all that has a say in its answer; another prompt, or the same asked otherwise, has another.
-        id: as the file names it, None if it does not.
-        request: what to ask, or why it cannot be asked.
+        index: index among the prompts, from 0.
+        key: digest of the prompt and all options that affect the answer.
+        id: `id` of the line, or None.
+        request: the request, or the error of an invalid line.
     """
 
     index: int
@@ -38,11 +38,12 @@ class Item:
 
 
 def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
-    """The prompts of a file, one at a time; blank lines are none.
+    """Yield the prompts of a file, skipping blank lines.
 
     Args:
-        ask: how they are answered where they do not say it themselves.
-        model: that is asked; a part of each key.
+        path: path of the file.
+        ask: default options.
+        model: model name, which is part of each key.
 
     Raises:
         OSError: the file cannot be read.
@@ -56,7 +57,7 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines of a file, no more of each than it may have and one byte."""
+    """Yield the lines of a file, each truncated to one byte over the limit."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""Results in a file of JSON lines: written as they come, kept whatever happens, in the order of the prompts in the end.
+"""Results in a file of JSON lines, written on completion and finally sorted in the order of the prompts.
 
-A line has the `index` of its prompt, its `key` and its `id` if it has one, and either what `Completion` says or an
-`error`. Only what a whole line says counts, so a process may be killed at any time; the next one goes on.
+A line has the `index` of its prompt, its `key`, its `id` if present, and either the fields of `Completion` or an
+`error`. Incomplete last lines are ignored, so a process may be killed at any time; the next run resumes.
 """
 
 import json
@@ -17,15 +17,15 @@ from helexa.generation.completion import Completion
 from helexa.generation.errors import GenerationError, InvalidRequestError
 from helexa.generation.files.prompt_file import Item
 
-_OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # where they say nothing
+_OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # omitted if empty
 
 
 class ResultFile:
-    """A file of results, which this process alone writes to; a context manager.
+    """A file of results with an exclusive lock; a context manager.
 
     Raises:
-        InvalidRequestError: another process writes to it, or it holds something else.
-        OSError: it cannot be written to.
+        InvalidRequestError: another process writes to the file, or the file contains other data.
+        OSError: the file cannot be opened or written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,10 +47,10 @@ class ResultFile:
         self._file.close()
 
     def is_finished(self, item: Item) -> bool:
-        """Whether the file has the answer to a prompt.
+        """Return whether the file contains the answer to a prompt.
 
         Raises:
-            InvalidRequestError: it has one to another prompt in its place.
+            InvalidRequestError: the answer at this index belongs to another prompt.
         """
         key = self._finished.get(item.index)
         if key is not None and key != item.key:
@@ -61,7 +61,7 @@ class ResultFile:
         return key is not None
 
     def write(self, item: Item, result: Completion | GenerationError) -> None:
-        """Add a result; it is in the file when this returns."""
+        """Append a result; its bytes are in the file when the method returns."""
         record = result_record(item, result)
         if isinstance(result, Completion):
             self._finished[item.index] = item.key
@@ -69,7 +69,7 @@ class ResultFile:
         self._note(item.index)
 
     def put_in_order(self) -> None:
-        """Sort the lines by their prompts, and leave out errors that an answer has followed."""
+        """Sort the lines by prompt index, and remove errors with a later answer."""
         if self._ordered:
             return
         places: dict[int, tuple[int, int]] = {}
@@ -91,7 +91,7 @@ class ResultFile:
         self._ordered = True
 
     def _take_up(self) -> None:
-        """Learn what is finished; what was cut off in the midst of a line is cut off whole."""
+        """Read the finished prompts, and truncate an incomplete last line."""
         end = 0
         for start, line in self._lines():
             record = _record(line)
@@ -118,7 +118,7 @@ class ResultFile:
 
 
 def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
-    """A result as JSON values, with what tells its prompt from others."""
+    """Return a result as JSON values with its index, key and id."""
     record: dict[str, Any] = {"index": item.index, "key": item.key}
     if item.id is not None:
         record["id"] = item.id
@@ -128,7 +128,7 @@ def result_record(item: Item, result: Completion | GenerationError) -> dict[str,
 
 
 def completion_record(completion: Completion) -> dict[str, Any]:
-    """A completion as JSON values: all of it that says something."""
+    """Return a completion as JSON values, without empty optional fields."""
     record = asdict(completion) | {"parsed": _plain(completion.parsed)}
     record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
     if completion.others:
@@ -151,13 +151,13 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _locked(path: Path) -> FileIO:
-    file = FileIO(path, "ab")  # unbuffered: what is written is the system's, and outlives this process
+    file = FileIO(path, "ab")  # unbuffered: written bytes survive the death of this process
     try:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except ImportError:
-        pass  # a system without such locks
+        pass  # no file locks on this system
     except OSError:
         file.close()
         raise InvalidRequestError(f"{path}: another process is writing results to it") from None

@@ -1,4 +1,4 @@
-"""A change of a file: made from a piece of text that is replaced, and cut to what an editor can show."""
+"""A change of a file: text replacement, and diffs limited to a size that editors can show."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,16 +7,18 @@ from helexa.acp.failure import ToolError
 from helexa.acp.history import Diff
 from helexa.acp.tools.excerpt import clipped
 
-_MOST_BYTES = 128_000  # of each side of a diff
+_MOST_BYTES = 128_000  # per side of a diff
 _CONTEXT_LINES = 5
 _COMPARED_LINES = 2000
 
 
 def replaced(text: str, old: str, new: str) -> tuple[str, int]:
-    """The text with its one occurrence of `old` replaced, and in which line that begins; line endings stay the text's.
+    """Replace the only occurrence of `old`; return the new text and the line where the replacement begins.
+
+    The text keeps its line endings.
 
     Raises:
-        ToolError: `old` is there not at all, or several times; the message helps to say what was meant.
+        ToolError: `old` is missing or occurs several times; the message helps to correct the call.
     """
     if not old:
         raise ToolError("old_text is empty; write_file makes a new file")
@@ -34,7 +36,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def shown(path: Path, old: str | None, new: str) -> Diff:
-    """The change as a diff: of whole files, or of the part that changed where these are large."""
+    """Return the change as a diff of the whole file, or of the changed part of a large file."""
     before, after = old or "", new
     if len(before) + len(after) > _MOST_BYTES:
         before, after = _changed_part(before, after)
@@ -42,7 +44,7 @@ def shown(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Both texts without the lines that they begin and end with alike, but for a few."""
+    """Return both texts without their common first and last lines, except for a few lines of context."""
     before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
     fewest = min(len(before), len(after))
     head = next((at for at in range(fewest) if before[at] != after[at]), fewest)
@@ -61,7 +63,7 @@ def _lines_of(text: str, part: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Where the text has something like it: the same but for white space, or a line like its first."""
+    """Return a hint to text that equals `old` except for white space, or to the line most like its first line."""
     lines, wanted = text.splitlines(), [line.split() for line in old.splitlines()]
     for at in range(len(lines) - len(wanted) + 1):
         if all(line.split() == words for line, words in zip(lines[at:], wanted, strict=False)):

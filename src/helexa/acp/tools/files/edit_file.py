@@ -1,4 +1,4 @@
-"""edit_file: one piece of a file's text is replaced by another."""
+"""edit_file: replace a part of a file's text."""
 
 from typing import Annotated, Any
 
@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class EditFile(BuiltIn):
-    """Replaces a piece of a file."""
+    """Replaces a part of a file."""
 
     name = "edit_file"
     description = "Replace a piece of a text file. It must be in the file exactly once, white space included."
@@ -27,20 +27,20 @@ class EditFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Which file."""
+        """Return the path as a title."""
         return f"Edit {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It writes this file."""
+        """Return a write to the file."""
         return Writes(context.boundary.place(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """What would change."""
+        """Return the change as a diff."""
         old, new, _ = await self._change(arguments, context)
         return (shown(context.boundary.place(arguments["path"]).path, old, new),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace it."""
+        """Replace the text."""
         place = context.boundary.place(arguments["path"])
         old, new, line = await self._change(arguments, context)
         await context.host.write_text(place.path, new)

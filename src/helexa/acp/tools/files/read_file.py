@@ -1,4 +1,4 @@
-"""read_file: a text file, or a part of it."""
+"""read_file: read a text file or a part of it."""
 
 from typing import Annotated, Any
 
@@ -28,12 +28,12 @@ class ReadFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Which file, and from where."""
+        """Return the path and the first line as a title."""
         part = f" from line {arguments['line']}" if "line" in arguments else ""
         return f"Read {title(arguments['path'])}{part}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Read it."""
+        """Read the file."""
         place = context.boundary.place(arguments["path"])
         if place.is_folder():
             raise ToolError(f"{arguments['path']} is a folder; list_dir shows what is in it")
@@ -54,7 +54,7 @@ class ReadFile(BuiltIn):
 
 
 def _whole_lines(lines: list[str]) -> tuple[str, int]:
-    """As many of the lines as there is room for, and how many these are; a line too long for itself is cut."""
+    """Return the first lines that fit in the size limit, and their number; a single longer line is truncated."""
     room, taken = _MOST_BYTES, 0
     for line in lines:
         room -= len(line.encode(errors="replace")) + 1

@@ -1,4 +1,4 @@
-"""write_file: a new file, or all of one anew."""
+"""write_file: create or overwrite a file."""
 
 from typing import Annotated, Any
 
@@ -27,22 +27,22 @@ class WriteFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Which file."""
+        """Return the path as a title."""
         return f"Write {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It writes this file."""
+        """Return a write to the file."""
         return Writes(context.boundary.place(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """What would change."""
+        """Return the change as a diff."""
         place = context.boundary.place(arguments["path"])
         if place.is_folder():
             raise ToolError(f"{arguments['path']} is a folder")
         return (shown(place.path, await self._old(arguments, context), arguments["content"]),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Write it."""
+        """Write the file."""
         diff = await self.preview(arguments, context)
         place = context.boundary.place(arguments["path"])
         await context.host.write_text(place.path, arguments["content"])
@@ -50,7 +50,7 @@ class WriteFile(BuiltIn):
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=diff)
 
     async def _old(self, arguments: dict[str, Any], context: ToolContext) -> str | None:
-        """What is there now; None for nothing, and for what is no text and would be replaced."""
+        """Return the present text, or None if the file is missing or not text."""
         place = context.boundary.place(arguments["path"])
         if not place.exists():
             return None

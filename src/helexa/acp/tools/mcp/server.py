@@ -1,4 +1,4 @@
-"""MCP servers that the client hands to a session."""
+"""Configuration of the MCP servers that a client passes to a session."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class StdioServer:
-    """A server to start; it speaks over its standard streams. What is in `env` may be secret."""
+    """A server process that communicates over its standard streams. `env` may contain secrets."""
 
     name: str
     command: str
@@ -16,7 +16,7 @@ class StdioServer:
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """A server to reach by streamable HTTP, or by the older SSE. What is in `headers` may be secret."""
+    """A server reached by streamable HTTP or by SSE. `headers` may contain secrets."""
 
     name: str
     url: str

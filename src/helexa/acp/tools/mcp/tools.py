@@ -1,6 +1,6 @@
-"""The tools of MCP servers that the client hands to a session.
+"""The tools of the MCP servers that a client passes to a session.
 
-The package `mcp` takes a second to import: only those pay who use it.
+The package `mcp` takes about a second to import. It is imported only if a session has MCP servers.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ _LOG = logging.getLogger(__name__)
 _START_SECONDS = 20.0
 _CALL_SECONDS = 300.0
 _END_SECONDS = 6.0
-_MOST_TOOLS = 128  # of one server
-_MOST_NAME = 64  # what endpoints take
+_MOST_TOOLS = 128  # per server
+_MOST_NAME = 64  # limit of model endpoints
 _MOST_DESCRIPTION = 2_000
 _MOST_BYTES = 48_000
 _MOST_IMAGES = 4
@@ -38,7 +38,10 @@ _MOST_IMAGE = 5 << 20
 
 
 async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connection"], list[str]]:
-    """Start or reach all servers at once; a sentence for each that failed. It takes no longer than the slowest may."""
+    """Connect to all servers concurrently; return the connections and an error message for each failed server.
+
+    Each server has 20 s to start.
+    """
     if not servers:
         return [], []
     try:
@@ -56,11 +59,11 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connec
 
 
 class Connection:
-    """One server, for as long as its session lasts. It lives in a task of its own, as `mcp` wants it.
+    """The connection to one server for the lifetime of a session. It runs in its own task, as `mcp` requires.
 
     Attributes:
-        name: of the server, as the client calls it.
-        tools: what it offers, once it is open.
+        name: name of the server from the client.
+        tools: tools of the server, filled when the connection is open.
     """
 
     def __init__(self, server: McpServer, cwd: Path) -> None:
@@ -73,10 +76,10 @@ class Connection:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Start it and learn its tools.
+        """Start or connect to the server and list its tools.
 
         Raises:
-            ToolError: it could not be started or reached, or took too long.
+            ToolError: the server could not be started or reached in time.
         """
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._live(opened))
@@ -90,10 +93,10 @@ class Connection:
                 await self.close()
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> "mcp_types.CallToolResult":
-        """Call one of its tools.
+        """Call a tool of the server.
 
         Raises:
-            ToolError: it failed, is gone or took too long.
+            ToolError: the call failed or timed out, or the server has ended.
         """
         if self._client is None:
             raise ToolError(f"The MCP server {title(self.name)} has ended")
@@ -102,11 +105,14 @@ class Connection:
                 return await self._client.call_tool(tool, arguments)
         except TimeoutError as error:
             raise ToolError(f"The MCP server {title(self.name)} did not answer within {_CALL_SECONDS:g} s") from error
-        except Exception as error:  # whatever it is, it is this server's
+        except Exception as error:  # any exception is a failure of this server
             raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """End the server, or the connection to it. Were the task itself cancelled, `mcp` would leave the server."""
+        """End the server or the connection to it.
+
+        The method cancels a scope instead of the task: on cancellation of the task, `mcp` would not end the server.
+        """
         if self._scope is not None:
             self._scope.cancel()
         if self._task is not None:
@@ -123,7 +129,7 @@ class Connection:
                         self._client = client
                         opened.set_result(None)
                         await anyio.sleep_forever()
-        except Exception as error:  # whatever it is, it is this server's
+        except Exception as error:  # any exception is a failure of this server
             if opened.done():
                 _LOG.warning("MCP server %s: %s", title(self.name), _reason(error))
             else:
@@ -157,7 +163,7 @@ async def _client(server: McpServer, cwd: Path) -> AsyncIterator["Client"]:
 
 
 async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
-    """Its tools, as many as we take."""
+    """Yield the tools of the server, up to the limit per server."""
     cursor, count = None, 0
     while True:
         page = await client.list_tools(cursor=cursor)
@@ -172,7 +178,7 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
 
 
 class McpTool:
-    """A tool of a server, named after both."""
+    """A tool of a server; its name combines both names."""
 
     kind: ToolKind = "other"
 
@@ -184,33 +190,33 @@ class McpTool:
         self._connection = connection
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """As they are: the server checks them."""
+        """Return the arguments unchanged: the server validates them."""
         return arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Whose tool it is, and which."""
+        """Return the names of the server and the tool."""
         return title(f"{self._connection.name}: {self._tool.title or self._tool.name}")
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Nobody knows."""
+        """Return no locations: the files that the server changes are unknown."""
         return ()
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """What it is called with."""
+        """Return the arguments as JSON."""
         return as_block(json.dumps(arguments, indent=2, ensure_ascii=False))
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It calls the server."""
+        """Return a call of the server's tool."""
         return Calls(self.name, self.only_reads)
 
     @property
     def only_reads(self) -> bool:
-        """Whether the server says that it changes nothing."""
+        """Whether the server declares the tool as read-only."""
         annotations = self._tool.annotations
         return annotations is not None and annotations.read_only_hint is True
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Call it."""
+        """Call the tool."""
         result = await self._connection.call(self._tool.name, arguments)
         texts: list[str] = []
         images: list[Image] = []
@@ -233,7 +239,7 @@ class McpTool:
 
 
 def named(connections: Iterable[Connection], taken: Iterable[str]) -> list[McpTool]:
-    """All tools of these servers, under names that endpoints take and that nothing else has."""
+    """Return all tools of the servers under unique names that model endpoints accept."""
     names = set(taken)
     tools: list[McpTool] = []
     for connection in connections:
@@ -255,7 +261,7 @@ def _name(server: str, tool: str, taken: set[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in the first place, in a few words."""
+    """Return a short text of the first cause of an error."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return title(str(error) or type(error).__name__, 300)

@@ -1,4 +1,4 @@
-"""glob: files by their names."""
+"""glob: find files by name."""
 
 from typing import Annotated, Any
 
@@ -28,11 +28,11 @@ class Glob(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """What and where."""
+        """Return the pattern and the folder as a title."""
         return f"Find {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find them."""
+        """Find the files."""
         place = context.boundary.place(arguments["path"])
         if not place.is_folder():
             raise ToolError(f"{arguments['path']} is no folder")

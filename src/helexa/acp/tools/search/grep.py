@@ -1,4 +1,4 @@
-"""grep: lines of files that match a regular expression."""
+"""grep: find lines of files that match a regular expression."""
 
 from typing import Annotated, Any
 
@@ -30,11 +30,11 @@ class Grep(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """What and where."""
+        """Return the pattern and the path as a title."""
         return f"Search for {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find them."""
+        """Find the lines."""
         place = context.boundary.place(arguments["path"])
         if not place.exists():
             raise ToolError(f"There is no {arguments['path']}")

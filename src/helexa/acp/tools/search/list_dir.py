@@ -1,4 +1,4 @@
-"""list_dir: what is in a folder."""
+"""list_dir: list the entries of a folder."""
 
 import asyncio
 import os
@@ -29,11 +29,11 @@ class ListDir(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Which folder."""
+        """Return the path as a title."""
         return f"List {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """List it."""
+        """List the folder."""
         place = context.boundary.place(arguments["path"])
         try:
             lines = await asyncio.to_thread(_entries, place.real)

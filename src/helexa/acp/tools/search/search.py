@@ -1,4 +1,4 @@
-"""Search below a folder, in a process of its own: a pattern that never ends, or a huge tree, is simply cut off."""
+"""Search below a folder in a separate process, which a timeout can end for endless patterns and huge trees."""
 
 import asyncio
 import sys
@@ -15,15 +15,15 @@ _SECONDS = 30.0
 
 
 class Search(Struct, frozen=True):
-    """What to look for.
+    """A search request.
 
     Attributes:
-        folder: where; links are not followed, and what git ignores is passed over.
-        file: only in this file of the folder, by its name.
-        files: a pattern of the files to look at, as in .gitignore, with braces.
-        text: a regular expression to find in their lines; None only lists the files.
-        ignore_case: of the text.
-        most: lines of the answer.
+        folder: the folder to search. Symbolic links are not followed, and files that git ignores are skipped.
+        file: name of the only file of the folder to search, or None.
+        files: .gitignore pattern of the files to search, with braces allowed, or None for all files.
+        text: regular expression to find in lines; None lists the files.
+        ignore_case: whether `text` ignores case.
+        most: maximum number of results.
     """
 
     folder: str
@@ -35,7 +35,7 @@ class Search(Struct, frozen=True):
 
 
 class Found(Struct, frozen=True):
-    """A file below the folder, with a line of it that has the text."""
+    """A matching file below the folder, with a matching line if lines are searched."""
 
     path: str
     line: int | None = None
@@ -43,7 +43,13 @@ class Found(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True):
-    """What was found, in the order of paths; `more` if that is not all. `error` says what is wrong with a pattern."""
+    """Results in the order of paths.
+
+    Attributes:
+        found: the results.
+        more: whether there are further results.
+        error: error message for an invalid pattern, or None.
+    """
 
     found: tuple[Found, ...] = ()
     more: bool = False
@@ -51,10 +57,10 @@ class Findings(Struct, frozen=True):
 
 
 async def search(question: Search) -> Findings:
-    """Look for it.
+    """Run a search.
 
     Raises:
-        ToolError: a pattern is wrong, or it took too long.
+        ToolError: a pattern is invalid, or the search timed out.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "helexa.acp.tools.search.search_process"),
@@ -85,7 +91,7 @@ Unit = Literal["files", "matches"]
 
 
 def report(findings: Findings, folder: str, unit: Unit) -> str:
-    """The findings as lines for the model, with paths below `folder`."""
+    """Return the results as lines for the model, with paths below `folder`."""
     lines = [
         str(Path(folder, found.path)) + (f":{found.line}: {found.text}" if found.line is not None else "")
         for found in findings.found

@@ -1,4 +1,4 @@
-"""The process that searches: a Search on its stdin, Findings on its stdout."""
+"""The search process: reads a `Search` from stdin and writes `Findings` to stdout."""
 
 import os
 import re
@@ -24,13 +24,13 @@ _PASSED_OVER = frozenset(
 
 
 def main() -> None:
-    """Answer the one question."""
+    """Run one search."""
     question = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
     sys.stdout.buffer.write(msgspec.json.encode(find(question)))
 
 
 def find(question: Search) -> Findings:
-    """Look through the files."""
+    """Search the files."""
     try:
         flags = re.IGNORECASE if question.ignore_case else re.NOFLAG
         expression = re.compile(question.text, flags) if question.text is not None else None
@@ -53,13 +53,16 @@ def find(question: Search) -> Findings:
 
 
 def files_below(folder: Path) -> list[str]:
-    """The files below a folder that people work on, sorted: what git would track, or all but the usual clutter."""
+    """Return the sorted files below the folder.
+
+    These are the files that git would track, or all files outside cache folders if git lists none.
+    """
     listed = _listed_by_git(folder) or list(_walked(folder))
     return sorted(listed[:_MOST_FILES])
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """The patterns that one with braces stands for: `*.{js,ts}` is `*.js` and `*.ts`."""
+    """Return the patterns without braces: `*.{js,ts}` becomes `*.js` and `*.ts`."""
     patterns, done = [pattern], []
     while patterns and len(patterns) + len(done) <= _MOST_BRACES:
         first = patterns.pop()
@@ -71,7 +74,7 @@ def braces_expanded(pattern: str) -> list[str]:
 
 
 def _listed_by_git(folder: Path) -> list[str]:
-    """Empty where git does not know the folder, or is not there."""
+    """Return the files that git lists; empty if the folder is not in a repository or git is missing."""
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-zco", "--exclude-standard"]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:

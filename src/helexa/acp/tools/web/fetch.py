@@ -1,4 +1,4 @@
-"""fetch: a page of the web as text. Only there where the configuration allows it."""
+"""fetch: return a web page as text. Only available if the configuration allows it."""
 
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ class _Arguments(Arguments):
 
 
 class Fetch(BuiltIn):
-    """Gets a page."""
+    """Fetches a page."""
 
     name = "fetch"
     description = "Get a page of the public web as text."
@@ -26,15 +26,15 @@ class Fetch(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Which page."""
+        """Return the URL as a title."""
         return f"Fetch {title(arguments['url'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """It asks the page's host."""
+        """Return a request to the page's host."""
         return Fetches(web_page.parsed(arguments["url"]).host or "")
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Get it."""
+        """Fetch the page."""
         page = await web_page.fetched(arguments["url"])
         text = clipped(page.text, _MOST_BYTES) + ("\n[the page goes on]" if page.cut else "")
         if page.status >= 400:

@@ -1,4 +1,4 @@
-"""A page of the public web, and never one of this machine or its network, whatever a name or a redirect says."""
+"""Fetches pages of the public web. Names and redirects that lead to this machine or its network are rejected."""
 
 import ipaddress
 import socket
@@ -23,7 +23,14 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What an address answered; `text` of HTML is without its markup, `cut` if there was more."""
+    """The answer of a URL.
+
+    Attributes:
+        url: final URL after redirects.
+        status: HTTP status.
+        text: text of the page, without markup.
+        cut: whether the text is truncated.
+    """
 
     url: str
     status: int
@@ -32,10 +39,10 @@ class Page:
 
 
 def parsed(url: str) -> URL:
-    """The address of a page.
+    """Parse the URL of a page.
 
     Raises:
-        ToolError: it is none, or has credentials in it.
+        ToolError: the URL is not an http(s) URL, or contains credentials.
     """
     try:
         address = URL(url.strip())
@@ -47,7 +54,7 @@ def parsed(url: str) -> URL:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one of the public internet, and so is any that is embedded in it."""
+    """Return whether an address and any IPv4 address embedded in it are public."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -62,10 +69,14 @@ _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
-    """Get a page, following redirects on its own host.
+    """Fetch a page, following redirects to the same host.
+
+    Args:
+        url: URL of the page.
+        allowed: decides whether an address may be connected to.
 
     Raises:
-        ToolError: there is none, it is not to be had from there, or it is no text.
+        ToolError: the request failed, the address is not allowed, or the page is not text.
     """
     address = parsed(url)
     connector = aiohttp.TCPConnector(resolver=_GuardedResolver(allowed), use_dns_cache=False)
@@ -97,14 +108,14 @@ async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> P
 
 
 class _Forbidden(OSError):
-    """An address that must not be asked."""
+    """The host's address is not allowed."""
 
     def __init__(self, host: str) -> None:
         super().__init__(f"{host} is not on the public internet")
 
 
 class _GuardedResolver(AbstractResolver):
-    """Names become addresses here and nowhere else, so what is checked is what is connected to."""
+    """Resolver that returns only allowed addresses, so the connection uses the checked address."""
 
     def __init__(self, allowed: Callable[[Address], bool]) -> None:
         self._allowed = allowed
@@ -124,7 +135,7 @@ class _GuardedResolver(AbstractResolver):
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """A host that is written as an address is not resolved, so it is checked here."""
+    """Check a host that is written as an address, which the resolver does not see."""
     try:
         literal = ipaddress.ip_address(address.host or "")
     except ValueError:
@@ -152,7 +163,7 @@ async def _page(response: aiohttp.ClientResponse) -> Page:
 
 
 def plain(html: str) -> str:
-    """The words of a page of HTML, a line for each block, with where its links lead."""
+    """Return the text of an HTML page: a line for each block, with the targets of links."""
     reader = _Words()
     reader.feed(html)
     reader.close()
