@@ -157,7 +157,7 @@ def _chosen(kind: GgmlType, entries: Tensor) -> Tensor:
 
 
 def _signed(codes: Tensor, signs: Tensor) -> Tensor:
-    """Move `codes` [blocks, 256] to the negative half of the table if the bit in `signs` [blocks, 32] is set."""
+    """Move `codes` [blocks, 256] to the other half of the table if the bit in `signs` [blocks, 32] is set."""
     return codes | fields(signs, 1) << 3
 
 

@@ -14,7 +14,7 @@ from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 STEPS = (-1.0, -0.4, 0.2, 0.8)
-"""Starting points: the number of levels to add to the real number of levels for the first scale."""
+"""Starting points: amounts added to the number of levels to choose the first scale."""
 
 LARGEST = 32768.0
 """Larger weights would not fit float16 scales."""

@@ -13,7 +13,7 @@
 #define LARGEST 32768.0f /* larger weights would not fit float16 scales */
 #define MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
 
-/* Starting points: the number of levels to add to the real number of levels for the first scale. */
+/* Starting points: amounts added to the number of levels to choose the first scale. */
 static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 
 #if defined(__clang__)

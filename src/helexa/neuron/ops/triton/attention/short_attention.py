@@ -97,7 +97,7 @@ def attend_short(
             tl.store(sums + 2 * part, largest, present)
             tl.store(sums + 2 * part + 1, total, present)
             tl.store(found + part[:, None] * DIM + columns[None, :], summed, cells)
-        largest = tl.where(complete, float("-inf"), largest)  # a new segment: a largest score of -inf also clears the sums
+        largest = tl.where(complete, float("-inf"), largest)  # a largest score of -inf also clears the sums
 
 
 @triton.jit(do_not_specialize=("starts", "prefixes", "few", "most", "segments"))
