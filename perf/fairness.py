@@ -117,7 +117,7 @@ async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, 
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--crowd", type=int, default=64)

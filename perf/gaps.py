@@ -102,7 +102,7 @@ def p99(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--streams", type=int, default=8)
     command.add_argument("--prompt", type=int, default=6000)

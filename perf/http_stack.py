@@ -256,7 +256,7 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--app", choices=("relay", "gateway"), default="relay")
     parser.add_argument("--seconds", type=int, default=2)

@@ -190,7 +190,7 @@ def measure(folder: Path, quant: str, runs: int) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quant", default="q4k")
     parser.add_argument("--runs", type=int, default=3)

@@ -77,7 +77,7 @@ async def measure(model: Path, threads: int, rounds: int, system: int, turns: in
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--system", type=int, default=6000)
     command.add_argument("--turns", type=int, default=10)

@@ -227,7 +227,7 @@ async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--streams", default="1,16")

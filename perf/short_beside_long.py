@@ -110,7 +110,7 @@ def p95(values: list[float]) -> float:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.set_defaults(rounds=3)
     command.add_argument("--prompt", type=int, default=16384)

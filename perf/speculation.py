@@ -108,7 +108,7 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     arguments = parser(__doc__).parse_args()
     run(measure(arguments.model, arguments.threads, arguments.rounds))
 
