@@ -61,7 +61,7 @@ class TemplateSources:
 
 
 def _text(path: Path) -> str | None:
-    """Return the file's text up to the length limit of templates, or None if the file is missing."""
+    """Return the text of a file up to the length limit of templates, or None if reading fails."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(MAX_SOURCE_LENGTH + 1)
