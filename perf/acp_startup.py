@@ -1,11 +1,11 @@
-"""How long `helexa-acp` takes from its start to its answers to `initialize` and to `session/new`, as JSON lines.
+"""Measure the time from the start of `helexa-acp` to its answers to `initialize` and `session/new`, as JSON lines.
 
 usage: python perf/acp_startup.py [--runs 10]
 
-Every run starts a process of its own, whose home is an empty folder, and whose endpoint refuses connections. A run
-before the first is not counted: it fills the system's caches. One line per row, with the median and each run's value in
-seconds: `initialize` and `session/new` from the start of the process, `cpu` what it had used of the processor when it
-answered the latter. The verdict is of `initialize`.
+Each run starts a new process with an empty home folder and an endpoint that refuses connections. A first warm-up run
+fills the system's caches and is not counted. The script prints one line per row, with the median and each run's value
+in seconds: `initialize` and `session/new` from the start of the process, and `cpu`, the CPU time of the process at the
+answer to `session/new`. The verdict applies to `initialize`.
 """
 
 import argparse

@@ -1,17 +1,18 @@
-"""Whether a model's greedy tokens here are those of another engine, from the same token ids.
+"""Compare a model's greedy tokens with another engine's tokens for the same prompt token ids.
 
 usage: python perf/agreement.py MODEL [--oracle PYTHON] [--plain] [--dtypes auto,float32] [--threads N]
 
-MODEL is a GGUF file, whose oracle is llama.cpp (PYTHON has xllamacpp), or a Hugging Face folder, whose oracle is
-transformers in float32. llama.cpp rounds activations to 8 bits where weights are quantised, which on small models moves
-logprobs by some tenths; with `--plain` it reads a copy of the file with float32 weights instead, and rounds nothing.
+MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp; PYTHON must have xllamacpp. The
+oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits for products with quantized
+weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a copy of the file
+with float32 weights and does not round activations.
 
-Five prompts, the last of them long, are followed for 32 tokens, or until the oracle ends its text. For each dtype and
-prompt a JSON line says whether all tokens are equal; if not, where the first difference is (`at`), the token here
-(`ours`), the oracle's two best there (`best`), and how far these two lie apart in logprob, by the oracle (`gap`) and
-here (`our_gap`, negative if the second is the better one here).
+The script follows five prompts, the last of them long, for 32 tokens or until the oracle ends its text. For each dtype
+and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of the first difference
+(`at`), helexa's token (`ours`), the oracle's two best tokens (`best`), and the logprob difference of these two tokens
+according to the oracle (`gap`) and to helexa (`our_gap`, negative if helexa prefers the second token).
 
-Exit status 1 if tokens differ where the gap is above 0.05: that is no near tie.
+The exit status is 1 if tokens differ at a gap above 0.05, which is not a near tie.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from typing import Any
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
-os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 
 import torch
 from plain_gguf import plain_copy
@@ -53,7 +54,7 @@ PROMPTS = [
 
 
 def ask(model: Path, python: str) -> list[dict[str, Any]]:
-    """The oracle's line for each prompt."""
+    """Return the oracle's line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
     command = [python, str(HERE / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
@@ -61,7 +62,7 @@ def ask(model: Path, python: str) -> list[dict[str, Any]]:
 
 
 def ask_plain(model: Path, python: str) -> list[dict[str, Any]]:
-    """The same of a copy with float32 weights."""
+    """Return the oracle's lines for a copy of the model with float32 weights."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "plain.gguf"
         plain_copy(model, copy)
@@ -69,7 +70,7 @@ def ask_plain(model: Path, python: str) -> list[dict[str, Any]]:
 
 
 class Engine:
-    """The model here; each prompt runs alone."""
+    """The helexa engine; each prompt runs alone."""
 
     def __init__(self, model: Path, options: EngineOptions) -> None:
         self._options = options
@@ -77,7 +78,7 @@ class Engine:
         self.kernels = self._runner.ops.name
 
     def follow(self, prompt: list[int]) -> tuple[list[int], Tensor]:
-        """Greedy tokens, and the logprobs [STEPS, vocabulary] that they were chosen by."""
+        """Return the greedy tokens, and the logprobs [STEPS, vocabulary] of each step."""
         facts = self._runner.facts
         states = StatePool(1, facts.snapshots) if facts.state_bytes else None
         scheduler = Scheduler(self._options, PagePool(facts.kv_pages, PAGE_SIZE), states)
@@ -96,7 +97,7 @@ class Engine:
 
 
 def compare(line: dict[str, Any], tokens: list[int], logprobs: Tensor) -> dict[str, Any]:
-    """What is to be said of a prompt, given the oracle's line and what came here."""
+    """Return the result line of a prompt from the oracle's line and helexa's tokens and logprobs."""
     pairs = list(zip(line["tokens"], tokens, strict=False))
     at = next((place for place, (theirs, ours) in enumerate(pairs) if theirs != ours), None)
     if at is None:

@@ -1,15 +1,15 @@
-"""What `helexa.batch` makes of the engine: a thousand short prompts, beside the engine alone on the same prompts.
+"""Compare the throughput of `helexa.batch` with the engine alone on the same thousand short prompts.
 
 usage: python perf/batch.py [MODEL] [--prompts 1000] [--width 32] [--tokens 32] [--rounds 2]
 
-Both run in processes of their own, in turns. Answers are greedy and have at most `--tokens` tokens; no two prompts are
-alike beyond what the chat template begins with. The engine alone is what `perf/engine.py` measures, in the same
-way (scheduler, runner and sampler in one process, speculation off), but with a new prompt for each that has ended: so
-its rate has in it what reading prompts costs. The library's clock starts when the model is loaded.
+The library and the engine alone run in separate processes, in turns. Answers are greedy and have at most `--tokens`
+tokens. The prompts share only the beginning of the chat template. The engine alone runs as in `perf/engine.py`
+(scheduler, runner and sampler in one process, speculation off), but each finished prompt is replaced by a new prompt.
+Its rate therefore includes the prefill. The library's clock starts once the model is loaded.
 
-JSON lines: `tok_s` counts generated tokens of all prompts; `cpu_s` is processor time while they ran, of this process
-(`library`) and of the engine's; `held_mb` is what this process holds after a tenth of the prompts and in the end. The
-last line has the ratio of the two best rates, which is to be 0.9 or more.
+JSON lines: `tok_s` counts the generated tokens of all prompts; `cpu_s` is the CPU time during the run, of this process
+(`library`) and of the engine; `held_mb` is the memory of this process after a tenth of the prompts and at the end. The
+last line has the ratio of the two best rates, which must be at least 0.9.
 """
 
 import argparse
@@ -28,7 +28,7 @@ BAR = 0.9
 
 
 def prompts(count: int) -> list[str]:
-    """Short questions, each another one."""
+    """Return different short questions."""
     size = len(WORDS)
     return [
         f"Write a line about a {WORDS[n % size]} and a {WORDS[n // size % size]}, number {n}." for n in range(count)
@@ -115,7 +115,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
 
 def _cpu(process: "psutil.Process") -> dict[str, float]:
-    """Seconds of processor time of the process, and of its children."""
+    """Return the CPU seconds of the process and of its children."""
     own = process.cpu_times()
     spent = {"library": own.user + own.system}
     children = [child.cpu_times() for child in process.children(recursive=True)]

@@ -1,15 +1,15 @@
-"""helexa-bench and guidellm on the same server under the same load: medians side by side, and their ratio.
+"""Compare the medians of helexa-bench and guidellm for the same server under the same load.
 
 usage: python perf/bench_agreement.py ENDPOINT MODEL --guidellm DIR [--concurrency 2] [--requests 24] [--turns 3]
            [--prompt-tokens 128] [--max-tokens 64] [--out snapshot.json]
 
-In every turn both keep so many requests in flight until all are answered, one tool after the other, so that what else
-happens on the machine falls on both. Prompts are of the same words; none is sent twice. guidellm runs in a virtual
-environment of its own in DIR, made there unless it is there; torch and what else it has in common with this interpreter
-it finds here.
+In every turn the tools run one after the other, so that other activity on the machine affects both. Each tool keeps
+`--concurrency` requests in flight until all are answered. Prompts use the same words; no prompt is sent twice. guidellm
+runs in a virtual environment in DIR, which the script creates if missing. The environment uses torch and other shared
+packages from this interpreter.
 
-Medians are over all turns' requests. The definitions are helexa-bench's, applied to the moments that either tool has
-noted: TTFT, TPOT = (last token - first token) / (n - 1), throughput = all tokens / (last end - first start) of a turn.
+Medians include the requests of all turns. Both tools' timestamps are evaluated with helexa-bench's definitions: TTFT,
+TPOT = (last token - first token) / (n - 1), throughput = all tokens / (last end - first start) of a turn.
 """
 
 import argparse
@@ -42,7 +42,7 @@ MEASURES = ("ttft_s", "tpot_s", "output_tps")
 
 @dataclass(frozen=True)
 class Load:
-    """What both tools do in a turn."""
+    """Load that each tool generates in a turn."""
 
     endpoint: str
     model: str
@@ -52,14 +52,14 @@ class Load:
     max_tokens: int
 
     def prompts(self) -> list[str]:
-        """New prompts for a turn."""
+        """Return new prompts for a turn."""
         source = Prompts(0, secrets.token_hex(8))
         return [source.cold(self.prompt_tokens)[0].text for _ in range(self.requests)]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What a tool has measured in a turn: values for each request, and one for all."""
+    """Results of a tool in a turn: values per request, and one throughput."""
 
     ttft_s: list[float]
     tpot_s: list[float]
@@ -67,7 +67,7 @@ class Taken:
 
 
 async def ours(load: Load) -> Taken:
-    """A turn of helexa-bench's client: so many users share a list of questions."""
+    """Run a turn of helexa-bench's client: `load.concurrency` users share a list of questions."""
     questions = iter([Question(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
         client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
@@ -88,7 +88,7 @@ async def ours(load: Load) -> Taken:
 
 
 def theirs(load: Load, program: Path, folder: Path) -> Taken:
-    """A turn of guidellm."""
+    """Run a turn of guidellm."""
     data, report = folder / "prompts.jsonl", folder / "report.json"
     lines = [json.dumps({"prompt": text, "output_tokens_count": load.max_tokens}) for text in load.prompts()]
     data.write_text("\n".join(lines))
@@ -122,7 +122,7 @@ def theirs(load: Load, program: Path, folder: Path) -> Taken:
 
 
 def installed(folder: Path) -> Path:
-    """guidellm's program in a virtual environment, made unless it is there."""
+    """Return guidellm's program in a virtual environment, which is created if missing."""
     program = folder / "bin" / "guidellm"
     if not program.exists():
         print(f"installing {GUIDELLM} into {folder}", file=sys.stderr, flush=True)
@@ -135,7 +135,7 @@ def installed(folder: Path) -> Path:
 
 
 def medians(turns: Sequence[Taken]) -> dict[str, float]:
-    """Over all requests of all turns; throughput over turns."""
+    """Return medians over all requests of all turns; for throughput, over turns."""
     return {
         "ttft_s": statistics.median(value for turn in turns for value in turn.ttft_s),
         "tpot_s": statistics.median(value for turn in turns for value in turn.tpot_s),
@@ -165,7 +165,7 @@ def main() -> None:
         wanted.max_tokens,
     )
     program = installed(wanted.guidellm.absolute())
-    asyncio.run(ours(load))  # warms up
+    asyncio.run(ours(load))  # warm up
     turns: dict[str, list[Taken]] = {"helexa-bench": [], "guidellm": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(wanted.turns):

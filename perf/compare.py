@@ -1,15 +1,16 @@
-"""Our engine and its peers in turns on the same GGUF file: a table of medians and ratios, and a JSON snapshot.
+"""Compare helexa's engine with its peers on the same GGUF file: a table of medians and ratios, and a JSON snapshot.
 
 usage: python perf/compare.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--turns 5] [--threads 2]
            [--peer llama.cpp=PYTHON] [--peer openvino=PYTHON] [--install-peers DIR] [--out snapshot.json]
 
-In every turn each engine measures all rows once, in a process of its own, one after the other: helexa, llama.cpp,
-openvino, helexa, ... What else happens on the machine so falls on all of them. PYTHON is an interpreter that has the
-peer's package (llama-cpp-python, openvino-genai). `--install-peers` makes virtual environments with them under DIR
-unless they are there; llama.cpp is compiled then, which takes minutes and a C++ compiler.
+In every turn each engine measures all rows once in a new process, one engine after the other: helexa, llama.cpp,
+openvino, helexa, ... Other activity on the machine therefore affects all engines. PYTHON is an interpreter with the
+peer's package (llama-cpp-python, openvino-genai). `--install-peers` creates virtual environments with these packages
+under DIR if missing; llama.cpp is then compiled, which takes minutes and needs a C++ compiler.
 
-The table goes to stdout, progress to stderr. A star marks figures whose largest and smallest differ by more than 15 %
-of the median: measure again. A peer that cannot do a row, or cannot load the model, has no figure there.
+The table goes to stdout, progress to stderr. A star marks figures whose largest and smallest values differ by more than
+15 % of the median: measure again. A peer that does not support a row, or cannot load the model, has no figure in the
+row.
 """
 
 import argparse
@@ -34,13 +35,13 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine: our script that measures it, and the package that it is."""
+    """Another engine: helexa's measuring script for the engine, and the engine's package."""
 
     script: str
     package: str
 
     def version(self, python: str) -> str | None:
-        """The version that an interpreter has; None if it has none."""
+        """Return the package version of an interpreter, or None if the package is missing."""
         asked = f"import importlib.metadata as m; print(m.version({self.package!r}))"
         try:
             found = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, timeout=60)
@@ -49,7 +50,7 @@ class Peer:
         return found.stdout.strip() or None
 
     def install(self, folder: Path) -> str:
-        """Make a virtual environment that has the package, unless it is there; return its interpreter."""
+        """Create a virtual environment with the package if missing; return its interpreter."""
         python = str(folder / "bin" / "python")
         if self.version(python) is None:
             print(f"installing {self.package} into {folder}", file=sys.stderr, flush=True)
@@ -66,7 +67,7 @@ PEERS = {
 
 
 def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
-    """Run an engine's script; return its lines, and why it failed if it did."""
+    """Run an engine's script; return its lines, and the reason for a failure or None."""
     try:
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, errors="replace", timeout=TURN_SECONDS
@@ -79,7 +80,10 @@ def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
 
 
 def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dict[str, str]]:
-    """Run all engines in turns; a peer that fails takes no further turn. Returns the figures and the failures."""
+    """Run all engines in turns; return the figures and the failures.
+
+    A peer that fails is skipped in the following turns.
+    """
     found, failures = Comparison(), dict[str, str]()
     for turn in range(1, turns + 1):
         for engine, command in commands.items():
@@ -117,7 +121,7 @@ def positive(text: str) -> int:
 
 
 def main() -> None:
-    """Read the command line, measure, print the table, write the snapshot."""
+    """Read the command line, measure, print the table and write the snapshot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))

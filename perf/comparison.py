@@ -1,4 +1,4 @@
-"""The figures of several engines on the same rows: medians, spreads, ratios, as a snapshot and as a table."""
+"""Figures of several engines on the same rows: medians, spreads and ratios, as a snapshot and as a table."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,16 +17,16 @@ class Figures:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median."""
         return median(self.values)
 
     @property
     def wide(self) -> bool:
-        """Whether the largest and the smallest are too far apart to lean on."""
+        """Whether the spread is too large for a reliable result."""
         return max(self.values) - min(self.values) > WIDE_SPREAD * self.median
 
     def snapshot(self) -> dict[str, Any]:
-        """All there is to know, for JSON."""
+        """Return all figures for JSON."""
         return {
             "median": round(self.median, 3),
             "min": min(self.values),
@@ -40,9 +40,9 @@ class Comparison:
     """Collects JSON lines (see `engine.py`) in any order.
 
     Attributes:
-        rows: row -> engine -> tokens per second, one per turn.
-        ceilings: row -> what memory bandwidth allowed us, one per turn; decode only.
-        shares: row -> the part of its turn's ceiling that we reached, one per turn.
+        rows: row -> engine -> tokens per second, one value per turn.
+        ceilings: row -> helexa's limit by memory bandwidth, one value per turn; decode rows only.
+        shares: row -> helexa's rate divided by the turn's ceiling, one value per turn.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -53,7 +53,7 @@ class Comparison:
             self.add(line)
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Take one line."""
+        """Add one line."""
         row, rate = line["row"], line["tok_s"]
         self.rows.setdefault(row, {}).setdefault(line["engine"], Figures()).values.append(rate)
         if "ceiling_tok_s" in line:
@@ -63,18 +63,18 @@ class Comparison:
 
     @property
     def engines(self) -> list[str]:
-        """All of them, ours first."""
+        """Return all engines, helexa first."""
         return sorted({engine for row in self.rows.values() for engine in row}, key=lambda name: (name != OURS, name))
 
     def ratios(self, row: str) -> dict[str, float]:
-        """Our median over each peer's on one row; empty if either is missing."""
+        """Return helexa's median divided by each peer's median on one row; empty if a figure is missing."""
         figures = self.rows[row]
         if OURS not in figures:
             return {}
         return {engine: figures[OURS].median / figures[engine].median for engine in figures if engine != OURS}
 
     def snapshot(self) -> dict[str, Any]:
-        """Row -> figures, ratios and ceiling, for JSON."""
+        """Return row -> figures, ratios and ceiling, for JSON."""
         found: dict[str, Any] = {}
         for row, figures in self.rows.items():
             found[row] = {
@@ -89,7 +89,10 @@ class Comparison:
         return found
 
     def table(self) -> str:
-        """Markdown: medians, ratios, and our share of the ceiling. A star marks figures with a wide spread."""
+        """Return a Markdown table: medians, ratios, and helexa's share of the ceiling.
+
+        A star marks figures with a large spread.
+        """
         peers = [engine for engine in self.engines if engine != OURS]
         best = ["/ best peer"] if len(peers) > 1 else []
         head = ["Row", *self.engines, *(f"/ {peer}" for peer in peers), *best, "of the ceiling"]

@@ -1,15 +1,15 @@
-"""The engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
+"""Measure the engine alone, in process: decode at several batch sizes and depths, and prefill, as JSON lines.
 
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
            [--dtype auto] [--activations auto] [--kv-dtype auto]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node takes (`helexa/small`). Decode
-starts at 64 tokens of context, or as many as the row says, and takes 64 greedy steps, scheduler and sampler included;
-speculation is off. No two prompts are alike, so nothing is reused.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). Decode
+starts at 64 tokens of context, or at the row's context, and runs 64 greedy steps, including scheduler and sampler.
+Speculation is off. All prompts differ, so no prefix is reused.
 
-Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`; decode also has what the row
-reads per step, `step_bytes` (the weights as the engine holds them) and `kv_bytes`, the `bandwidth_gb_s` at which this
-machine reads memory, measured right before the row, and `ceiling_tok_s`, which follows from them.
+Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`. Decode lines also have the
+bytes read per step, `step_bytes` (weights in the engine's format) and `kv_bytes`; `bandwidth_gb_s`, the machine's
+memory read bandwidth measured directly before the row; and `ceiling_tok_s`, the rate that follows from these values.
 """
 
 import os
@@ -18,7 +18,7 @@ from statistics import median
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
-os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 
 import msgspec
 import torch
@@ -36,12 +36,12 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 class Engine:
-    """A loaded model; every measurement has a scheduler and pages of its own."""
+    """A loaded model; every measurement uses its own scheduler and KV pages."""
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
         self._runner = load_once(local_path(model), options)
-        # No two pages alike, so that no host can merge them.
+        # Different contents in all pages prevent the host from merging pages.
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
 
     def measure(self, row: Row) -> None:
@@ -72,7 +72,7 @@ class Engine:
         )
 
     def decode(self, row: Row) -> float:
-        """Tokens per second over the steps, of all sequences together."""
+        """Return the tokens per second of all sequences together."""
         scheduler = self._start(row.sequences, row.context)
         sequences = list(scheduler.waiting)
         while any(sequence.generated == 0 for sequence in sequences):
@@ -85,7 +85,7 @@ class Engine:
         return (sum(sequence.generated for sequence in sequences) - before) / seconds
 
     def prefill(self, row: Row) -> float:
-        """Prompt tokens per second until the first token."""
+        """Return the prompt tokens per second until the first token."""
         scheduler = self._start(1, row.context)
         sequence = scheduler.waiting[0]
         begin = time.perf_counter()
@@ -108,7 +108,7 @@ class Engine:
         scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def _read_bandwidth(self) -> float:
-        """Bytes per second that all threads together read from memory: the median of five sums over 1 GiB."""
+        """Return the bytes per second that all threads read from memory: the median of five sums over 1 GiB."""
         return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
 
     def _sum_seconds(self) -> float:

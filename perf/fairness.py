@@ -1,16 +1,17 @@
-"""How long one principal's answers take beside one client of another, and beside a crowd of them, as JSON lines.
+"""Measure a principal's response times next to one client and next to many clients of another principal.
 
 usage: python perf/fairness.py [MODEL] [--crowd 64] [--rounds 3] [--answers 5] [--tokens 48] [--together]
 
-MODEL is what `neuron --model` takes. The node is a process of its own, spoken to as a gateway does: with the headers
-that name a principal. Its clients ask again as soon as they are answered. The others' answers are of different lengths,
-from half of `--tokens` to one and a half times as many; the light principal's are exactly that long, streamed and
-greedy. Each round asks for `--answers` of them beside one other client, then beside `--crowd`, after one in each case
-that is not counted.
+MODEL is a value of `neuron --model`. The node runs in its own process and gets requests with the gateway's headers that
+name a principal. Each client sends a new request as soon as its last answer ends. The lengths of the other clients'
+answers vary from half of `--tokens` to one and a half times `--tokens`. The light principal's answers have exactly
+`--tokens` tokens and are streamed and greedy. Each round measures `--answers` of them next to one other client, then
+next to `--crowd` clients, each after one warm-up answer.
 
-One line per row with the median of the light principal's answers: `seconds` from the request to the last token,
-`ttft_ms` to the first one, and `others_tok_s`, the tokens per second of the others' answers that ended meanwhile. The
-verdict is the crowd's median over the single client's. `--together` gives everybody one principal, to compare.
+The output is JSON lines, one per row, with medians of the light principal's answers: `seconds` from the request to the
+last token, `ttft_ms` to the first token, and `others_tok_s`, the tokens per second of the other clients' answers that
+ended meanwhile. The verdict is the median with many clients divided by the median with one client. For comparison,
+`--together` gives all clients the same principal.
 """
 
 import argparse
@@ -32,31 +33,31 @@ _lengths = random.Random(1)
 
 @dataclass
 class Row:
-    """The light principal's answers, and the tokens per second of the others in each round."""
+    """The light principal's answers, and the other clients' tokens per second in each round."""
 
     answers: list[Answer] = field(default_factory=list[Answer])
     others_tok_s: list[float] = field(default_factory=list[float])
 
     @property
     def seconds(self) -> list[float]:
-        """What each answer took."""
+        """Return the duration of each answer."""
         return [answer.last - answer.asked for answer in self.answers]
 
 
 def session_of(account: str) -> aiohttp.ClientSession:
-    """A session of one principal."""
+    """Return an HTTP session of one principal."""
     session = client_session()
     session.headers.update({"x-helexa-account-id": account, "x-helexa-key-id": "benchmark"})
     return session
 
 
 def prompt() -> str:
-    """A prompt like no other."""
+    """Return a unique prompt."""
     return f"Story number {next(_serial)}, told by an old sailor:"
 
 
 async def keep_asking(session: aiohttp.ClientSession, url: str, model: str, tokens: int, ended: list[Answer]) -> None:
-    """Ask until cancelled."""
+    """Send requests until cancelled."""
     while True:
         ended.append(await ask(session, url, model, prompt(), _lengths.randint(tokens // 2, tokens * 3 // 2)))
 
@@ -70,7 +71,7 @@ async def beside(
     tokens: int,
     count: int,
 ) -> tuple[list[Answer], float]:
-    """So many of the light principal's answers beside so many other clients, and the others' tokens per second."""
+    """Return `count` answers of the light principal next to `others` clients, and the clients' tokens per second."""
     ended: list[Answer] = []
     crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(others)]
     try:
@@ -88,7 +89,7 @@ async def beside(
 
 
 async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, together: bool) -> None:
-    """Ask in turns, then print."""
+    """Measure in turns, then print the results."""
     rows = {1: Row(), crowd: Row()}
     accounts = ("heavy", "heavy" if together else "light")
     async with (
@@ -116,7 +117,7 @@ async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, 
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--crowd", type=int, default=64)

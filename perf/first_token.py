@@ -1,11 +1,11 @@
-"""How long `helexa generate "hi"` takes from the start of its process to its first token, and what that costs.
+"""Measure the time and CPU time of `helexa generate "hi"` from process start to the first token.
 
 usage: python perf/first_token.py [MODEL] [--runs 5] [--url URL]
 
-Without `--url` it starts a private engine each time; its files and kernels are in the cache, since a run before the
-first is not counted. With one it asks that server, which should have the model loaded.
+Without `--url`, each run starts a private engine. A first warm-up run is not counted, so files and kernels are cached.
+With `--url`, the script uses this server, which should have the model loaded.
 
-JSON: `first_token_s` of each run and their median, `cpu_s` of all the processes of a run, and the bar.
+The JSON output has `first_token_s` of each run and the median, `cpu_s` of all processes of a run, and the threshold.
 """
 
 import argparse
@@ -21,7 +21,7 @@ PRIVATE_BAR, SERVER_BAR = 3.0, 0.5
 
 
 def run(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Seconds to the first token, and of processor time in all."""
+    """Return the seconds to the first token, and the total CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environ) as process:

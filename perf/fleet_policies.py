@@ -1,4 +1,4 @@
-"""The gateway's policy, by its own functions, and the usual one: what was used longest ago leaves, in turn."""
+"""Policies for the fleet simulation: the gateway's policy, and a policy with LRU eviction and FIFO loading."""
 
 import random
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from helexa.cortex.routing.router import route
 
 
 class Ours:
-    """Affinity within a bound on load; placement, eviction and turns as the gateway decides them."""
+    """The gateway's own functions: affinity with a load limit, placement, eviction and load order."""
 
     def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
         self._random = random.Random(seed)
@@ -44,9 +44,9 @@ class Ours:
 
 
 class LruFifo:
-    """The least busy node; whoever comes first is loaded first, at once, in place of what was used longest ago.
+    """Baseline policy: least busy node, loads in order of arrival, eviction of the least recently used model.
 
-    What is in use is drained, but only when nothing else would do.
+    Busy models are drained only if the eviction of idle models is not sufficient.
     """
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +60,7 @@ class LruFifo:
         for queue in sorted((queue for queue in world.queues.values() if not queue.loading), key=lambda one: one.since):
             cold = self._place(world, queue)
             if cold is None:
-                return  # first come, first served
+                return  # first in, first out
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> Cold | None:
@@ -81,7 +81,11 @@ class LruFifo:
 
 
 def _oldest_first(situation: Situation, node: Node, need: int) -> Sequence[str] | None:
-    """What has to leave, idle before busy, the longest unused first; None if all of it would not do."""
+    """Return the models to evict: idle before busy, least recently used first.
+
+    Returns:
+        None if the eviction of all models is not sufficient.
+    """
     free, victims = situation.free(node)[0], list[str]()
     there = [one for one in situation.residents(node) if not one.loading]
     for resident in sorted(there, key=lambda one: (one.busy, one.used_at or 0.0, one.model)):

@@ -1,16 +1,16 @@
-"""Five nodes, twelve models, agents' conversations: what swapping by our rules saves, as JSON lines.
+"""Simulate five nodes, twelve models and agents' conversations: model swaps of two policies, as JSON lines.
 
 usage: python perf/fleet_simulation.py [--seeds 3] [--minutes 60] [--per-minute 9] [--models 12]
 
-Everything happens under a virtual clock and is the same for the same seed. Conversations choose their model by Zipf's
-law, and each turn repeats all before it, so it is cheap where the node still has that in its cache. The nodes together
-hold about half of the models. `ours` are the functions by which the gateway decides in production; `lru_fifo` loads
-at once whatever is asked for, in place of what was used longest ago, and asks the least busy node.
+The simulation uses a virtual clock and is deterministic for a given seed. Conversations choose their model by Zipf's
+law. Each turn repeats all earlier turns, so a turn is cheap if the node still has the conversation in its cache. The
+nodes together hold about half of the models. `ours` are the gateway's production functions; `lru_fifo` loads each
+requested model at once in place of the least recently used model, and selects the least busy node.
 
-One line per seed and policy: `swaps` are models unloaded to make room; `ttft_p50`, `ttft_p99` and `longest_wait` (for a
-model to be warm) are seconds; `cached` is the part of prompt tokens found in a cache. The verdicts take all seeds
-together: swaps at most half, the 99th percentile of the time to the first token lower, and nobody waits longer than
-the gateway lets requests wait.
+One line per seed and policy: `swaps` is the number of models unloaded for other models; `ttft_p50`, `ttft_p99` and
+`longest_wait` (for a warm model) are seconds; `cached` is the share of prompt tokens found in a cache. The verdicts
+combine all seeds: at most half the swaps, a lower 99th percentile of the time to the first token, and no wait longer
+than the gateway's limit.
 """
 
 import argparse
@@ -30,14 +30,14 @@ LONGEST_WAIT_SECS = GatewaySection().load_wait_secs
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both policies on the same traffic."""
+    """Outcomes of both policies on the same traffic."""
 
     ours: Outcome
     usual: Outcome
 
 
 def compare(seed: int, minutes: float, per_minute: float, count: int) -> Comparison:
-    """Run both on the traffic of one seed."""
+    """Run both policies on the traffic of one seed."""
     catalogue = models(count)
     traffic = conversations(seed, catalogue, 60 * minutes, per_minute)
     ours = World(catalogue, Ours(seed), traffic, NODES_MB).run()
@@ -45,12 +45,12 @@ def compare(seed: int, minutes: float, per_minute: float, count: int) -> Compari
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of all do not exceed."""
+    """Return the quantile `share` of the values."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def row(seed: int, policy: str, outcome: Outcome) -> dict[str, object]:
-    """One line."""
+    """Return one output line."""
     return {
         "seed": seed,
         "policy": policy,
@@ -65,7 +65,7 @@ def row(seed: int, policy: str, outcome: Outcome) -> dict[str, object]:
 
 
 def verdicts(runs: list[Comparison]) -> list[dict[str, object]]:
-    """What the simulation is about."""
+    """Return the verdicts of the simulation."""
     ours, usual = (sum(run.evictions for run in side) for side in zip(*((r.ours, r.usual) for r in runs), strict=True))
     p99 = percentile([ttft for run in runs for ttft in run.ours.ttfts], 0.99)
     usual_p99 = percentile([ttft for run in runs for ttft in run.usual.ttfts], 0.99)
@@ -82,7 +82,7 @@ def _verdict(name: str, value: float, bar: str, holds: bool) -> dict[str, object
 
 
 def main() -> None:
-    """Run and print."""
+    """Run the simulation and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60)

@@ -1,6 +1,6 @@
-"""A fleet under a virtual clock: nodes that load, prefill, decode and forget, asked by conversations.
+"""Simulated fleet with a virtual clock: nodes load models, prefill, decode and evict cache entries.
 
-The picture is the gateway's own `Fleet`, and what becomes of requests is decided by a policy.
+The fleet snapshot is the gateway's own `Fleet`; a policy decides about requests.
 """
 
 import heapq
@@ -35,7 +35,7 @@ TICK_SECS = 0.25
 
 @dataclass
 class Request:
-    """One turn on its way."""
+    """One turn in progress."""
 
     conversation: Conversation
     turn: Turn
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class Queue:
-    """The requests that wait for a model which is nowhere warm."""
+    """Requests that wait for a model without a warm instance."""
 
     model: str
     requests: list[Request]
@@ -66,7 +66,7 @@ class Queue:
 
 @dataclass
 class Instance:
-    """A model on a node: slots, a queue before them, and what its cache remembers of conversations."""
+    """A model on a node: slots, a queue of requests, and the conversations in its prefix cache."""
 
     size_mb: int
     running: int = 0
@@ -75,20 +75,20 @@ class Instance:
 
 
 class Policy(Protocol):
-    """Decides where requests go, and what is loaded and evicted."""
+    """Policy that routes requests, loads models and evicts models."""
 
     def target(self, world: "World", request: Request) -> str | None:
-        """The node that serves a request now."""
+        """Return the node that serves a request now, or None."""
         ...
 
     def decide(self, world: "World") -> None:
-        """Begin the loads that may begin now, by `world.start`."""
+        """Start all loads that are possible now, by `world.start`."""
         ...
 
 
 @dataclass
 class Outcome:
-    """What came of a run. Seconds."""
+    """Results of a run, in seconds."""
 
     ttfts: list[float] = field(default_factory=list[float])
     waits: list[float] = field(default_factory=list[float])
@@ -101,7 +101,7 @@ class Outcome:
 
 
 class World:
-    """One run."""
+    """One simulation run."""
 
     def __init__(
         self, catalogue: Catalogue, policy: Policy, conversations: list[Conversation], nodes: Mapping[str, int]
@@ -128,7 +128,7 @@ class World:
             self._at(conversation.begins, lambda one=conversation: self._ask(one, 0, 0))
 
     def run(self) -> Outcome:
-        """Until every conversation has ended."""
+        """Run until every conversation has ended."""
         while self._events:
             self.now, _, event = heapq.heappop(self._events)
             event()
@@ -137,7 +137,7 @@ class World:
         return self.outcome
 
     def start(self, queue: Queue, cold: Cold) -> None:
-        """Begin a load: drain, unload, load."""
+        """Start a load: drain, unload, load."""
         queue.loading = True
         held = ExitStack()
         held.enter_context(self.fleet.load(cold.node, cold.model))
@@ -224,7 +224,7 @@ class World:
             self._at(self.now + pause, lambda: self._ask(request.conversation, following, length))
 
     def _decide(self) -> None:
-        """Let the policy decide; again and again while somebody waits for room."""
+        """Let the policy decide, repeatedly as long as requests wait for memory."""
         self._policy.decide(self)
         if not self._ticking and any(not queue.loading for queue in self.queues.values()):
             self._ticking = True
@@ -233,7 +233,7 @@ class World:
     def _tick(self) -> None:
         self._ticking = False
         for queue in [queue for queue in self.queues.values() if not queue.loading]:
-            if self._policy.target(self, queue.requests[0]) is not None:  # it became warm again
+            if self._policy.target(self, queue.requests[0]) is not None:  # the model became warm again
                 del self.queues[queue.model]
                 for request in queue.requests:
                     self._route(request)

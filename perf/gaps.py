@@ -1,13 +1,14 @@
-"""What a long prompt does to the streams that decode beside it, as JSON lines.
+"""Measure the effect of a long prompt on concurrently decoding streams, as JSON lines.
 
 usage: python perf/gaps.py [MODEL] [--threads 2] [--rounds 5] [--streams 8] [--prompt 6000]
 
-`--streams` answers are being decoded when a prompt of `--prompt` tokens arrives. Every gap between two arrivals of one
-stream counts, in milliseconds: `quiet` before the prompt arrives, `window` from then until its first token, `overall`
-all of them, up to as many tokens after the window as there were before it. `ttft_ms` is what the prompt itself waited.
+`--streams` answers are decoding when a prompt of `--prompt` tokens arrives. Gaps are the milliseconds between two
+arrivals of one stream: `quiet` before the prompt arrives, `window` from the prompt's arrival until its first token, and
+`overall`, which also includes as many tokens after the window as before the window. `ttft_ms` is the time to the first
+token of the prompt.
 
-The verdict is the 99th percentile over the median of the gaps in the window, or overall, whichever is larger;
-`window_p99_over_quiet_p50` compares with the streams undisturbed. Each line is of all rounds together.
+The verdict is the 99th percentile divided by the median of the gaps, in the window or overall, whichever is larger.
+`window_p99_over_quiet_p50` compares with the undisturbed streams. Each line combines all rounds.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ POLL_SECONDS = 0.001
 
 @dataclass
 class Gaps:
-    """Gaps in milliseconds, of all streams and rounds."""
+    """Gaps in milliseconds of all streams and rounds."""
 
     quiet: list[float] = field(default_factory=list[float])
     window: list[float] = field(default_factory=list[float])
@@ -39,10 +40,10 @@ class Gaps:
     ttft: list[float] = field(default_factory=list[float])
 
     def add(self, streams: list[Answer], long: Answer) -> None:
-        """Take one round."""
+        """Add one round."""
         begin, end = long.asked, long.arrivals[0]
         self.ttft.append(long.ttft_ms)
-        start = max(stream.arrivals[0] for stream in streams)  # from here on all of them decode
+        start = max(stream.arrivals[0] for stream in streams)  # from here on, all streams decode
         for stream in streams:
             times = [time for time in stream.arrivals if time >= start]
             for earlier, later in itertools.pairwise(times):
@@ -55,7 +56,7 @@ class Gaps:
 
 
 async def round_of(client: EngineClient, streams: int, length: int) -> tuple[list[Answer], Answer]:
-    """Start the streams, then the prompt; end the streams some time after its first token."""
+    """Start the streams, then the prompt; end the streams some time after the prompt's first token."""
     answers = [Answer() for _ in range(streams)]
     room = client.ready.context_length - STREAM_CONTEXT
     tasks = [asyncio.create_task(ask(client, prompt(STREAM_CONTEXT), room, answer=one)) for one in answers]
@@ -71,7 +72,7 @@ async def round_of(client: EngineClient, streams: int, length: int) -> tuple[lis
 
 
 async def reached(answers: list[Answer], tokens: list[int], tasks: list[asyncio.Task[Answer]]) -> None:
-    """Wait until every stream has that many tokens, or one has ended."""
+    """Wait until every stream has `tokens` tokens, or a stream has ended."""
     while any(len(answer.tokens) < count for answer, count in zip(answers, tokens, strict=True)):
         for task in tasks:
             if task.done():
@@ -81,7 +82,7 @@ async def reached(answers: list[Answer], tokens: list[int], tasks: list[asyncio.
 
 
 async def measure(model: Path, threads: int, rounds: int, streams: int, length: int) -> None:
-    """Run the rounds on one engine, then print."""
+    """Run the rounds on one engine, then print the results."""
     gaps = Gaps()
     async with engine(model, EngineOptions(threads=threads)) as client:
         require_context(client, length + 1)
@@ -96,12 +97,12 @@ async def measure(model: Path, threads: int, rounds: int, streams: int, length: 
 
 
 def p99(values: list[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     return quantiles(values, n=100, method="inclusive")[-1]
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--streams", type=int, default=8)
     command.add_argument("--prompt", type=int, default=6000)

@@ -1,17 +1,17 @@
-"""What the gateway costs, beside nginx and LiteLLM, in front of a node that costs nothing; as JSON lines.
+"""Compare the costs of the gateway, nginx and LiteLLM in front of a mock node, as JSON lines.
 
 usage: python perf/gateway_load.py [--seconds 4] [--rounds 3] [--litellm PYTHON] [--streams 1000]
 
-Needs `wrk`, `nginx` and `node`. Each is one process with one worker: the gateway with a capped key, a SQLite ledger
-and metrics; nginx with a plain `proxy_pass`; LiteLLM, if PYTHON has it (`pip install 'litellm[proxy]'`), without a
-database. They are loaded in turns, `--rounds` times.
+The script needs `wrk`, `nginx` and `node`. Each server is one process with one worker: the gateway with a capped key, a
+SQLite ledger and metrics; nginx with a plain `proxy_pass`; LiteLLM without a database, if PYTHON has it (`pip install
+'litellm[proxy]'`). The servers are measured in turns, `--rounds` times.
 
-    json, stream    32 connections: requests per second, and processor time per request
-    alone           one connection: the median, less that of the node asked directly
-    large           one connection, prompts of 200 KB: likewise
+    json, stream    32 connections: requests per second, and CPU time per request
+    alone           one connection: the median latency minus the latency of a direct request to the node
+    large           the same as `alone`, with prompts of 200 KB
 
-Then the gateway's resident memory: idle, and for each of `--streams` streams that stay open. The verdicts take medians
-over the rounds; nginx is the measure of what forwarding bytes costs on this machine at that minute.
+Then the script measures the gateway's resident memory: idle, and per stream with `--streams` open streams. The verdicts
+use medians over the rounds; nginx shows the current cost of forwarding bytes on this machine.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
     config.write_text(
         "model_list:\n- model_name: m\n  litellm_params:\n    model: openai/m\n"
         f"    api_base: {node}/v1\n    api_key: none\n"
-        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # without keys it is quicker
+        "general_settings:\n  dangerously_permit_weak_or_unset_master_key: true\n"  # faster without keys
     )
     command = [str(Path(python).with_name("litellm")), "--config", str(config), "--port", str(port)]
     process = subprocess.Popen([*command, "--num_workers", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -77,7 +77,7 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
 
 
 def cpu_seconds(process: psutil.Process) -> float:
-    """Processor time of a process and all that it has started."""
+    """Return the CPU time of a process and its descendants."""
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
@@ -85,7 +85,7 @@ def cpu_seconds(process: psutil.Process) -> float:
 def load(
     url: str, process: psutil.Process, folder: Path, body: dict[str, object], connections: int, seconds: float
 ) -> dict[str, float]:
-    """One run of wrk: requests per second, median in milliseconds, and microseconds of processor time a request."""
+    """Run wrk once; return requests per second, median milliseconds and CPU microseconds per request."""
     script = folder / "wrk.lua"
     script.write_text(
         'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
@@ -119,7 +119,7 @@ def load(
 
 
 async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float, float]:
-    """Resident memory with `streams` open streams, less that before, in MiB for each; and that before."""
+    """Return the additional resident MiB per stream with `streams` open streams, and the resident MiB before."""
     idle = process.memory_info().rss / MEBIBYTE
     async with client_session() as session:
 

@@ -1,12 +1,12 @@
-"""What a gateway adds to a request that could have gone to the node itself, as JSON lines.
+"""Measure the latency that a gateway adds to a direct request to a node, as JSON lines.
 
 usage: python perf/gateway_overhead.py [MODEL] [--requests 200] [--tokens 1]
 
-A node and a gateway in front of it, each a process of its own; this process is the client. The same short prompt is
-asked of the node and through the gateway in turns, each going first every other time.
+A node and a gateway in front of it run in separate processes; this process is the client. The client sends the same
+short prompt to the node and to the gateway in pairs and alternates the order.
 
-One line per way with the median and the 90th percentile of the time to the first token in milliseconds (`ttft_ms`) and
-to the end of the answer (`total_ms`); the last line, `overhead`, has the medians of the differences within the pairs.
+One line per route has the median and the 90th percentile of the milliseconds to the first token (`ttft_ms`) and to the
+end of the answer (`total_ms`). The last line, `overhead`, has the medians of the differences within the pairs.
 """
 
 import argparse
@@ -23,7 +23,7 @@ WARM_UP = 10
 
 
 async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Wait until the gateway has seen the model on the node."""
+    """Wait until the gateway has discovered the model on the node."""
     async with asyncio.timeout(60):
         while True:
             nodes = (await get(session, f"{url}/api/nodes") or {"nodes": []})["nodes"]
@@ -33,7 +33,7 @@ async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -
 
 
 def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Path:
-    """Write a gateway's configuration; `more` is further TOML."""
+    """Write a gateway's configuration; `more` is appended TOML."""
     (folder / "models.toml").touch()
     path = folder / "cortex.toml"
     path.write_text(
@@ -45,7 +45,7 @@ def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Pat
 
 
 async def measure(model: str, requests: int, tokens: int) -> None:
-    """Ask in pairs, then print."""
+    """Send requests in pairs, then print the results."""
     port = free_port()
     ways: dict[str, list[Answer]] = {"direct": [], "gateway": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -78,22 +78,22 @@ async def measure(model: str, requests: int, tokens: int) -> None:
 
 
 def first_ms(answers: list[Answer]) -> list[float]:
-    """Milliseconds to the first token."""
+    """Return the milliseconds to the first token."""
     return [1000 * (answer.first - answer.asked) for answer in answers]
 
 
 def total_ms(answers: list[Answer]) -> list[float]:
-    """Milliseconds to the end of the answer."""
+    """Return the milliseconds to the end of the answer."""
     return [1000 * (answer.last - answer.asked) for answer in answers]
 
 
 def median_difference(longer: list[float], shorter: list[float]) -> float:
-    """The median of the differences within the pairs."""
+    """Return the median of the differences within the pairs."""
     return median(a - b for a, b in zip(longer, shorter, strict=True))
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--requests", type=int, default=200)

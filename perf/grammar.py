@@ -1,12 +1,12 @@
-"""What it costs decode that every answer follows a grammar, as JSON lines.
+"""Measure the cost of grammar-constrained decoding, as JSON lines.
 
 usage: python perf/grammar.py MODEL [--streams 8] [--threads N] [--rounds 40]
 
-In process, two batches of the same prompts take five steps in turns, one with a grammar (a JSON Schema of strings and
-numbers in arrays) and one without. A line each for greedy answers and for temperature 0.8, with nothing guessed ahead
-and with an engine's defaults, which guess for few streams: the milliseconds that a token of each stream takes without
-and with it, median over all, the processor's beside the clock's, and the verdict, which is the median of the rounds'
-ratios of time.
+In one process, two batches of the same prompts run five steps in turns, one batch with a grammar (a JSON Schema of
+strings and numbers in arrays) and one without. There is a line for greedy answers and for temperature 0.8, each without
+speculation and with an engine's defaults, which speculate for few streams. A line has the median milliseconds per token
+of each stream without and with the grammar, in CPU time and wall time, and the verdict, which is the median of the
+rounds' time ratios.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from statistics import median
 
 from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 
-os.environ.update(ENVIRONMENT | os.environ)  # as an engine process has it
+os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 
 import msgspec
 import torch
@@ -52,7 +52,7 @@ SCHEMA = {
 
 
 class Batch:
-    """Streams that decode side by side, all with a grammar or all without."""
+    """Streams that decode in one batch, all with a grammar or all without a grammar."""
 
     def __init__(self, runner: Runner, options: EngineOptions, requests: list[Sequence]) -> None:
         self._runner = runner
@@ -66,12 +66,12 @@ class Batch:
         self.processor: list[float] = []
 
     def step(self) -> None:
-        """One step."""
+        """Run one step."""
         plan = self._scheduler.plan()
         self._scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def round(self) -> None:
-        """Some steps."""
+        """Run the steps of one round."""
         begun = sum(sequence.generated for sequence in self._requests)
         clock, processor = time.perf_counter(), time.process_time()
         for _ in range(STEPS):

@@ -1,19 +1,19 @@
-"""The gateway's HTTP listener and client beside uvicorn, granian and aiohttp: processor time, as JSON lines.
+"""Compare the CPU time of the gateway's HTTP listener and client with uvicorn, granian and aiohttp, as JSON lines.
 
 usage: python perf/http_stack.py [--app relay|gateway] [--seconds 2] [--rounds 5]
 
-Needs `wrk`, `nginx` and `node`, and `pip install uvicorn granian`. Each stack is a listener and a client in one process
-with one event loop (uvloop), in front of a node that costs nothing. The stacks are loaded in turns, every other round
+The script needs `wrk`, `nginx` and `node`, and `pip install uvicorn granian`. Each stack is a listener and a client in
+one process with one event loop (uvloop), in front of a mock node. The stacks are measured in turns, every other round
 in reverse order:
 
     json      32 connections: a POST of 1 KB and a JSON answer
-    stream    32 connections: 64 server-sent events, each in a write of its own, as quickly as the node writes them
-    events    8 connections: the same with 2 ms between two events, so that each of them is read and written by itself
+    stream    32 connections: 64 server-sent events, each in a separate write, as fast as the node writes them
+    events    8 connections: the same with 2 ms between events, so that each event is read and written separately
 
-One line per row and stack: medians over the rounds of the processor time per request (`cpu_us`, least and most in
-`runs`), of the requests per second, and of the ratio to helexa's stack in the same round. `event_us` is `cpu_us`
-divided by the events of a stream. `--app relay` forwards bytes and does nothing else; `--app gateway` runs cortex with
-a capped key, a SQLite ledger and metrics. nginx shows what forwarding bytes costs on the machine.
+One line per row and stack has medians over the rounds: the CPU time per request (`cpu_us`, smallest and largest in
+`runs`), the requests per second, and the ratio to helexa's stack in the same round. `event_us` is `cpu_us` divided by
+the events of a stream. `--app relay` only forwards bytes; `--app gateway` runs cortex with a capped key, a SQLite
+ledger and metrics. nginx shows the cost of forwarding bytes on the machine.
 """
 
 import argparse
@@ -54,7 +54,7 @@ STACKS = (
     "helexa+aiohttp",
     "uvicorn+helexa",
     "granian+helexa",
-)  # first: the ratio is to it
+)  # helexa first: all ratios refer to it
 _FILLER = {"role": "system", "content": "You answer briefly and politely. " * 27}
 _JSON = BODY | {"messages": [_FILLER, *BODY["messages"]]}
 ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
@@ -65,7 +65,7 @@ ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
 
 
 class AiohttpAnswer:
-    """What the gateway reads of an answer, from aiohttp."""
+    """The parts of an aiohttp response that the gateway reads."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self.status = response.status
@@ -80,7 +80,7 @@ class AiohttpAnswer:
 
 
 class AiohttpUpstream:
-    """The part of `Upstream` that forwarding needs, with aiohttp, which is told to do as little as it can."""
+    """The parts of `Upstream` that forwarding needs, implemented with a minimal aiohttp client."""
 
     def __init__(self) -> None:
         self._session = aiohttp.ClientSession(
@@ -127,7 +127,7 @@ class Relay:
 
 
 class Served:
-    """The application of a stack: begins and ends with the lifespan, as uvicorn and granian have it."""
+    """Lifespan wrapper that starts and stops a stack's application under uvicorn and granian."""
 
     def __init__(self) -> None:
         self._app: ASGIApp
@@ -143,7 +143,7 @@ class Served:
             await send({"type": "lifespan.shutdown.complete"})
             return
         extensions = scope.setdefault("extensions", {})
-        if HangUp.NAME not in extensions:  # a listener that has none: the application does not see who hangs up
+        if HangUp.NAME not in extensions:  # without this extension the application does not detect disconnects
             extensions[HangUp.NAME] = HangUp()
         await self._app(scope, receive, send)
 
@@ -168,7 +168,7 @@ def serve(port: int) -> None:
 
 
 def command(listener: str, port: int) -> list[str]:
-    """The command line of a server: one process that serves, one event loop, no log of requests."""
+    """Return the command line of a server: one worker, one event loop, no access log."""
     if listener == "helexa":
         return ["-c", f"import http_stack; http_stack.serve({port})"]
     options = ["http_stack:Served", "--factory", "--port", str(port), "--loop", "uvloop", "--workers", "1"]
@@ -179,7 +179,7 @@ def command(listener: str, port: int) -> list[str]:
 
 @contextmanager
 def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, psutil.Process]]:
-    """One stack in a process of its own: its URL, and the process."""
+    """Run one stack in a separate process; yield its URL and the process."""
     listener, client = name.split("+")
     port = free_port()
     folder.mkdir()
@@ -210,7 +210,7 @@ async def ready(url: str, app: str) -> None:
 
 
 async def listens(session: aiohttp.ClientSession, url: str) -> None:
-    """Wait until something answers at all."""
+    """Wait until a server answers at all."""
     while True:
         try:
             async with session.post(url, json=BODY):
@@ -220,7 +220,7 @@ async def listens(session: aiohttp.ClientSession, url: str) -> None:
 
 
 def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
-    """Load all stacks in turns, then print."""
+    """Measure all stacks in turns, then print the results."""
     port, nginx_port = free_port(), free_port()
     node = f"http://127.0.0.1:{port}"
     runs: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -256,7 +256,7 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--app", choices=("relay", "gateway"), default="relay")
     parser.add_argument("--seconds", type=int, default=2)

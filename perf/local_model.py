@@ -1,4 +1,4 @@
-"""Where the model of a benchmark lies."""
+"""Local path of a benchmark's model."""
 
 import asyncio
 from pathlib import Path
@@ -11,10 +11,10 @@ from helexa.neuron.sources.sources import Sources
 
 
 def local_path(model: str) -> Path:
-    """A path as it is, or the file of any model id that a node takes, fetched if it is not here yet.
+    """Return an existing path unchanged, or the file of a model id, downloaded if missing.
 
     Raises:
-        HelexaError: there is no such model.
+        HelexaError: the model does not exist.
     """
     if Path(model).exists():
         return Path(model)

@@ -1,4 +1,4 @@
-"""What a figure came from: the machine, the commit and the versions."""
+"""Origin of benchmark figures: the machine, the commit and the software versions."""
 
 import importlib.metadata
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-# What makes a difference to kernels: widths, products of small integers and of bfloat16, tiles.
+# CPU flags that affect kernels: vector width, products of small integers and of bfloat16, tiles.
 _FLAGS = [
     "avx2",
     "f16c",
@@ -34,7 +34,7 @@ _REPOSITORY = Path(__file__).parent.parent
 
 
 def machine() -> dict[str, object]:
-    """The processor and its instruction sets, its cores, the memory and the system."""
+    """Return the processor with its instruction sets and cores, the memory and the system."""
     fields = _processor()
     flags = fields.get("flags", fields.get("Features", "")).split()
     return {
@@ -48,7 +48,7 @@ def machine() -> dict[str, object]:
 
 
 def commit() -> dict[str, object] | None:
-    """The commit that is checked out, and whether tracked files differ from it; None outside of a repository."""
+    """Return the current commit, and whether tracked files are modified; None outside of a repository."""
     head = _output("git", "-C", str(_REPOSITORY), "rev-parse", "HEAD")
     if not head:
         return None
@@ -57,7 +57,7 @@ def commit() -> dict[str, object] | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what runs our engine; the compiler is the one that its kernels are compiled with."""
+    """Return the versions of helexa's software and of the C compiler for the native kernels."""
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     return {
         "helexa": importlib.metadata.version("helexa"),
@@ -68,7 +68,7 @@ def versions() -> dict[str, str | None]:
 
 
 def _processor() -> dict[str, str]:
-    """What the system says of its first processor, empty where it says nothing."""
+    """Return the system's description of its first processor; empty if unavailable."""
     try:
         first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
     except OSError:
@@ -77,7 +77,7 @@ def _processor() -> dict[str, str]:
 
 
 def _output(*command: str) -> str:
-    """What a command prints, empty if it fails or is not there."""
+    """Return a command's output; empty if the command fails or is missing."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
     except (OSError, subprocess.SubprocessError):

@@ -1,6 +1,6 @@
-// A node that costs next to nothing: it says that it has the model `m`, and answers every question at once, with JSON or
-// with 64 events, each in a write of its own; with "pause" in the body 2 ms lie between two. To a body with "hold" it says
-// one event, and then nothing.
+// A mock node with minimal costs. The node has the model `m` and answers every request at once, with JSON or with 64
+// server-sent events in separate writes. If the body contains "pause", the events are 2 ms apart. If the body contains
+// "hold", the node sends one event and then keeps the connection open.
 // usage: node mock_upstream.js PORT
 const http = require('http');
 

@@ -1,10 +1,11 @@
-"""llama.cpp's greedy tokens, through xllamacpp: a peer of `agreement.py`.
+"""llama.cpp's greedy tokens, through xllamacpp; an oracle of `agreement.py`.
 
 usage: PYTHON perf/oracle_llama_cpp.py MODEL STEPS < prompts.json
 
-PYTHON is an interpreter that has xllamacpp; nothing else is needed. MODEL is a GGUF file, standard input a JSON list of
-texts. For each text a JSON line: `prompt`, its token ids; `tokens`, the ids that follow, fewer than STEPS where the
-model ends its text; `best`, for each of these the ids of the two best, and `gap`, how far their logprobs lie apart.
+PYTHON is an interpreter with xllamacpp; no other package is needed. MODEL is a GGUF file; standard input is a JSON list
+of texts. For each text, a JSON line has `prompt`, the prompt's token ids; `tokens`, the following ids, fewer than STEPS
+if the model ends its text; `best`, the ids of the two best tokens at each position; and `gap`, the logprob difference
+of these two tokens.
 """
 
 import json
@@ -28,7 +29,7 @@ class Oracle:
         self._server = xllamacpp.Server(parameters)
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids, with those that the model wants at the beginning."""
+        """Return token ids, including the special tokens that the model expects at the beginning."""
         body = json.dumps({"content": text, "add_special": True}).encode()
         request = urllib.request.Request(
             f"{self._server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
@@ -37,7 +38,7 @@ class Oracle:
             return json.load(reply)["tokens"]
 
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """The line of a prompt."""
+        """Return the output line of a prompt."""
         asked = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
         places = self._server.handle_completions(asked)["choices"][0]["logprobs"]["content"]
         tops = [place["top_logprobs"] for place in places]

@@ -1,10 +1,10 @@
-"""transformers' greedy tokens in float32: a peer of `agreement.py`.
+"""transformers' greedy tokens in float32; an oracle of `agreement.py`.
 
 usage: PYTHON perf/oracle_transformers.py FOLDER STEPS < prompts.json
 
-PYTHON is an interpreter that has transformers. FOLDER has `config.json` and safetensors; what goes in and what comes
-out is that of `oracle_llama_cpp.py`. Without a tokenizer in FOLDER a text stands for as many ids as it has words, drawn
-at random behind the one that begins a text. A prompt is cut to the context that the model was trained for.
+PYTHON is an interpreter with transformers. FOLDER has `config.json` and safetensors. Input and output have the format
+of `oracle_llama_cpp.py`. Without a tokenizer in FOLDER, each word of a text becomes one random id after the
+beginning-of-sequence id. A prompt is truncated to the model's context length.
 """
 
 import json
@@ -27,7 +27,7 @@ class Oracle:
         self._tokenizer = AutoTokenizer.from_pretrained(folder) if found else None
 
     def tokenize(self, text: str, steps: int) -> list[int]:
-        """Token ids, with those that the model wants at the beginning, that leave room for the steps."""
+        """Return token ids, including the special tokens at the beginning, truncated to leave room for the steps."""
         if self._tokenizer is not None:
             ids = self._tokenizer(text).input_ids
         else:
@@ -37,7 +37,7 @@ class Oracle:
 
     @torch.inference_mode()
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
-        """The line of a prompt."""
+        """Return the output line of a prompt."""
         line: dict[str, Any] = {"prompt": prompt, "tokens": [], "best": [], "gap": []}
         ids, cache = torch.tensor([prompt]), None
         for _ in range(steps):

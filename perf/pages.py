@@ -1,4 +1,4 @@
-"""When the first paint comes, and how heavy a page is, with 50,000 runs in the database; in Chromium, on this machine.
+"""Measure the first paint and the size of web pages with 50,000 runs in the database, in Chromium.
 
 python perf/pages.py
 """
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(address: str) -> None:
-    """First contentful paint of each page in a fresh context; the first time apart, when nothing of it is kept."""
+    """Measure the first contentful paint of each page in a fresh context; the first, uncached time is separate."""
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for path in PATHS:
@@ -61,7 +61,7 @@ def measure(address: str) -> None:
                 page.on("response", lambda response, into=weights: into.append(len(response.body())))
                 page.goto(address + path, wait_until="load")
                 paint = "performance.getEntriesByName('first-contentful-paint')[0]"
-                while (painted := page.evaluate(f"{paint}?.startTime")) is None:  # the pages let nobody wait inside
+                while (painted := page.evaluate(f"{paint}?.startTime")) is None:  # pages block waiting in JavaScript
                     page.wait_for_timeout(20)
                 paints.append(painted)
                 weight = sum(weights)

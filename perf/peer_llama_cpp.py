@@ -2,9 +2,9 @@
 
 usage: PYTHON perf/peer_llama_cpp.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
-PYTHON is an interpreter that has llama-cpp-python; nothing else is needed. MODEL is a GGUF file. The library's own
-settings are kept, but for the size of the context and a KV cache that all sequences share. What is timed is
-`llama_decode` alone: its tokens are given, so it samples nothing, which is in its favour.
+PYTHON is an interpreter with llama-cpp-python; no other package is needed. MODEL is a GGUF file. The script uses the
+library's default settings, except for the context size and a KV cache shared by all sequences. It times only
+`llama_decode` with given tokens. llama.cpp therefore does not sample, which is an advantage for llama.cpp.
 """
 
 import time
@@ -17,7 +17,7 @@ BATCH = 512
 
 
 class Context:
-    """A loaded model with room for all rows."""
+    """A loaded model with a context large enough for all rows."""
 
     def __init__(self, model: str, rows: list[Row], threads: int) -> None:
         llama.llama_backend_init()
@@ -36,7 +36,7 @@ class Context:
         self._batch = llama.llama_batch_init(BATCH, 0, 1)
 
     def decode(self, row: Row) -> float:
-        """Seconds for the steps of a decode row."""
+        """Return the seconds for the steps of a decode row."""
         self._clear()
         for sequence in range(row.sequences):
             self._prefill(prompt(row.context), sequence)
@@ -47,7 +47,7 @@ class Context:
         return time.perf_counter() - begin
 
     def prefill(self, row: Row) -> float:
-        """Seconds until a prompt's last logits."""
+        """Return the seconds until a prompt's last logits."""
         self._clear()
         tokens = prompt(row.context)
         begin = time.perf_counter()
@@ -61,7 +61,7 @@ class Context:
             self._run([(token, position, sequence, position == last) for position, token in chunk])
 
     def _run(self, entries: list[tuple[int, int, int, bool]]) -> None:
-        """Run one batch of (token, position, sequence, whether its logits are wanted)."""
+        """Run one batch of (token, position, sequence, whether logits are needed)."""
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, logits) in enumerate(entries):

@@ -2,9 +2,9 @@
 
 usage: PYTHON perf/peer_openvino.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads 2]
 
-PYTHON is an interpreter that has openvino-genai; nothing else is needed. MODEL is a GGUF file. The library's own
-settings are kept; its prefix cache is off. It generates in one call, so a decode row is the time that 1 + 64 tokens
-take less the time that the first one takes, for as many prompts of the same length.
+PYTHON is an interpreter with openvino-genai; no other package is needed. MODEL is a GGUF file. The script uses the
+library's default settings without its prefix cache. The library generates an answer in one call. A decode row is
+therefore the time of 1 + 64 tokens minus the time of the first token, for prompts of the same number and length.
 """
 
 import time
@@ -27,12 +27,12 @@ class Pipeline:
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(model, scheduler, "CPU", properties)
 
     def decode(self, row: Row) -> float:
-        """Seconds for the steps of a decode row."""
+        """Return the seconds for the steps of a decode row."""
         first = self._generate(row.sequences, row.context, 1)
         return self._generate(row.sequences, row.context, 1 + DECODE_STEPS) - first
 
     def prefill(self, row: Row) -> float:
-        """Seconds until a prompt's first token."""
+        """Return the seconds until a prompt's first token."""
         return self._generate(1, row.context, 1)
 
     def _generate(self, sequences: int, length: int, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""A copy of a GGUF file whose weights are all float32, so that what reads it has nothing to round."""
+"""Copy a GGUF file with all weights as float32, so that engines do not round during products."""
 
 import math
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def plain_copy(source: Path, target: Path) -> None:
-    """Write `target`: the metadata of `source` and its dequantised tensors, one at a time in memory."""
+    """Write to `target` the metadata and the dequantized tensors of `source`, one tensor at a time."""
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():

@@ -1,11 +1,11 @@
-"""What a token costs between the engine and the wire, as JSON lines: text of tokens, parser, events, frames.
+"""Measure the CPU time per token between the engine and HTTP: detokenizer, parser, events, frames, as JSON lines.
 
 usage: python perf/projector.py MODEL [--rounds 9] [--tokens 4000]
 
-MODEL is what `neuron --model` takes; only its vocabulary is read. What is said is source code, a token at a time:
-as text, as reasoning before an answer, and as the argument of a tool's call, in a notation of JSON (`hermes`) and one
-of tags (`qwen_xml`). One line for each, and dialect, with the processor's microseconds a token, median over the rounds;
-the verdict is the largest without log-probabilities.
+MODEL is a value of `neuron --model`; the script reads only its vocabulary. The output is source code, one token at a
+time: as text, as reasoning before an answer, and as the argument of a tool call, in a JSON tool-call format (`hermes`)
+and a tag format (`qwen_xml`). One line per kind of output and API format has the CPU microseconds per token, as median
+over the rounds. The verdict is the largest value without log-probabilities.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TEMPLATE = "{# <think>thoughts</think> #}{{ messages }}{{ tools }}"
 
 
 def spelled(kind: str, code: str) -> str:
-    """The code as a model would say it."""
+    """Return the code in the format in which a model would write it."""
     match kind:
         case "thought":
             return f"<think>\n{code}\n</think>\n\nDone."
@@ -55,7 +55,7 @@ def spelled(kind: str, code: str) -> str:
 
 
 def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, alternatives: int | None) -> float:
-    """The processor's time a token, from the engine's outputs to what is sent."""
+    """Return the CPU microseconds per token from the engine's outputs to the sent bytes."""
     text.notation.family = FAMILIES.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if dialect == "chat" else ResponseProjector("m", ASKED)

@@ -1,21 +1,22 @@
-"""How long a bfloat16 checkpoint takes to load while it is quantised, and what it needs for that, as JSON lines.
+"""Measure time and memory of loading and quantizing a bfloat16 checkpoint, as JSON lines.
 
 usage: python perf/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
 
-A random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) is written to a temporary folder, or found in
-FOLDER. Then, in turns and as often as `--runs` says, with the system's page cache cold and warm:
+The script writes a random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) to a temporary folder, or uses
+the checkpoint in FOLDER. Then the script runs these measurements in turns, `--runs` times, with a cold and a warm page
+cache:
 
-    read    all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or each into memory of its own
-            (`memory`), which is what any load must do that keeps them
-    load    a process of its own loads the model and computes one token, as an engine does at its start
+    read    read all bytes of the file, 16 MiB at a time, into one buffer (`buffer`) or into new memory (`memory`), as
+            any load that keeps the bytes must do
+    load    load the model and compute one token in a new process, as an engine does at its start
 
-`load` has seconds from the checkpoint's path to the loaded model. Kernels were compiled before, and nothing is found
-packed. 8 GiB of memory (or half of what is free) were touched and given back just before, since the host of a virtual
-machine may hand out memory at its first use, and take longer for that than all the rest. `peak_mib` is what the process
-held resident at most, less what it held when torch and the engine were imported. `result_mib` is what the weights take
-in memory in the end, `layer_mib` one layer of the file. Without a system that lets a file go from its page cache there
-are no cold runs. The verdicts compare medians: the load with reading the file into memory, and the peak with 1.35 times
-the result and one layer.
+`load` has the seconds from the checkpoint's path to the loaded model. Kernels are compiled before, and no packed
+weights are cached. Directly before each measurement, the script touches and frees 8 GiB of memory (or half of the free
+memory). Without this step, the host of a virtual machine may allocate memory at first use, which can take longer than
+the load. `peak_mib` is the peak resident memory of the process minus its memory after the import of torch and the
+engine. `result_mib` is the memory of the loaded weights, `layer_mib` the size of one layer in the file. Cold runs need
+a system that can drop a file from its page cache. The verdicts compare medians: the load time with reading the file
+into memory, and the peak with 1.35 times the result plus one layer.
 """
 
 import argparse
@@ -41,7 +42,7 @@ PIECE, TOUCHED = 16 << 20, 8 << 30
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Random weights in the shape of Qwen2-1.5B."""
+    """Write random weights in the shape of Qwen2-1.5B."""
     config = {
         "model_type": "qwen2",
         "vocab_size": VOCABULARY,
@@ -81,7 +82,11 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def read_seconds(file: Path, *, keep: bool) -> float:
-    """Seconds that all bytes of a file take; `keep`: each in memory of its own."""
+    """Return the seconds to read all bytes of a file.
+
+    Args:
+        keep: read each piece into new memory instead of one buffer.
+    """
     touch_memory()
     size = file.stat().st_size
     buffer = torch.empty(size if keep else PIECE, dtype=torch.uint8).numpy().data
@@ -96,19 +101,19 @@ def read_seconds(file: Path, *, keep: bool) -> float:
 
 
 def touch_memory() -> None:
-    """Let the host hand out memory, and give it back to the system."""
+    """Touch and free memory, so that the host allocates it before the measurement."""
     torch.ones(min(TOUCHED, psutil.virtual_memory().available // 2), dtype=torch.uint8)
 
 
 def forget(file: Path) -> None:
-    """Let a file go from the page cache."""
+    """Drop a file from the page cache."""
     with file.open("rb") as stream:
         os.fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def load(folder: Path, quant: str) -> dict[str, float]:
-    """Load in a process of its own, with a cache folder of its own."""
+    """Load the model in a new process with an empty cache folder."""
     touch_memory()
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
@@ -117,7 +122,7 @@ def load(folder: Path, quant: str) -> dict[str, float]:
 
 
 def child(folder: Path, quant: str) -> None:
-    """What the process of `load` does."""
+    """Run in the process that `load` starts."""
     from helexa.neuron.engine.ipc.messages import EngineOptions
     from helexa.neuron.engine.loading.device import physical_cores
     from helexa.neuron.engine.loading.load import load as load_model
@@ -132,11 +137,11 @@ def child(folder: Path, quant: str) -> None:
     seconds = time.perf_counter() - begin
     figures = {"seconds": seconds, "peak_mib": peak_mib() - before, "result_mib": loaded.ops.step_bytes / 2**20}
     print(json.dumps(figures), flush=True)
-    os._exit(0)  # what is still being written to the cache is of no use to anybody
+    os._exit(0)  # abandon pending cache writes
 
 
 def peak_mib() -> float:
-    """What this process held resident at most since the last call, or since its start."""
+    """Return the peak resident memory of this process since the last call, or since its start."""
     lines = Path("/proc/self/status").read_text().splitlines()
     peak = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 2**10
     Path("/proc/self/clear_refs").write_text("5")
@@ -145,7 +150,7 @@ def peak_mib() -> float:
 
 @contextlib.contextmanager
 def checkpoint_in(given: Path | None) -> Iterator[Path]:
-    """The folder of the checkpoint, written if it is not there."""
+    """Yield the folder of the checkpoint, which is written if missing."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = given or Path(temporary)
         if not (folder / "config.json").exists():
@@ -155,7 +160,7 @@ def checkpoint_in(given: Path | None) -> Iterator[Path]:
 
 
 def measure(folder: Path, quant: str, runs: int) -> None:
-    """Read and load in turns, then print."""
+    """Read and load in turns, then print the results."""
     file = folder / "model.safetensors"
     layer = 2 * (2 * HIDDEN * HIDDEN + 2 * KV_HEADS * HIDDEN // HEADS * HIDDEN + 3 * HIDDEN * INTERMEDIATE) / 2**20
     peaks: list[float] = []
@@ -185,7 +190,7 @@ def measure(folder: Path, quant: str, runs: int) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quant", default="q4k")
     parser.add_argument("--runs", type=int, default=3)

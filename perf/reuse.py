@@ -1,17 +1,18 @@
-"""What prefix reuse saves: the time to the first token, and the work of an agent's conversation, as JSON lines.
+"""Measure the effect of prefix reuse on the time to the first token and on an agent's conversation, as JSON lines.
 
 usage: python perf/reuse.py [MODEL] [--threads 2] [--rounds 5] [--system 6000] [--turns 10]
 
-`ttft` asks for one token after 2,048 tokens of prompt that the engine has never seen and 16 more, then again with 16
-others behind the same 2,048. One line per way with the median and each round's milliseconds; the verdict is how large a
-part of the cold time the cached one takes.
+`ttft` requests one token after a new prefix of 2,048 prompt tokens and 16 more tokens, then again after the same prefix
+with 16 other tokens. One line for each of the two cases has the median and each round's milliseconds; the verdict is
+the cached time divided by the cold time.
 
-`conversation` is an agent's: a system prompt with tools of `--system` tokens, then in each of `--turns` turns a message
-or a tool's result of 400 to 600 tokens, answered with 60. Each turn sends everything before it again. One line per
-turn; the verdict is how many tokens the engine computed for each distinct one. It takes a context of about 11,600
-tokens, so a model of less needs a shorter `--system`; `--turns 0` leaves it out.
+`conversation` is an agent's conversation: a system prompt with tools of `--system` tokens, then in each of `--turns`
+turns a message or tool result of 400 to 600 tokens, answered with 60 tokens. Each turn sends all earlier turns again.
+There is one line per turn; the verdict is the number of computed tokens per distinct token. The conversation needs a
+context of about 11,600 tokens: use a shorter `--system` for models with a smaller context, or `--turns 0` to skip the
+conversation.
 
-Prompts are token ids drawn at random; the engine is a process of its own, talked to without HTTP.
+Prompts are random token ids; the engine is a separate process, used without HTTP.
 """
 
 import random
@@ -31,7 +32,7 @@ TTFT_BAR, COMPUTED_BAR = 0.1, 1.15
 
 
 async def first_tokens(client: EngineClient, rounds: int) -> None:
-    """Ask cold and cached in turns, then print."""
+    """Measure cold and cached requests in turns, then print the results."""
     require_context(client, PREFIX + QUESTION + 1)
     cold_ms: list[float] = []
     cached_ms: list[float] = []
@@ -49,7 +50,7 @@ async def first_tokens(client: EngineClient, rounds: int) -> None:
 
 
 async def conversation(client: EngineClient, system: int, turns: int) -> None:
-    """Hold one conversation and print its turns."""
+    """Run one conversation and print its turns."""
     sizes = random.Random(turns)
     messages = [sizes.randint(*TURN_TOKENS) for _ in range(turns)]
     require_context(client, system + sum(messages) + turns * ANSWER_TOKENS)
@@ -58,7 +59,7 @@ async def conversation(client: EngineClient, system: int, turns: int) -> None:
     for turn, size in enumerate(messages, 1):
         history += prompt(size)
         answer = await ask(client, history, ANSWER_TOKENS)
-        # The last token is known without having been computed; the next turn computes it.
+        # The last token was sampled but not computed; the next turn computes it.
         computed += len(history) - answer.cached + len(answer.tokens) - 1
         say(row=f"turn {turn}", prompt_tokens=len(history), cached_tokens=answer.cached, ttft_ms=answer.ttft_ms)
         history += answer.tokens
@@ -76,7 +77,7 @@ async def measure(model: Path, threads: int, rounds: int, system: int, turns: in
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.add_argument("--system", type=int, default=6000)
     command.add_argument("--turns", type=int, default=10)

@@ -1,4 +1,4 @@
-"""What a throughput benchmark is asked to measure. Needs nothing but Python: the peers' scripts import it, too."""
+"""Rows of throughput benchmarks. The module uses only the standard library, since the peers' scripts import it."""
 
 import argparse
 import itertools
@@ -12,19 +12,21 @@ DECODE_CONTEXT = 64
 DECODE_STEPS = 64
 ROWS = "decode@1,decode@4,decode@8,decode@16,decode@32,prefill@512"
 
-_TRIED_TWICE = 1024  # a prefill up to this long is over so soon that the better of two tries counts
-_TOKEN_IDS = range(1000, 30_000)  # ordinary tokens in every vocabulary that is measured
+_TRIED_TWICE = 1024  # the better of two tries counts for prefills up to this length, which are short
+_TOKEN_IDS = range(1000, 30_000)  # ordinary tokens in every measured vocabulary
 _serial = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Row:
-    """`decode@B` or `decode@B:C`: B sequences decode from C tokens of context on; `prefill@N`: a prompt of N tokens.
+    """A benchmark row: `decode@B` or `decode@B:C` (B sequences from C context tokens on), or `prefill@N`.
+
+    `prefill@N` is a prompt of N tokens.
 
     Attributes:
-        name: as it was written.
-        sequences: that decode together; 0 for a prefill.
-        context: tokens of each prompt.
+        name: name as given on the command line.
+        sequences: number of sequences that decode together; 0 for a prefill.
+        context: number of tokens of each prompt.
     """
 
     name: str
@@ -33,10 +35,10 @@ class Row:
 
     @classmethod
     def parse(cls, name: str) -> "Row":
-        """Read one row's name.
+        """Parse one row's name.
 
         Raises:
-            argparse.ArgumentTypeError: it is none.
+            argparse.ArgumentTypeError: `name` is not a row.
         """
         kind, _, size = name.partition("@")
         first, colon, depth = size.partition(":")
@@ -51,26 +53,26 @@ class Row:
 
     @property
     def positions(self) -> int:
-        """Positions of KV cache that the row fills, all sequences together, with some room."""
+        """Positions of the KV cache that the row needs for all sequences, with a margin."""
         return max(self.sequences, 1) * (self.context + DECODE_STEPS + 1)
 
     @property
     def tries(self) -> int:
-        """How often a prefill is measured; the best counts."""
+        """Number of tries of a prefill; the best try counts."""
         return 2 if self.context <= _TRIED_TWICE else 1
 
 
 def parse_rows(names: str) -> list[Row]:
-    """Read a comma-separated list of rows.
+    """Parse a comma-separated list of rows.
 
     Raises:
-        argparse.ArgumentTypeError: one of them is none.
+        argparse.ArgumentTypeError: an entry is not a row.
     """
     return [Row.parse(name) for name in names.split(",")]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The command line that every engine's script has: MODEL, `--rows` and `--threads`."""
+    """Return the command line parser shared by all engines' scripts: MODEL, `--rows` and `--threads`."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("model")
     made.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))
@@ -79,7 +81,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def prompt(length: int) -> list[int]:
-    """A prompt that no call before it returned, so that nothing of it can be cached; each process gets the same."""
+    """Return a new prompt that shares no prefix with earlier prompts; the prompts are equal in each process."""
     return random.Random(next(_serial)).choices(_TOKEN_IDS, k=length)
 
 
@@ -91,7 +93,7 @@ def report(engine: str, row: Row, tok_s: float, **more: object) -> None:
 def measure_rows(
     engine: str, rows: Iterable[Row], decode: Callable[[Row], float], prefill: Callable[[Row], float]
 ) -> None:
-    """Measure and report every row that the engine can do; `decode` and `prefill` return seconds."""
+    """Measure and report every row that the engine supports; `decode` and `prefill` return seconds."""
     for row in rows:
         try:
             if row.sequences:

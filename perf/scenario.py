@@ -1,4 +1,4 @@
-"""What the scenario benchmarks share: an engine process of their own, timed answers, a verdict."""
+"""Functions shared by the scenario benchmarks: engine process, timed answers, verdicts."""
 
 import argparse
 import time
@@ -18,10 +18,10 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass
 class Answer:
-    """One answer as it arrives: when it was asked for, and when (`time.perf_counter`) how many tokens came.
+    """One answer with the time of its request, and the times (`time.perf_counter`) and counts of its tokens.
 
     Attributes:
-        cached: prompt tokens that the engine did not compute.
+        cached: number of prompt tokens found in the cache.
     """
 
     asked: float = field(default_factory=time.perf_counter)
@@ -37,13 +37,13 @@ class Answer:
 
     @property
     def tok_s(self) -> float:
-        """Tokens per second after the first ones."""
+        """Tokens per second after the first tokens."""
         return (len(self.tokens) - self.first) / (self.arrivals[-1] - self.arrivals[0])
 
 
 @asynccontextmanager
 async def engine(model: Path, options: EngineOptions) -> AsyncIterator[EngineClient]:
-    """An engine process that serves one model; it ends with the block."""
+    """Run an engine process that serves one model until the block ends."""
     try:
         client = await EngineClient.start(model, options)
     except HelexaError as error:
@@ -61,7 +61,10 @@ async def ask(
     sampling: SamplingParams = GREEDY,
     answer: Answer | None = None,
 ) -> Answer:
-    """Continue `prompt` by exactly `tokens` tokens; into `answer`, if somebody wants to look on."""
+    """Continue `prompt` by exactly `tokens` tokens.
+
+    The tokens go to `answer`, if given, so that other code can watch the progress.
+    """
     answer = answer or Answer()
     async with aclosing(client.generate(prompt, max_tokens=tokens, sampling=sampling)) as stream:
         async for output in stream:
@@ -75,14 +78,14 @@ async def ask(
 
 
 def require_context(client: EngineClient, positions: int) -> None:
-    """End the benchmark if the model takes fewer positions than it needs."""
+    """Exit if the model's context is smaller than `positions`."""
     limit = client.ready.context_length
     if positions > limit:
         raise SystemExit(f"this needs {positions} positions, the model takes {limit}: take another, or ask for less")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The command line that every scenario has: MODEL, `--threads` and `--rounds`."""
+    """Return the command line parser shared by all scenarios: MODEL, `--threads` and `--rounds`."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("model", nargs="?", type=model_argument, default="helexa/small")
     made.add_argument("--threads", type=int, default=2, help="0 for one per physical core")
@@ -91,7 +94,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def model_argument(text: str) -> Path:
-    """Where the model lies."""
+    """Return the local path of the model."""
     try:
         return local_path(text)
     except HelexaError as error:

@@ -1,14 +1,14 @@
-"""A node over HTTP: one client, then several side by side, in turns; tokens per second, as JSON lines.
+"""Measure tokens per second of a node over HTTP for one client, then for several clients, as JSON lines.
 
 usage: python perf/serving.py [MODEL] [--streams 1,16] [--rounds 5] [--tokens 128]
 
-MODEL is what `neuron --model` takes: an id, a package or a path. The node is a process of its own; this process is the
-client, which does as little as it can. Each round asks for every row once, so that what else happens on the machine
-falls on all of them. Answers are streamed, greedy, and exactly `--tokens` long; no two prompts are the same.
+MODEL is a value of `neuron --model`: an id, a package or a path. The node is a separate process; this process is the
+client, which does minimal work. Each round measures every row once, so that other activity on the machine affects all
+rows. Answers are streamed, greedy, and exactly `--tokens` tokens long; all prompts differ.
 
-One line per row with the medians over the rounds: `tok_s` counts the tokens of all streams from the first request to
-the last token, `ttft_ms` is the time to a stream's first token, `tpot_ms` the time between two tokens after it, and
-`runs` has each round's `tok_s`. The last line, `ratio`, says how many times as fast the last row is as the first.
+One line per row has the medians over the rounds: `tok_s` counts the tokens of all streams from the first request to the
+last token, `ttft_ms` is the time to a stream's first token, `tpot_ms` is the time between two later tokens, and `runs`
+has each round's `tok_s`. The last line, `ratio`, is the last row's rate divided by the first row's rate.
 """
 
 import argparse
@@ -40,7 +40,7 @@ _serial = itertools.count(1)
 
 @dataclass(frozen=True)
 class Answer:
-    """One streamed answer: its tokens, and when (`time.perf_counter`) it was asked for, began and ended."""
+    """One streamed answer: token count, and the times (`time.perf_counter`) of request, first and last token."""
 
     tokens: int
     asked: float
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Row:
-    """What one run of several streams at once gave."""
+    """Figures of one run of several concurrent streams."""
 
     tok_s: float
     ttft_ms: float
@@ -59,7 +59,7 @@ class Row:
 
 @contextmanager
 def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
-    """Run `python -m module`; on leaving the block it ends, and so does everything that it has started."""
+    """Run `python -m module`; leaving the block ends the server and its child processes."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
@@ -86,7 +86,7 @@ def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
 
 @asynccontextmanager
 async def node(model: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[psutil.Process, str, str]]:
-    """A node that serves one model: its process, its base URL and the model's id there."""
+    """Run a node that serves one model; yield its process, its base URL and the model's id."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
@@ -107,13 +107,13 @@ async def served_model(session: aiohttp.ClientSession, url: str, process: psutil
 
 
 def require_alive(process: psutil.Process) -> None:
-    """End the benchmark if a server has ended by itself."""
+    """Exit if a server has ended unexpectedly."""
     if process.status() == psutil.STATUS_ZOMBIE:
         raise SystemExit("the server has ended by itself")
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> Any:
-    """A JSON answer, or None while nobody listens."""
+    """Return a JSON answer, or None if the connection fails."""
     try:
         async with session.get(url) as response:
             return await response.json()
@@ -149,7 +149,7 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str,
 
 
 async def ask_side_by_side(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
-    """Ask for several answers at once."""
+    """Stream several answers concurrently."""
     prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
     answers = await asyncio.gather(*(ask(session, url, model, prompt, tokens) for prompt in prompts))
     seconds = max(answer.last for answer in answers) - min(answer.asked for answer in answers)
@@ -161,13 +161,13 @@ async def ask_side_by_side(session: aiohttp.ClientSession, url: str, model: str,
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
 def client_session() -> aiohttp.ClientSession:
-    """A session that keeps its connections and sets no limits."""
+    """Return an HTTP session with persistent connections and without limits."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
     )
@@ -179,12 +179,12 @@ def say(**line: object) -> None:
 
 
 def verdict(row: str, value: float, bar: str, holds: bool) -> None:
-    """Print what a benchmark is about: the figure, the bar, and whether it holds."""
+    """Print a verdict: the figure, the threshold, and whether the figure meets the threshold."""
     say(verdict=row, value=value, bar=bar, holds=holds)
 
 
 def run(work: Any) -> None:
-    """Run a benchmark to its end; SIGTERM ends it like Ctrl-C, so that its servers are ended too."""
+    """Run a benchmark; SIGTERM ends it like Ctrl-C, so that its servers end, too."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         asyncio.run(work)
@@ -206,7 +206,7 @@ def _rounded(value: object) -> object:
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
-    """Ask in turns, then print the medians."""
+    """Measure in turns, then print the medians."""
     runs: dict[int, list[Row]] = {streams: [] for streams in rows}
     async with client_session() as session, node(model, session) as (_, url, served):
         for streams in rows:
@@ -227,7 +227,7 @@ async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--streams", default="1,16")

@@ -1,16 +1,17 @@
-"""How long short requests take while a long prompt is read, and what they cost that prompt, as JSON lines.
+"""Measure short requests during the prefill of a long prompt, and their effect on the prompt, as JSON lines.
 
 usage: python perf/short_beside_long.py [MODEL] [--threads 2] [--rounds 3] [--prompt 16384] [--every 2]
 
-Each round measures, in turns: short requests alone (`own`), the long prompt alone (`alone`), the long prompt while a
-short request arrives every `--every` seconds, all of one principal (`same`) and of a principal of their own (`other`).
-A short request has `--short` prompt tokens and `--tokens` of output; the long prompt has one token of output.
+Each round measures in turns: short requests alone (`own`), the long prompt alone (`alone`), and the long prompt with a
+short request every `--every` seconds, all from one principal (`same`) or the short requests from another principal
+(`other`). A short request has `--short` prompt tokens and `--tokens` output tokens; the long prompt has one output
+token.
 
 `long_s` is the time to the long prompt's first token. `prefill_tok_s` is the number of all prompt tokens, short and
-long, over the time until all requests have ended. `chunk_ms` is the long prompt's time alone, per `max_step_tokens`
-tokens; `step_ms` is the same per step that the engine ran.
+long, divided by the time until all requests have ended. `chunk_ms` is the time of the long prompt alone per
+`max_step_tokens` tokens; `step_ms` is the same time per engine step.
 
-The verdict is the 95th percentile of the short requests' times, over three chunks and the median time of a short
+The verdict is the 95th percentile of the short requests' times, divided by three chunks plus the median time of a short
 request alone.
 """
 
@@ -36,7 +37,7 @@ OWN_REQUESTS = 5
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of the long prompt, of a short prompt and of its answer; seconds between short requests."""
+    """Token counts of the long prompt, a short prompt and its answer; seconds between short requests."""
 
     prompt: int
     short: int
@@ -46,7 +47,7 @@ class Load:
 
 @dataclass
 class Row:
-    """Seconds of the short requests and of the long prompt; prompt tokens per second; milliseconds of a step."""
+    """Seconds of short requests and of the long prompt; prompt tokens per second; milliseconds per step."""
 
     short: list[float] = field(default_factory=list[float])
     long: list[float] = field(default_factory=list[float])
@@ -55,7 +56,7 @@ class Row:
 
 
 async def ask(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
-    """Ask for exactly `tokens` tokens after a prompt of `length` tokens; return the seconds to the last one."""
+    """Generate `tokens` tokens after a prompt of `length` tokens; return the seconds to the last token."""
     asked = time.perf_counter()
     async with aclosing(client.generate(prompt(length), max_tokens=tokens, sampling=GREEDY, salt=salt)) as stream:
         async for output in stream:
@@ -65,7 +66,7 @@ async def ask(client: EngineClient, length: int, tokens: int, salt: str = "") ->
 
 
 async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | None) -> None:
-    """Read one long prompt; unless `salt` is None, ask for short requests of that principal meanwhile."""
+    """Prefill one long prompt; unless `salt` is None, send short requests of this principal meanwhile."""
     begin, reports = time.perf_counter(), client.reports
     long = asyncio.create_task(ask(client, load.prompt, 1))
     shorts: list[asyncio.Task[float]] = []
@@ -81,7 +82,7 @@ async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | N
 
 
 async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
-    """Run the rounds on one engine, then print."""
+    """Run the rounds on one engine, then print the results."""
     own: list[float] = []
     rows: dict[str, Row] = {"alone": Row(), "same": Row(), "other": Row()}
     salts = {"alone": None, "same": "", "other": "other"}
@@ -104,12 +105,12 @@ async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
 
 
 def p95(values: list[float]) -> float:
-    """The 95th percentile."""
+    """Return the 95th percentile."""
     return quantiles(values, n=20, method="inclusive")[-1] if len(values) > 1 else values[0]
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     command = parser(__doc__)
     command.set_defaults(rounds=3)
     command.add_argument("--prompt", type=int, default=16384)

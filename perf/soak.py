@@ -1,16 +1,16 @@
-"""A node under fire: clients that stream, hang up and ask for too much, models that come and go, a fault every minute.
+"""Stress a node: streaming, aborting and oversized requests, loads and unloads of models, and a fault every minute.
 
 usage: python perf/soak.py [MINUTES] [--model MODEL] [--clients 24] [--seed 1] [--out soak.json]
 
-The node is a process of its own. Answers are greedy; what each must be was asked before, one at a time. A line per
-minute tells what happened, JSON at the end what was measured, and the exit code is 1 if a check failed:
+The node is a separate process. Answers are greedy; the expected answers were generated before, one at a time. The
+script prints a line per minute and the measurements as JSON at the end. The exit code is 1 if a check failed:
 
-    answers     every answer that was completed is its reference, byte for byte
-    errors      every other request got an error that the API has
+    answers     every completed answer equals its reference, byte for byte
+    errors      every other request got an error of the API
     back        after each fault a request is answered within 10 seconds
-    leaks       memory that all processes wrote is in the last round of faults within 5 % of what it was in the first
-                one after 5 minutes (it takes 22 minutes to tell); open files and processes are no more; in the end
-                nothing is left in the queues and no page is held
+    leaks       memory written by all processes in the last round of faults is within 5 % of the first round after 5
+                minutes (the check needs 22 minutes); the numbers of open files and processes do not grow; at the end
+                all queues are empty and all KV pages are free
 """
 
 import argparse
@@ -44,7 +44,7 @@ TOPICS = ("the sea", "a long winter", "how bread is made", "the first railway", 
 
 @dataclass
 class Tally:
-    """What happened so far."""
+    """Counters of events."""
 
     answers: int = 0
     hang_ups: int = 0
@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Recovery:
-    """A fault, and how long it was until a request was answered again."""
+    """A fault, and the time until a request was answered again."""
 
     minute: float
     fault: str
@@ -64,7 +64,7 @@ class Recovery:
 
 @dataclass(frozen=True)
 class Sample:
-    """The node at rest between two faults: its processes' memory, files and number."""
+    """An idle node between two faults: memory, open files and number of processes."""
 
     minute: float
     server_mb: float
@@ -89,7 +89,7 @@ class Question:
 
 
 def questions(chance: random.Random, count: int) -> list[Question]:
-    """Prompts of different lengths, some of which begin alike."""
+    """Return prompts of different lengths, some with a common prefix."""
     found = []
     for number in range(count):
         topic = chance.choice(TOPICS)
@@ -99,7 +99,7 @@ def questions(chance: random.Random, count: int) -> list[Question]:
 
 
 class Soak:
-    """Clients, loads and faults, for as long as it takes."""
+    """Clients, model loads and faults for the duration of the test."""
 
     def __init__(self, node: SoakNode, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
         self.tally = Tally()
@@ -115,7 +115,7 @@ class Soak:
         self._begin = 0.0
 
     async def run(self) -> None:
-        """Everything; the node is left idle."""
+        """Run the whole test; the node is idle at the end."""
         for question in self._questions:
             status, body = await self._whole(question.body(self._node.model))
             assert status == 200, body
@@ -141,7 +141,7 @@ class Soak:
             except aiohttp.ClientError as error:
                 self.tally.improper.append(f"{act.__name__}: {type(error).__name__}: {error}")
                 refused = True
-            if refused:  # as a client does that reads Retry-After, but sooner
+            if refused:  # wait as a client with Retry-After does, but for a shorter time
                 await asyncio.sleep(0.2 + 0.3 * chance.random())
 
     async def _ask(self, chance: random.Random, model: str) -> bool:
@@ -219,7 +219,7 @@ class Soak:
             self.tally.refused[f"{where} {error['code'] or error['type']}"] += 1
 
     async def _minutes(self) -> None:
-        """The second model comes and goes, then there is a look at the processes, then a fault; again and again."""
+        """Every minute: load or unload the second model, sample the processes, cause a fault."""
         print(f"{'min':>5} {'answers':>8} {'hung up':>8} {'refused':>8} {'wrong':>6} {'back s':>7} {'MiB':>7} fault")
         faults = iter(FAULTS * 1000)
         spacing = min(FAULT_SECONDS, self._seconds / 3)
@@ -249,7 +249,7 @@ class Soak:
             await asyncio.sleep(pause)
 
     async def _fault(self, fault: str) -> float:
-        """Let there be a fault; seconds until a request is answered that was asked after it."""
+        """Cause a fault; return the seconds until a later request is answered."""
         await self._node.strike(fault)
         return await self._until_answered()
 
@@ -269,7 +269,7 @@ class Soak:
         return sample
 
     async def _until_idle(self) -> None:
-        """What is still held a minute after the last request is a leak."""
+        """Wait for at most a minute until the node is idle; remaining resources are a leak."""
         load: dict[str, Any] = {}
         for _ in range(600):
             async with self._session.get(f"{self._node.url}/health") as response:
@@ -282,7 +282,7 @@ class Soak:
 
 
 def failures(soak: Soak, minutes: float) -> list[str]:
-    """What a node that is fit to live does not do."""
+    """Return the failed checks."""
     tally, found = soak.tally, []
     if tally.wrong:
         found.append(f"{len(tally.wrong)} answers are wrong, such as {tally.wrong[0]}")
@@ -301,7 +301,7 @@ def failures(soak: Soak, minutes: float) -> list[str]:
             most = max(getattr(sample, name) for sample in settled[: -(-len(settled) // 2)])
             if getattr(last, name) > most:
                 found.append(f"{name} grew from {most} to {getattr(last, name)}")
-    # An engine grows for a while after its start, so what is compared are whole rounds of faults.
+    # Engine memory grows for a while after the start, so the check compares whole rounds of faults.
     if len(settled) >= 2 * len(FAULTS):
         was, now = (
             fmean(sample.total_mb for sample in part) for part in (settled[: len(FAULTS)], settled[-len(FAULTS) :])

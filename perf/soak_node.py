@@ -1,4 +1,4 @@
-"""The node of a soak: a process of its own that can be hurt."""
+"""The node of a soak test: a separate process with fault injection."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from serving import free_port
 
 STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
-"""What can be done to it; all but `kill` by way of `NEURON_DEBUG_FAULT`."""
+"""Injected faults; all except `kill` use `NEURON_DEBUG_FAULT`."""
 
 STEP_SECONDS = 2.0
 _END_SECONDS = 30.0
@@ -27,9 +27,9 @@ class SoakNode:
     """A node that serves one model; leaving the block ends it.
 
     Attributes:
-        path: of the model's file.
-        model: the id by which it is asked for.
-        url: of the node.
+        path: path of the model's file.
+        model: model id for requests.
+        url: base URL of the node.
     """
 
     model = "soak/first"
@@ -64,7 +64,7 @@ class SoakNode:
         self._log.close()
 
     async def ready(self, session: aiohttp.ClientSession) -> None:
-        """Wait until it serves."""
+        """Wait until the node serves its model."""
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while True:
                 with suppress(aiohttp.ClientConnectionError):
@@ -75,7 +75,7 @@ class SoakNode:
                 await asyncio.sleep(0.05)
 
     async def strike(self, fault: str) -> None:
-        """Do it, and wait until it is done."""
+        """Inject a fault, and wait until the fault has happened."""
         if fault == "kill":
             engine = next(one for one in self._family() if _ENGINE in one.cmdline())
             engine.kill()
@@ -89,13 +89,13 @@ class SoakNode:
                 await asyncio.sleep(0.01)
 
     def figures(self) -> tuple[float, float, int, int]:
-        """MiB of the server, MiB of all processes, open files of the server, number of processes."""
+        """Return MiB of the server, MiB of all processes, open files of the server, number of processes."""
         family = self._family()
         memory = [_written_mb(one) for one in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
-        """Ask it to end; its exit code. What it leaves running is killed, and an error."""
+        """Stop the node and return its exit code; remaining processes are killed and count as an error."""
         if self._process.poll() is None:
             family = self._family()
             self._process.send_signal(signal.SIGTERM)
@@ -112,8 +112,11 @@ class SoakNode:
 
 
 def _written_mb(process: psutil.Process) -> float:
-    """Memory that only this process can let go of: what it wrote. Libraries and weights that it has mapped are shared
-    with whoever else has, and count for more or less as others come and go."""
+    """Return the memory in MiB that only this process can free: the memory that it wrote.
+
+    Mapped libraries and weights are shared with other processes, and their share changes when other processes start or
+    end.
+    """
     if sys.platform != "linux":
         memory: Any = process.memory_full_info()
         return memory.uss / 2**20

@@ -1,15 +1,15 @@
-"""What speculation gains where the output repeats the input, and costs where it does not, as JSON lines.
+"""Measure the speedup of speculation for repetitive output and its cost for other output, as JSON lines.
 
 usage: python perf/speculation.py [MODEL] [--threads 2] [--rounds 5]
 
-Two engines of the same model, one with speculation and one without, answer the same prompts in turns, each going first
-every other time; while one computes, the other sleeps. Tokens per second count from the first token on.
+Two engines of the same model, one with speculation and one without, answer the same prompts in alternating order. One
+engine sleeps as the other computes. Tokens per second count from the first token on.
 
-`edit` has the model write `sample.txt` (about 400 tokens) again, greedily, after a prompt that shows it twice; how much
-of the answer really is that file is `copied`, and the benchmark ends if that is less than 0.9. `free` has it tell a
-story in 256 tokens, and `free, sampled` at temperature 0.8: a small model's greedy stories repeat themselves sooner or
-later. One line per task and way with the median and each round's tokens per second, then the verdicts: the medians of
-the rounds' ratios.
+In `edit`, the model rewrites `sample.txt` (about 400 tokens) greedily after a prompt that contains the file twice.
+`copied` is the share of the answer that equals the file; the benchmark ends if `copied` is less than 0.9. In `free`,
+the model tells a story in 256 tokens; `free, sampled` uses temperature 0.8, since a small model's greedy stories repeat
+after some time. One line per task and engine has the median and each round's tokens per second, then the verdicts: the
+medians of the rounds' ratios.
 """
 
 from collections.abc import AsyncIterator
@@ -33,7 +33,7 @@ SUBJECTS = ("a lighthouse", "two sisters", "the last train", "a lost letter", "a
 
 @dataclass(frozen=True)
 class Task:
-    """What both engines are asked in one round."""
+    """A request that both engines answer in one round."""
 
     name: str
     prompt: list[int]
@@ -42,7 +42,7 @@ class Task:
 
 
 class Tasks:
-    """The prompts of one model, for any round."""
+    """The prompts of one model for any round."""
 
     def __init__(self, text: ModelText) -> None:
         self._text = text
@@ -50,7 +50,7 @@ class Tasks:
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
     def of_round(self, number: int) -> list[Task]:
-        """The three tasks."""
+        """Return the three tasks."""
         shown = f"```python\n{self._file}```\n\n"
         edit = self._text.tokenizer.encode(
             f"File {number}:\n\n{shown}The same file, word for word:\n\n{shown}Once more, word for word:\n\n```python\n"
@@ -65,7 +65,7 @@ class Tasks:
         ]
 
     def copied(self, answer: Answer) -> float:
-        """The part of an edit that is the file, from its beginning on."""
+        """Return the share of an edit that matches the file from its beginning on."""
         written = self._text.tokenizer.decode(answer.tokens)
         pairs = enumerate(zip(written, self._file, strict=False))
         return next((i for i, (ours, theirs) in pairs if ours != theirs), len(written)) / len(self._file)
@@ -73,7 +73,7 @@ class Tasks:
 
 @asynccontextmanager
 async def both(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClient]]:
-    """An engine with speculation and one without."""
+    """Run an engine with speculation and an engine without."""
     async with (
         engine(model, EngineOptions(threads=threads, speculation=True)) as on,
         engine(model, EngineOptions(threads=threads, speculation=False)) as off,
@@ -82,12 +82,12 @@ async def both(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClien
 
 
 async def measure(model: Path, threads: int, rounds: int) -> None:
-    """Ask in turns, then print."""
+    """Measure in turns, then print the results."""
     tasks = Tasks(ModelText.open(model))
     rates: dict[str, dict[str, list[float]]] = {}
     copied: list[float] = []
     async with both(model, threads) as clients:
-        for number in range(rounds + 1):  # the first one warms up
+        for number in range(rounds + 1):  # the first round is a warm-up
             for task in tasks.of_round(number):
                 for way in list(clients)[:: 1 if number % 2 else -1]:
                     answer = await ask(clients[way], task.prompt, task.tokens, task.sampling)
@@ -108,7 +108,7 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     arguments = parser(__doc__).parse_args()
     run(measure(arguments.model, arguments.threads, arguments.rounds))
 

@@ -1,17 +1,17 @@
-"""How long a node takes from its command to its first answer, and what it holds in memory then, as JSON lines.
+"""Measure a node's time from process start to its first answer, and its memory, as JSON lines.
 
 usage: python perf/startup.py [MODEL] [--runs 5]
 
-Every run starts a node with `--model MODEL`, waits until it listens and serves, asks for one token, then for 16 answers
-of 64 tokens side by side. A run before the first is not counted: it fetches the model if it is not here yet, and fills
-our caches and the system's, so that every counted one is a second start.
+Every run starts a node with `--model MODEL`, waits until the node listens and serves, requests one token, then 16
+concurrent answers of 64 tokens. A first warm-up run is not counted: it downloads the model if missing, and fills the
+caches of helexa and of the system.
 
-One line per row, with the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
-start of the process. `memory@1` and `memory@16` are MiB after the one token and after the 16 answers, of the server and
-of its engine, and as multiples of the model's file (`per_file`). There is a line each for what is resident (`rss`),
-which counts a page once for each process that maps it, for the same with such pages divided among those processes
-(`pss`), and for the part of that which belongs to no file (`anonymous`). Where the system does not tell, only `rss` is
-there. `helexa --help` is in milliseconds. The verdicts are of the first answer and of the memory resident at it.
+One line per row has the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
+start of the process. `memory@1` and `memory@16` are the MiB of the server and of its engine after one token and after
+the 16 answers, also as multiples of the model's file size (`per_file`). There is one line per kind of memory: resident
+(`rss`), which counts a page once for each process that maps the page; proportional (`pss`), which divides shared pages
+among their processes; and the anonymous part of `pss` (`anonymous`), which belongs to no file. Some systems report only
+`rss`. `helexa --help` is in milliseconds. The verdicts apply to the first answer and to its resident memory.
 """
 
 import argparse
@@ -48,26 +48,26 @@ STREAMS, TOKENS = 16, 64
 START_BAR, RESIDENT_BAR = 3.0, 2.5
 
 Memory = dict[str, float]
-"""Kind of memory -> MiB, as much as the system tells."""
+"""Kind of memory -> MiB, as reported by the system."""
 
 
 @dataclass(frozen=True)
 class Holding:
-    """What a node's server and its engine hold."""
+    """Memory of a node's server and engine."""
 
     server: Memory
     engine: Memory
 
     @classmethod
     def of(cls, node: psutil.Process) -> "Holding":
-        """What they hold now."""
+        """Return the current memory of a node."""
         engines = [memory(child) for child in node.children(recursive=True)]
         return cls(memory(node), {kind: sum(one[kind] for one in engines) for kind in engines[0]})
 
 
 @dataclass(frozen=True)
 class Start:
-    """What one start took, in seconds, and what it held after one token and after several answers."""
+    """Figures of one start: seconds, and memory after one token and after several answers."""
 
     listening: float
     loaded: float
@@ -95,7 +95,7 @@ async def start(model: str) -> Start:
 
 
 async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
-    """Wait until the node answers anything at all."""
+    """Wait until the node answers any request."""
     async with asyncio.timeout(LOAD_SECONDS):
         while await get(session, f"{url}/version") is None:
             require_alive(process)
@@ -103,7 +103,7 @@ async def until_listening(session: aiohttp.ClientSession, url: str, process: psu
 
 
 def memory(process: psutil.Process) -> Memory:
-    """What one process holds now."""
+    """Return the current memory of a process."""
     try:
         lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
@@ -113,14 +113,14 @@ def memory(process: psutil.Process) -> Memory:
 
 
 def help_ms() -> float:
-    """Milliseconds that `helexa --help` takes, the interpreter's own start included."""
+    """Return the milliseconds of `helexa --help`, including the start of the interpreter."""
     begin = time.perf_counter()
     subprocess.run([sys.executable, "-m", "helexa", "--help"], check=True, stdout=subprocess.DEVNULL)
     return 1000 * (time.perf_counter() - begin)
 
 
 async def measure(model: str, file_mib: float, runs: int) -> None:
-    """Start several times, then print."""
+    """Start the node several times, then print the results."""
     await start(model)
     starts = [await start(model) for _ in range(runs)]
     for row in ("listening", "loaded", "first_answer"):
@@ -153,7 +153,7 @@ def say_memory(row: str, found: list[Holding], file_mib: float) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--runs", type=int, default=5)

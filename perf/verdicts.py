@@ -1,4 +1,4 @@
-"""How often unchanged builds raise an alarm, and how often a planted slowdown does, with a real server's scatter.
+"""Measure the rates of false alarms and of detected slowdowns, with samples of a real server.
 
 python perf/verdicts.py measure http://127.0.0.1:13131 helexa/small --samples 300 --out samples.json
 python perf/verdicts.py replay samples.json
@@ -24,11 +24,11 @@ from helexa.bench.scenarios.single import Single
 from helexa.bench.targets.target import ServedModel
 
 FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
-PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # as a sweep has them by default
+PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of a sweep
 
 
 async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
-    """Samples of an unchanged server, as a sweep takes them of its cold single stream."""
+    """Return samples of an unchanged server, measured like a sweep's cold single stream."""
     scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
     served = ServedModel(Model(name=model))
     found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
@@ -46,7 +46,7 @@ async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]
 
 
 def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
-    """Suspicions and confirmed alarms of builds that did not change."""
+    """Return the numbers of suspected and of confirmed alarms for unchanged builds."""
     history: list[list[float]] = []
     suspected = confirmed = 0
     for _ in range(BUILDS):
@@ -59,7 +59,7 @@ def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
 
 
 def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
-    """The share of slow builds that are confirmed within eight samples, each after eight builds that did not change."""
+    """Return the share of slow builds that are confirmed within eight samples, each after eight unchanged builds."""
     found = 0
     for _ in range(TRIALS):
         history = [rng.choice(samples, FIRST).tolist() for _ in range(8)]
@@ -71,7 +71,7 @@ def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -
 
 
 def replay(path: Path) -> None:
-    """Print what the rule makes of stored samples."""
+    """Print the rule's results for stored samples."""
     rows = []
     for name, values in json.loads(path.read_text())["metrics"].items():
         samples = np.array(values)
@@ -90,7 +90,7 @@ def replay(path: Path) -> None:
 
 
 def main() -> None:
-    """Command line."""
+    """Read the command line and run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True, dest="verb")
     measuring = verbs.add_parser("measure")

@@ -1,11 +1,11 @@
-"""Try to pass the caps of keys with random requests, and report what was charged, as JSON lines.
+"""Try to exceed the caps of keys with random requests, and report the charged tokens, as JSON lines.
 
 usage: python perf/attack/budget_cap.py [--seeds 10] [--requests 2000] [--parallel 16]
 
-The test `tests/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in front of a node and a
-third-party backend, both of which use as many tokens as the forwarded body lets them. One line per seed: statuses (0:
-the client hung up), ledger entries and tokens charged. The script fails at the first entry that is charged more than
-was held, at the first node that used more than was held, and at the first key above its cap.
+The script runs the test `tests/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in front of
+a node and a third-party backend. Both use as many tokens as the forwarded body permits. One line per seed has the
+statuses (0: the client closed the connection), ledger entries and charged tokens. The script fails if an entry is
+charged more than its hold, if a node uses more tokens than the hold, or if a key exceeds its cap.
 """
 
 import argparse

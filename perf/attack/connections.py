@@ -1,16 +1,18 @@
-"""More connections than file descriptors: each is served or gets a clean 503, and service recovers at once.
+"""Open more connections than file descriptors: each is served or gets a clean 503, and service recovers at once.
 
     python perf/attack/connections.py [--connections 1200] [--idle 1100] [--model helexa/small]
 
-For the gateway and for a node, each with the limits on open files (soft, hard) of 1,024 / 1,024 and 1,024 / 16,384:
+The script tests the gateway and a node, each with limits on open files (soft, hard) of 1,024 / 1,024 and 1,024 /
+16,384:
 
     burst   `--connections` connections with one request each, all at the same time. The gateway's node answers after a
             second, so that all requests are in progress together; the node gets requests for its list of models.
     idle    `--idle` connections that send nothing, then a request for a short answer on a new connection. On the node,
             the model is loaded while the connections are open.
 
-One JSON line each: answers by status, connections that broke without an answer, and the seconds from the last answer of
-the burst, or from the request behind the idle connections, to an answer with status 200.
+Each JSON line has the answers by status, the connections that broke without an answer, and a recovery time. The
+recovery time runs from the last answer of the burst, or from the request after the idle connections, to an answer with
+status 200.
 """
 
 import argparse
@@ -51,7 +53,7 @@ ANSWER = json.dumps(
 
 
 def request(path: str, body: object = None) -> bytes:
-    """Return the bytes of a request; a GET if there is no body."""
+    """Return the bytes of a request; without a body, the request is a GET."""
     content = b"" if body is None else json.dumps(body).encode()
     head = f"{'GET' if body is None else 'POST'} {path} HTTP/1.1\r\nHost: localhost\r\n"
     return f"{head}Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
@@ -64,7 +66,7 @@ def chat(model: str) -> bytes:
 
 
 async def ask(port: int, content: bytes) -> int | str:
-    """Return the status of a request on its own connection, `broken` without a whole answer."""
+    """Return the status of a request on its own connection, or `broken` if the answer is incomplete."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -168,7 +170,7 @@ async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """Attack all."""
+    """Run all attacks."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     for limits in LIMITS:
@@ -178,7 +180,7 @@ async def measure(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Read the command line and run the attacks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--connections", type=int, default=1200)
     parser.add_argument("--idle", type=int, default=1100)

@@ -1,13 +1,13 @@
-"""Kill a PostgreSQL primary under gateways and promote its standby, then make that read-only: no charge may be wrong.
+"""Kill a PostgreSQL primary behind gateways, promote its standby, then make it read-only: all charges must be correct.
 
 usage: python perf/attack/failover.py [--gateways 3] [--clients 100] [--down 3]
 
-PostgreSQL is a primary and a hot standby with synchronous replication; the ledger's URL lists both. Clients ask all
-gateways without a pause. After `--down` seconds without a writable server the standby is promoted, and later it is
-read-only for `--down` seconds. Each outage is a JSON line: the statuses of `/health` and `/health/ready` during it, and
-the seconds until every gateway is ready and answers again. The last line has the checks, and the exit code is 1 if one
-failed: every complete answer has one settled entry with the exact charge, the cap is not passed, and what the budget
-says is spent is what the entries say.
+PostgreSQL is a primary and a hot standby with synchronous replication; the ledger's URL lists both servers. Clients
+send requests to all gateways without a pause. After `--down` seconds without a writable server, the standby is
+promoted. Later the server is read-only for `--down` seconds. Each outage is a JSON line with the statuses of `/health`
+and `/health/ready` during the outage, and the seconds until every gateway is ready and answers again. The last line has
+the checks; the exit code is 1 if a check failed. The checks are: every complete answer has one settled entry with the
+exact charge; the cap is not exceeded; and the budget's spent amount equals the sum of the entries.
 """
 
 import argparse
@@ -57,7 +57,7 @@ async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: floa
 
 
 async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_secs: float) -> Counter[str]:
-    """Count the statuses of all gateways' health for a while."""
+    """Count the health statuses of all gateways for `down_secs` seconds."""
     seen = Counter[str]()
     end = time.monotonic() + down_secs
     while time.monotonic() < end:
@@ -89,7 +89,7 @@ async def failures(
 
 
 async def check(url: str, load: Load, counting: Counting) -> dict[str, Any]:
-    """Compare the ledger with what the clients saw."""
+    """Compare the ledger with the answers that the clients received."""
     database = await open_database(url)
     entries = await database.fetch("SELECT request_id, state, charged, estimated FROM entries")
     booked = await spent(database)

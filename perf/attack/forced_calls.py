@@ -1,16 +1,16 @@
-"""Force calls of random tools through every API: each answer must be a valid call, or be cut off by its length.
+"""Force calls of random tools through every API: each answer must be a valid call or end at the length limit.
 
     python perf/attack/forced_calls.py MODEL[=FORMAT] ... [--tools 500] [--seed 0] [--streams 4] [--every-api]
 
-MODEL is a model's file or folder, or a folder with a tokenizer only, which gets random weights. FORMAT is the tool-call
-format (`hermes`, `llama3_json`, `mistral`, ...); without it the model's own. A GGUF file whose chat template has no
-tools needs another template first: `gguf-new-metadata IN OUT --chat-template TEXT`.
+MODEL is a model's file or folder, or a folder with only a tokenizer, which gets random weights. FORMAT is the tool-call
+format (`hermes`, `llama3_json`, `mistral`, ...); the default is the model's own format. A GGUF file whose chat template
+does not support tools first needs another template: `gguf-new-metadata IN OUT --chat-template TEXT`.
 
-One node loads each model in turn, one gateway stands before it. Chat completions and Responses go to the node, Messages
-to the gateway, each streamed and not. Each tool takes one of these six routes by turns, or all of them with
-`--every-api`. Drafts are on, as by default.
+One node loads the models in turn, behind one gateway. Chat completions and Responses go to the node, Messages to the
+gateway, each with and without streaming. Each tool uses one of these six routes in turn, or all routes with
+`--every-api`. Draft tokens are enabled, as by default.
 
-One JSON line per model and route counts the answers that are valid, cut and wrong, and one per wrong answer says why.
+One JSON line per model and route counts the valid, cut and wrong answers. One line per wrong answer gives the reason.
 The exit status is 1 if there is a wrong answer.
 """
 
@@ -41,7 +41,7 @@ PROMPT = "Use a tool."
 
 @dataclass(frozen=True)
 class Stack:
-    """A node and the gateway before it.
+    """A node and the gateway in front of the node.
 
     Attributes:
         node, gateway: base URLs.
@@ -200,7 +200,11 @@ def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -
 async def attack(
     stack: Stack, model: str, tasks: Sequence[Task], *, every_api: bool, streams: int, max_tokens: int
 ) -> Counter[str]:
-    """Ask every task; print a line per route and per wrong answer; return how many were valid, cut and wrong."""
+    """Send every task; print a line per route and per wrong answer.
+
+    Returns:
+        The numbers of valid, cut and wrong answers.
+    """
     counts: dict[tuple[str, bool], Counter[str]] = {route: Counter() for route in ROUTES}
     turn = asyncio.Semaphore(streams)
 
@@ -220,7 +224,7 @@ async def attack(
 
 
 def model_at(path: Path, folder: Path) -> Path:
-    """Return the path of a model; in `folder`, with random weights, if there is a tokenizer only."""
+    """Return the path of a model; a folder with only a tokenizer gets random weights in `folder`."""
     if path.is_dir() and not (path / "config.json").exists():
         return write_random_model(path, folder)
     return path.absolute()

@@ -1,10 +1,10 @@
-"""Send 45 MB bodies to a gateway and report how long `/health` is silent, as JSON lines.
+"""Send 45 MB bodies to a gateway and report the longest response time of `/health`, as JSON lines.
 
 usage: python perf/attack/large_bodies.py [--mib 45] [--at-once 4] [--routes chat responses]
 
-The gateway, the two nodes behind it and the clients are processes of their own; this process asks for `/health` every
-20 ms. Each kind of body is sent once alone, then `--at-once` times at the same moment. One line per kind: the statuses,
-the seconds until the last answer, and the longest `/health` in milliseconds. The bar is 500 ms.
+The gateway, its two nodes and the clients run in separate processes; this process requests `/health` every 20 ms. Each
+kind of body is sent once alone, then `--at-once` times at the same moment. One line per kind has the statuses, the
+seconds until the last answer, and the longest `/health` request in milliseconds. The threshold is 500 ms.
 """
 
 import argparse
@@ -41,7 +41,7 @@ _CHAT = {"id": "c1", "object": "chat.completion", "created": 1, "model": MODEL, 
 
 
 class Node(BaseHTTPRequestHandler):
-    """A node that has one model and answers everything at once."""
+    """A node with one model that answers every request at once."""
 
     protocol_version = "HTTP/1.1"
 
@@ -104,7 +104,7 @@ def send(port: int, path: str, body: bytes, statuses: Connection) -> None:
 
 
 def sample(port: int, ended: threading.Event, longest: list[float]) -> None:
-    """Ask for `/health` every 20 ms on one connection, and keep the longest time to an answer."""
+    """Request `/health` every 20 ms on one connection; store the longest response time in `longest`."""
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     while not ended.is_set():
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Random tools, models of random weights, and the check of an answer that had to call a tool."""
+"""Random tools, models with random weights, and the check of answers that must call a tool."""
 
 import json
 import random
@@ -20,7 +20,7 @@ HIDDEN = 64
 
 @dataclass(frozen=True)
 class Task:
-    """One request: the tools on offer, and the one that is named in `tool_choice`, if any."""
+    """One request: the available tools, and the tool named in `tool_choice`, if any."""
 
     number: int
     tools: dict[str, Schema]
@@ -29,12 +29,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """What an API returned.
+    """Answer of an API.
 
     Attributes:
-        calls: the name and the JSON text of the arguments of each call.
-        cut: the answer was cut off by its length.
-        error: of the request or of the stream; empty if there is none.
+        calls: name and JSON text of the arguments of each call.
+        cut: whether the answer ended at the length limit.
+        error: error of the request or of the stream; empty if there is none.
     """
 
     calls: Sequence[tuple[str, str]] = ()
@@ -55,7 +55,7 @@ def random_tool(rng: random.Random) -> Schema:
 
 
 def problem(task: Task, answer: Answer) -> str:
-    """Return why `answer` is neither a valid call nor cut off by its length; empty if it is one."""
+    """Return why `answer` is invalid; empty for a valid call or an answer that ended at the length limit."""
     if answer.error:
         return answer.error
     complete = answer.calls[:-1] if answer.cut else answer.calls
@@ -74,7 +74,7 @@ def problem(task: Task, answer: Answer) -> str:
 
 
 def write_random_model(tokenizer: Path, folder: Path) -> Path:
-    """Write a small Llama of random weights with the tokenizer and the chat template in the folder `tokenizer`."""
+    """Write a small Llama with random weights and the tokenizer and chat template of the folder `tokenizer`."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).symlink_to((tokenizer / name).absolute())

@@ -1,11 +1,12 @@
-"""Throttle a real engine to a small share of a core: it must never be killed while it advances, and soon if it stops.
+"""Throttle an engine to a small share of a core: the watchdog must kill it only after it stops making progress.
 
     python perf/attack/slow_engine.py MODEL.gguf --share 0.04 --tokens 2000 --limit 10
 
-A thread stops and continues the engine process (SIGSTOP, SIGCONT) so that the engine has `--share` of one core, while
-the engine reads a prompt of `--tokens` tokens and answers with a few more. `--limit` is the watchdog's time limit, far
-below the time that an unbounded step takes at that speed. The throttled answer is compared with the unthrottled one.
-Then the engine is stopped for good in the middle of a request, and the time until it is killed is measured.
+A thread stops and continues the engine process (SIGSTOP, SIGCONT) so that the engine gets `--share` of one core.
+Meanwhile the engine reads a prompt of `--tokens` tokens and generates a few tokens. `--limit` is the watchdog's time
+limit, far below the time of an unbounded step at this speed. The throttled answer is compared with the unthrottled
+answer. Then the script stops the engine in the middle of a request and measures the time until the watchdog kills the
+engine.
 """
 
 import argparse
@@ -22,12 +23,12 @@ import psutil
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
 
-PERIOD = 0.1  # seconds of one run and one stop
+PERIOD = 0.1  # seconds of one run-stop cycle
 ANSWER_TOKENS = 4
 
 
 class Throttle:
-    """Lets a process run for `share` of the time, while entered."""
+    """Context manager that lets a process run for `share` of the time."""
 
     def __init__(self, pid: int, share: float) -> None:
         self._pid, self._share = pid, share
@@ -71,7 +72,7 @@ async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
 
 
 async def measure(model: Path, share: float, tokens: int, limit: float) -> bool:
-    """Print the figures of one model; return whether they are as they must be."""
+    """Print the figures of one model; return whether the figures meet the requirements."""
     died: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     options = EngineOptions(threads=1, kv_cache_mb=256, prefix_reuse="off")
     client = await EngineClient.start(model, options, step_seconds=limit, on_exit=died.set_result)

@@ -1,25 +1,27 @@
-"""Whether the engine on a GPU says what the reference says, and says it however its steps are scheduled.
+"""Check that the engine on a GPU matches the reference, and that scheduling does not change its answers.
 
     python perf/gpu/agreement.py
     python perf/gpu/agreement.py qwen3 qwen3_5-w4 --dtype float16
     python perf/gpu/agreement.py --device cpu --tiny
 
-Small models of random weights, of every kind: see `CASES`. The reference is plain torch in float32 on the CPU, with the
-same weights, quantised alike. Of each model these are checked:
+The models are small, have random weights and cover all architectures: see `CASES`. The reference is plain torch in
+float32 on the CPU, with the same quantized weights. The checks of each model are:
 
-- `logits`: those of prompts and of greedy answers, in spreads (standard deviations of a row of the reference's). How
-  far they may be off follows from how far plain torch is with the same dtype on the same device.
-- `tokens`: of greedy requests, and of such with a seed, alone, which must be the reference's, and then in every way of
-  scheduling them, which must be the same. Where a token is another one, rounding may have decided between two that are
-  nearly tied; that is told, and no failure. `gap` is by how much a token misses in the reference: what it lacks to the
-  likeliest one, in spreads; of one that was drawn, how far the number that was drawn lies from its part of all
-  probability. More than `bound` is a failure. `first` is the first that differs: its request, its place, and both;
-  `worst` is the largest gap there and behind it.
-- `quantised`: matrices get the same codes on the device as on the CPU.
+- `logits`: logits of prompts and of greedy answers. Errors are measured in spreads; a spread is the standard deviation
+  of a row of the reference's logits. The permitted error follows from the error of plain torch with the same dtype on
+  the same device.
+- `tokens`: tokens of greedy requests and of seeded sampled requests. Answers of a request alone must equal the
+  reference's tokens, and answers in all scheduling variants must equal the answers of the request alone. If a token
+  differs, rounding may have decided between two nearly tied tokens; this is reported but is not a failure. `gap` is the
+  error of a token according to the reference. For greedy requests, the gap is the logit difference to the best token,
+  in spreads; for sampled requests, the distance of the uniform number from the token's interval of the cumulative
+  distribution. A gap above `bound` is a failure. `first` is the first difference: request, position and both tokens.
+  `worst` is the largest gap from the first difference on.
+- `quantised`: the device quantizes matrices to the same codes as the CPU.
 
-A way of scheduling also fails where nothing came of it (no step overlapped, no sequence was preempted, and so on), and
-where pages are not free at the end. Every line is JSON; the last one has the verdict, and the exit status is 1 if
-anything failed.
+A scheduling variant also fails if it had no effect (no overlapped step, no preempted sequence, and so on), or if KV
+pages are not free at the end. Every line is JSON; the last line has the verdict. The exit status is 1 if a check
+failed.
 """
 
 import argparse
@@ -56,12 +58,12 @@ CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
     "gpt_oss": ("gpt_oss", "", "auto"),
     "gemma3": ("gemma3", "", "auto"),
 }
-"""The kind of model, what its weights are quantised to, and the dtype of its KV cache. Experts of gpt_oss are MXFP4."""
+"""Architecture, quantization of weights, and dtype of the KV cache. Experts of gpt_oss are MXFP4."""
 
 LENGTHS, TOKENS, PIECE = (5, 45, 300, 700), 24, 100
-"""Of prompts and of answers, most of which end on another page than the prompt; and where prompts are cut."""
+"""Lengths of prompts, length of answers (most end on another KV page), and length of prompt chunks."""
 TINY_LENGTHS, TINY_LONG, TINY_TOKENS, TINY_PIECE = (3, 62, 65), 255, 4, 40
-"""The same, and one more prompt that only logits are computed of."""
+"""Smaller sizes for `--tiny`, and one more prompt length for logits only."""
 TINY_WAYS = (
     "guesses",
     "overlap",
@@ -71,19 +73,19 @@ TINY_WAYS = (
     "recorded, overlap, cut",
 )
 INTERPRETED = ("llama", "qwen3_moe", "qwen3_5")
-"""Which ways and models there are by default where time is short."""
+"""Default scheduling variants and models for runs in Triton's interpreter, which is slow."""
 SEQUENCES = 8
 TEMPERATURE = 0.8
 
 LARGEST, TYPICAL = 3.0, 2.0
-"""How far a logit may be off at most, and in quadratic mean, in what it is with plain torch."""
+"""Largest error and root-mean-square error of logits, relative to the error of plain torch."""
 BYTES_OFF = 0.05
-"""The same in spreads, for keys and values in 8 bits, which plain torch has not: added to both."""
+"""Permitted additional error, in spreads, of an 8-bit KV cache, which plain torch does not support."""
 TIE, DRAW_TIE = 16.0, 2.0
-"""In quadratic means of what logits are off with plain torch: gaps between tokens, of which rounding may choose one.
+"""Gaps below which two tokens count as nearly tied, in root-mean-square errors of plain torch's logits.
 
-The tokens in question are several times as far off as others, as their rows of the head are the longest. Of draws, what
-logits are off is divided by the temperature.
+The logits of the best tokens have several times the error of other logits, since these tokens have the longest rows in
+the head. For sampled tokens, the error of logits is divided by the temperature.
 """
 
 
@@ -109,14 +111,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Report:
-    """Prints lines, and remembers what failed."""
+    """Prints result lines and collects failures."""
 
     def __init__(self) -> None:
         self._checks, self._ties = 0, 0
         self._failed: list[str] = []
 
     def line(self, model: str, check: str, held: bool, **more: Any) -> None:
-        """Print what came of a check."""
+        """Print the result of a check."""
         self._checks += 1
         self._ties += more.get("near_ties", 0)
         if not held:
@@ -125,11 +127,11 @@ class Report:
         print(json.dumps({"model": model, "check": check, "held": held, **shown}), flush=True)
 
     def failing(self, model: str, check: str, **more: Any) -> "_Failing":
-        """What is raised within is a failure of this check, and those after it go on."""
+        """Return a context manager that reports an exception as a failure of this check and continues."""
         return _Failing(self, model, check, more)
 
     def verdict(self) -> None:
-        """Print the last line, and exit if anything failed."""
+        """Print the last line; exit with status 1 if a check failed."""
         verdict = "failed" if self._failed else "held"
         line = {"verdict": verdict, "checks": self._checks, "near_ties": self._ties, "failed": self._failed}
         print(json.dumps(line), flush=True)
@@ -157,13 +159,13 @@ class _Failing:
 
 @dataclass(frozen=True)
 class Off:
-    """How far logits are off, in spreads.
+    """Errors of logits, in spreads.
 
     Attributes:
-        largest: at most.
-        typical: in quadratic mean.
-        argmax: share of rows whose largest is the same.
-        spread: what the others are told in, on average.
+        largest: largest error.
+        typical: root-mean-square error.
+        argmax: share of rows with the same largest logit.
+        spread: average spread of the reference's rows.
     """
 
     largest: float
@@ -173,16 +175,16 @@ class Off:
 
     @classmethod
     def of(cls, found: Iterable[Tensor], wanted: Iterable[Tensor]) -> "Off":
-        """Of rows [T, V], several times."""
+        """Return the errors of logits; each item of `found` and `wanted` is [T, V]."""
         rows, expected = torch.cat(list(found)).double(), torch.cat(list(wanted)).double()
         spreads = expected.std(-1, keepdim=True)
-        off = ((rows - expected) / spreads).nan_to_num(1e9)  # what is no number is beyond any bound
+        off = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
         same = (rows.argmax(-1) == expected.argmax(-1)).double().mean()
         return cls(float(off.abs().max()), float(off.square().mean().sqrt()), float(same), float(spreads.mean()))
 
 
 class Agreement:
-    """One model: its reference, and the engine with and without recorded steps."""
+    """The checks of one model: its reference, and the engine with and without captured graphs."""
 
     def __init__(self, name: str, arguments: argparse.Namespace, report: Report) -> None:
         self._name, self._report = name, report
@@ -201,14 +203,14 @@ class Agreement:
         self._allowance = BYTES_OFF if kv_dtype == "int8" else 0.0
         self._piece = TINY_PIECE if tiny else PIECE
         lengths, self._tokens = (TINY_LENGTHS, TINY_TOKENS) if tiny else (LENGTHS, TOKENS)
-        long = tiny and arguments.device != "cpu"  # in the interpreter it would take minutes
+        long = tiny and arguments.device != "cpu"  # too slow in the interpreter
         generator, vocabulary = torch.Generator().manual_seed(2), model.config["vocab_size"]
         self._prompts = [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
         self._long = [torch.randint(vocabulary, (TINY_LONG,), generator=generator).tolist()] if long else []
         self._off = Off(0.0, 0.0, 1.0, 1.0)
 
     def check(self) -> None:
-        """All that is to be checked."""
+        """Run all checks."""
         self._logits()
         greedy = [Request(prompt, self._tokens) for prompt in self._prompts]
         self._ways(greedy, "greedy", self._named_ways())
@@ -241,7 +243,7 @@ class Agreement:
         return ways | {"recorded, alone": Way(recorded=True, together=False)} | recorded | overlapping
 
     def _logits(self) -> None:
-        """Bounds from plain torch, then the engine's logits."""
+        """Compute bounds from plain torch, then check the engine's logits."""
         alone = Way(together=False)
 
         def off(runner: Runner, way: Way) -> Off:
@@ -266,7 +268,7 @@ class Agreement:
                 self._report.line(self._name, "logits", held, way=name, **vars(found), bounds=bounds)
 
     def _ways(self, requests: list[Request], kind: str, ways: dict[str, Way], company: list[Request] = []) -> None:  # noqa: B006
-        """The answers alone, and then in all ways, beside the requests of some company."""
+        """Check requests alone, then in all scheduling variants together with the requests of `company`."""
         usual = answers(self._runners[False], requests, Way(together=False)).tokens
         wanted = [self._told(request, tokens) for request, tokens in zip(requests, usual, strict=True)]
         self._tell(requests, wanted, Seen(usual), Way(together=False), f"{kind}, alone")
@@ -284,10 +286,10 @@ class Agreement:
                 self._tell(asked[: len(requests)], expected, seen, way, f"{kind}, {name}")
 
     def _tell(self, requests: list[Request], wanted: list[list[int]], seen: Seen, way: Way, name: str) -> None:
-        """Print what came of some requests.
+        """Print the result of some requests.
 
         Args:
-            wanted: the answers that are right.
+            wanted: the expected answers.
         """
         gaps: list[float] = []
         more: dict[str, Any] = {}
@@ -297,7 +299,7 @@ class Agreement:
                 continue
             place = next((n for n, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), None)
             if place is None or (len(said) != len(right) and not request.stop_ids):
-                more["lengths"] = [len(said), len(right)]  # one is a part of the other, which nothing excuses
+                more["lengths"] = [len(said), len(right)]  # one answer is a prefix of the other: always an error
                 gaps.append(1e9)
                 continue
             pair = said[place], right[place]
@@ -319,7 +321,7 @@ class Agreement:
         self._report.line(self._name, "tokens", held, way=name, **counts, **more, **seen.counts)
 
     def _told(self, request: Request, tokens: list[int]) -> list[int]:
-        """What the reference would have said in place of each token, after those before it."""
+        """Return the reference's token at each position, after the given tokens before the position."""
         rows = self._wanted(request.prompt, tokens)
         if request.sampling.temperature == 0:
             return rows.argmax(-1).tolist()
@@ -330,7 +332,7 @@ class Agreement:
         return [self._gap(request, n, row, token) for n, (row, token) in enumerate(zip(rows, tokens, strict=True))]
 
     def _gap(self, request: Request, place: int, row: Tensor, token: int) -> float:
-        """By how much a token misses, after the row [V] of the reference's logits; 0 of the right one."""
+        """Return the error of a token for the reference's logits `row` [V]; 0 for the correct token."""
         if request.sampling.temperature == 0:
             return float((row.max() - row[token]) / row.std())
         ends = _shares(row)
@@ -352,7 +354,7 @@ class Agreement:
 
 
 def quantised(device: torch.device, report: Report) -> None:
-    """Codes that are made on the device, beside those made on the CPU."""
+    """Compare quantization on the device with quantization on the CPU."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
     for name, form in FORMS.items():
         there, here = quantize(weight.to(device), form), quantize(weight, form)
@@ -364,7 +366,7 @@ def quantised(device: torch.device, report: Report) -> None:
 
 
 def _shares(row: Tensor) -> Tensor:
-    """Where the part of each token [V] in all probability ends."""
+    """Return the cumulative probability up to and including each token [V]."""
     return (row.double() / TEMPERATURE).softmax(-1).cumsum(-1)
 
 

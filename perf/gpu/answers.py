@@ -1,4 +1,4 @@
-"""Answers of an engine, however their steps are scheduled: alone or in company, cut, preempted, guessed, overlapped."""
+"""Answers of an engine for different scheduling: alone or batched, chunked, preempted, speculated, overlapped."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,22 +27,22 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 LARGEST_STEP = 2048
-"""Tokens: no prompt is cut, unless a `Way` says so."""
+"""Tokens per step; larger than all prompts, so prompts are chunked only if a `Way` sets a smaller limit."""
 GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How requests are scheduled.
+    """Scheduling of requests.
 
     Attributes:
-        recorded: by a runner that has recorded steps.
-        overlap: steps are launched before those before them are read.
-        together: all at once; else one after the other.
-        step_tokens: at most, in a step.
-        tight: there are pages for prompts, but not for all that comes after them.
-        reuse: beginnings that were computed before are not computed again; the requests come twice.
-        guesses: there are drafts, of which the first two are right and the third is wrong.
+        recorded: whether the runner uses captured graphs.
+        overlap: whether a step is launched before the results of the previous step are read.
+        together: whether all requests run in one batch; otherwise one after the other.
+        step_tokens: maximum number of tokens per step.
+        tight: whether the KV pages suffice only for the prompts and not for the answers.
+        reuse: whether cached prefixes are reused; every request runs twice.
+        guesses: whether drafts are used, of which the first two tokens are correct and the third is wrong.
     """
 
     recorded: bool = False
@@ -55,7 +55,7 @@ class Way:
 
     @property
     def brings(self) -> list[str]:
-        """Of what `Seen` counts, what there must be some of."""
+        """Counters of `Seen` that must not be 0 with this scheduling."""
         wanted = {
             "recorded": self.recorded,
             "ahead": self.overlap,
@@ -68,7 +68,7 @@ class Way:
 
 @dataclass
 class Request:
-    """What is asked for, and where it ends."""
+    """A request: prompt, answer length, sampling parameters and stop tokens."""
 
     prompt: list[int]
     tokens: int
@@ -78,16 +78,16 @@ class Request:
 
 @dataclass
 class Seen:
-    """What came of it.
+    """Results of requests.
 
     Attributes:
-        tokens: of each request.
-        preempted: sequences that began anew.
-        cached: tokens of prompts that were found computed.
-        kept: drafts that were right.
-        ahead: steps that were launched before the one before was read.
-        recorded: steps that had been recorded.
-        held: pages that somebody held at the end, and slots of recurrent states.
+        tokens: tokens of each request.
+        preempted: number of preempted sequences.
+        cached: number of prompt tokens found in the cache.
+        kept: number of accepted draft tokens.
+        ahead: number of steps launched before the results of the previous step were read.
+        recorded: number of steps replayed from captured graphs.
+        held: number of KV pages and state slots in use at the end.
     """
 
     tokens: list[list[int]]
@@ -100,12 +100,12 @@ class Seen:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Those that are not nought, by name."""
+        """Counters other than 0, by name."""
         return {name: count for name, count in vars(self).items() if name != "tokens" and count}
 
 
 class _Watched(Scheduler):
-    """A scheduler that counts."""
+    """A scheduler that counts preemptions and overlapped steps."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -124,7 +124,7 @@ class _Watched(Scheduler):
 
 
 class _Foresight:
-    """Drafts from answers that are known."""
+    """Drafter that proposes tokens of known answers."""
 
     may_draft = True
 
@@ -144,7 +144,7 @@ class _Foresight:
 
 
 def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
-    """A runner of a model that is in no file; steps are recorded if options say so."""
+    """Return a runner of an in-memory model; steps are captured if `options` enable graphs."""
     with mock.patch.object(runner_module, "open_checkpoint", lambda path: model):
         runner = load_once(Path("made"), options)
     if runner.ops.name != kernels:
@@ -155,10 +155,10 @@ def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
 
 
 def answers(runner: Runner, requests: list[Request], way: Way, known: list[list[int]] | None = None) -> Seen:
-    """Run requests in some way.
+    """Run requests with the given scheduling.
 
     Args:
-        known: what a way with guesses takes them from: the tokens of each request's answer.
+        known: tokens of each request's answer, from which drafts are taken.
     """
     seen = Seen([[] for _ in requests])
     with _counting(runner, seen), _guessing(requests, known, seen):
@@ -171,7 +171,7 @@ def answers(runner: Runner, requests: list[Request], way: Way, known: list[list[
 
 
 def logits(runner: Runner, requests: list[Request], way: Way) -> tuple[list[list[int]], list[Tensor]]:
-    """For each request its greedy tokens, and the logits [tokens, V] on the CPU that they were chosen from."""
+    """Return the greedy tokens of each request, and the logits [tokens, V] of each token on the CPU."""
     found: list[list[Tensor]] = [[] for _ in requests]
     tokens: list[list[int]] = [[] for _ in requests]
     groups = [range(len(requests))] if way.together else [range(n, n + 1) for n in range(len(requests))]
@@ -188,7 +188,7 @@ def logits(runner: Runner, requests: list[Request], way: Way) -> tuple[list[list
 
 
 def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
-    """Logits [tokens, V] on the CPU, before each of `tokens`, in one step."""
+    """Return the logits [tokens, V] before each of `tokens`, computed in one step, on the CPU."""
     request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY)
     pages = list(range(-(-(len(prompt) + len(tokens)) // PAGE_SIZE)))
     sequence = Sequence(request, pages=pages, slot=0)
@@ -220,7 +220,7 @@ def _run(runner: Runner, requests: dict[int, Request], way: Way, seen: Seen) -> 
 
 
 def _scheduler(runner: Runner, requests: dict[int, Request], way: Way) -> _Watched:
-    """One that has the requests."""
+    """Return a scheduler with the requests."""
     facts = runner.facts
     options = EngineOptions(
         max_step_tokens=way.step_tokens,
@@ -254,7 +254,7 @@ def _add(scheduler: Scheduler, number: int, request: Request) -> None:
 
 @contextmanager
 def _counting(runner: Runner, seen: Seen) -> Iterator[None]:
-    """Count the steps that were recorded."""
+    """Count the steps replayed from captured graphs."""
     run = runner.ops.run
 
     def counted(forward: Any, batch: Batch, recorded: bool = True) -> Tensor:
@@ -267,7 +267,7 @@ def _counting(runner: Runner, seen: Seen) -> Iterator[None]:
 
 @contextmanager
 def _guessing(requests: list[Request], known: list[list[int]] | None, seen: Seen) -> Iterator[None]:
-    """Have schedulers take drafts from what is known."""
+    """Make schedulers take drafts from known answers."""
     texts = [request.prompt + tokens for request, tokens in zip(requests, known or [], strict=False)]
     drafters: list[_Foresight] = []
 

@@ -1,9 +1,9 @@
-"""Attention of one layer: bytes of K and V that a decode step reads in a second, and how fast a prompt is multiplied.
+"""Attention of one layer: read rate of K and V in decode steps, and compute rate of prompts.
 
     python perf/gpu/attention.py
     python perf/gpu/attention.py --device cpu --tiny
 
-A line for each case: what it took, its rate, and the share of what torch's own copy or product reaches on the device.
+One line per case has the time, the rate, and the rate relative to torch's own copy or product on the device.
 """
 
 import json
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from helexa.neuron.ops.batch import Batch
 
 SHAPES = {"Qwen3-8B": (32, 8, 128), "Qwen3.5-27B": (24, 4, 256), "Qwen3-30B-A3B": (32, 4, 128)}
-"""Heads of queries, of keys and values, and their width."""
+"""Query heads, KV heads and head dimension."""
 DECODES = [(1, 1024), (1, 32768), (16, 4096), (64, 1024)]
-"""Sequences and positions of each."""
+"""Number of sequences, and positions of each sequence."""
 PROMPTS = [(0, 8192), (24576, 8192)]
-"""Positions before, and rows."""
+"""Positions before the prompt, and rows of the prompt."""
 TINY = {"tiny": (4, 2, 32)}
 
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) -> "Batch":
-    """So many sequences alike, their pages in no order."""
+    """Return a batch of `count` equal sequences with KV pages in random order."""
     numbers = torch.randperm(count * pages).view(count, pages).tolist()
     return measure.batch([prefix] * count, rows, numbers, device)
 

@@ -1,19 +1,21 @@
-"""The engine on a GPU, against the figures that it is held to; random weights of real shapes, made on the spot.
+"""Measure the engine on a GPU against its target figures, with random weights of real shapes.
 
     python perf/gpu/engine.py all
     python perf/gpu/engine.py stream gaps
     python perf/gpu/engine.py all --device cpu --tiny
 
-- `stream`: one stream from 1k of context on, tokens/s, the ceiling that follows from the bytes it must read and from
-  the copy bandwidth measured before, and the bar. In turn: 8B bf16, 8B in 4 bits, 27B hybrid and 30B-A3B in 4 bits.
-- `streams`: 512 streams at once, 128 tokens in, 128 and 1024 out, of 8B bf16.
-- `prefill`: 8k tokens at once, as a share of the matmul rate measured before.
-- `gaps`: 16 streams while a prompt of 8k tokens arrives every two seconds: the time between tokens, p99 / median.
-- `host`: of a step of 64 streams, the share in which the host did not wait for the device.
-- `load`: an 8B checkpoint from safetensors, beside the rate at which the same files are read; `--folder` says where.
-- `first`: from the start of a process to its first token, with that checkpoint; the second of two starts counts.
+- `stream`: tokens/s of one stream from 1k of context on, the ceiling (bytes per step at the copy bandwidth measured
+  before), and the threshold. Models in turn: 8B bf16, 8B in 4 bits, 27B hybrid and 30B-A3B in 4 bits.
+- `streams`: 512 concurrent streams of 8B bf16, 128 prompt tokens, 128 and 1024 output tokens.
+- `prefill`: a prompt of 8k tokens, relative to the matmul rate measured before.
+- `gaps`: 16 streams and a prompt of 8k tokens every two seconds: the time between tokens, p99 / median.
+- `host`: share of a step of 64 streams in which the host did not wait for the device.
+- `load`: load time of an 8B checkpoint from safetensors, and the read rate of the same files; `--folder` selects the
+  folder.
+- `first`: time from the start of a process to its first token, with the checkpoint of `load`; the second of two starts
+  counts.
 
-Every line is JSON. Steps go through the scheduler and the sampler, as in an engine process; no HTTP is in it.
+Every line is JSON. Steps use the scheduler and the sampler, as in an engine process, without HTTP.
 """
 
 import argparse
@@ -56,7 +58,7 @@ def main() -> None:
 
 
 class Bench:
-    """One device and its ceilings."""
+    """One device and its measured limits."""
 
     def __init__(self, device: str, tiny: bool, folder: Path) -> None:
         import measure
@@ -74,7 +76,7 @@ class Bench:
         )
 
     def stream(self) -> None:
-        """One stream of each model."""
+        """Measure one stream of each model."""
         copies = self._copies()
         for model, quant, bar in (("8B", "", 250), ("8B", "q4k", 600), ("27B", "q4k", 200), ("30B-A3B", "q4k", 500)):
             with where_it_fits("stream", model, quant):
@@ -90,7 +92,7 @@ class Bench:
         report("stream", model, quant, **figures, copy_gb_s=copies / 1e9, of_copies=rate * read / copies)
 
     def streams(self) -> None:
-        """Many streams to their ends."""
+        """Measure many concurrent streams until all end."""
         for length, bar in ((128, 15_000), (1024, 16_000)):
             count, prompt, length = (2, 4, 3) if self._tiny else (512, 128, length)
             engine = self._engine("8B", "", max_sequences=count, max_waiting=count, max_prefill_beside_decode=2048)
@@ -101,7 +103,7 @@ class Bench:
             report("streams", "8B", "", streams=count, out=length, tok_s=count * length / seconds, bar_tok_s=bar)
 
     def prefill(self) -> None:
-        """A long prompt."""
+        """Measure a long prompt."""
         length = 32 if self._tiny else 8192
         products = self._products()
         engine = self._engine("8B", "", max_step_tokens=length)
@@ -114,12 +116,12 @@ class Bench:
         settings = engine.config
         head = settings["vocab_size"] * settings["hidden_size"]
         wide = settings["num_attention_heads"] * settings["head_dim"] * settings["num_hidden_layers"]
-        work = 2 * (engine.runner.facts.parameters - 2 * head) + 2 * wide * length  # half of the positions, twice
+        work = 2 * (engine.runner.facts.parameters - 2 * head) + 2 * wide * length  # causal: half the positions, twice
         share = rate * work / products
         report("prefill", "8B", "", tokens=length, tok_s=rate, tflop_s=rate * work / 1e12, share=share, bar_share=0.55)
 
     def gaps(self) -> None:
-        """Streams beside arriving prompts."""
+        """Measure streams during the prefill of arriving prompts."""
         streams, prompt, every, seconds = (2, 24, 0.5, 2.0) if self._tiny else (16, 8192, 2.0, 60.0)
         as_in_nodes = {"max_step_tokens": 2048, "max_prefill_beside_decode": 2048}
         engine = self._engine("8B", "", max_sequences=2 * streams, context_length=32768, **as_in_nodes)
@@ -143,7 +145,7 @@ class Bench:
         report("gaps", "8B", "", prompts=arrived, **figures)
 
     def host(self) -> None:
-        """What the host does in a step."""
+        """Measure the host's share of a step."""
         from helexa.neuron.engine.step.readback import Readback
 
         streams, steps = (2, 2) if self._tiny else (64, 200)
@@ -169,7 +171,7 @@ class Bench:
         report("host", "8B", "", **figures, share=busy / seconds, bar_share=0.2)
 
     def load(self) -> None:
-        """Weights from files that are not in the system's cache."""
+        """Measure loading files that are not in the page cache."""
         from helexa.neuron.engine.ipc.messages import EngineOptions
         from helexa.neuron.engine.loading.load import load
 
@@ -191,7 +193,7 @@ class Bench:
         report("load", "8B", "", gb_s=rate / 1e9, disk_gb_s=disk / 1e9, share=rate / disk, bar_share=0.6)
 
     def first(self) -> None:
-        """The first token of a process."""
+        """Measure the time from process start to the first token."""
         self._write()
         self._free()
         command = [sys.executable, __file__, "one-token", "--device", self._name, "--folder", str(self._folder)]
@@ -204,7 +206,7 @@ class Bench:
         report("first", "8B", "", seconds=seconds, bar_seconds=8)
 
     def one_token(self) -> None:
-        """What the process of `first` does."""
+        """Run in the process that `first` starts."""
         Engine(self._folder, self._options(""), {}).decode(1, 8, 1)
 
     def _write(self) -> None:
@@ -229,7 +231,7 @@ class Bench:
         return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off")
 
     def _free(self) -> None:
-        """Give back what the model before has held, which torch keeps."""
+        """Release the memory of the previous model, which torch caches."""
         import gc
 
         import torch
@@ -243,10 +245,10 @@ class Bench:
 
 
 class Engine:
-    """A model and a scheduler, as an engine process has them.
+    """A model and a scheduler, as in an engine process.
 
     Args:
-        folder: of a checkpoint; None makes a model of `config` in memory.
+        folder: folder of a checkpoint; None makes a model of `config` in memory.
     """
 
     def __init__(self, folder: Path | None, options: Any, config: dict[str, Any]) -> None:
@@ -281,7 +283,7 @@ class Engine:
         self._next = 0
 
     def add(self, count: int, prompt: int, tokens: int) -> range:
-        """Greedy requests with prompts that are all different; their ids."""
+        """Add greedy requests with different prompts; return their ids."""
         from helexa.neuron.engine.ipc.messages import Generate, SamplingParams
         from helexa.neuron.engine.scheduling.sequence import Sequence
 
@@ -296,7 +298,7 @@ class Engine:
         return ids
 
     def step(self) -> list[Any]:
-        """One step; what it brought."""
+        """Run one step; return its results."""
         outputs = self._steps.advance()
         for output in outputs:
             if output.finish == "error":
@@ -304,19 +306,19 @@ class Engine:
         return outputs
 
     def run(self) -> None:
-        """All steps that there are."""
+        """Run steps until no work is left."""
         while not self._steps.idle:
             self.step()
 
     def until_decoding(self, streams: int) -> None:
-        """Steps until all of the first streams have brought some tokens."""
+        """Run steps until all of the first `streams` streams have some tokens."""
         brought = dict[int, int]()
         while len(brought) < streams or min(brought.values()) < 3:
             for output in self.step():
                 brought[output.id] = brought.get(output.id, 0) + len(output.tokens)
 
     def decode(self, streams: int, context: int, steps: int) -> float:
-        """Tokens per second of some streams from a context on."""
+        """Return the tokens per second of `streams` streams from `context` tokens on."""
         ids = self.add(streams, context, steps + 3)
         self.until_decoding(streams)
         begin, count = time.perf_counter(), 0
@@ -326,7 +328,7 @@ class Engine:
 
 
 def forget(files: list[Path]) -> None:
-    """Have the system drop what it keeps of files."""
+    """Remove files from the page cache."""
     for file in files:
         with file.open("rb") as data:
             os.fsync(data.fileno())
@@ -335,7 +337,7 @@ def forget(files: list[Path]) -> None:
 
 @contextmanager
 def where_it_fits(command: str, model: str = "8B", quant: str = "") -> Iterator[None]:
-    """What a smaller card has no room for is left out, with a line that says so."""
+    """Skip a model that does not fit in the device's memory, with a line that reports the skip."""
     from helexa.core.errors import DoesNotFitError
 
     try:
@@ -350,7 +352,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def report(command: str, model: str, quant: str, **figures: float) -> None:
-    """A line."""
+    """Print a result line."""
     shown = {name: round(value, 3) if isinstance(value, float) else value for name, value in figures.items()}
     print(json.dumps({"command": command, "model": model, "quant": quant or "16 bits", **shown}), flush=True)
 

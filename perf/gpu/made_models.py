@@ -1,4 +1,4 @@
-"""Models of real shapes with random weights, made on the spot."""
+"""Models of real shapes with generated random weights."""
 
 import json
 import zlib
@@ -45,7 +45,7 @@ CONFIGS = {
     "27B": _config("qwen3_5", 5120, 64, 24, 4, 256, intermediate_size=17408, **_LINEAR, vocab_size=248320),
     "30B-A3B": _config("qwen3_moe", 2048, 48, 32, 4, 128, num_experts=128, moe_intermediate_size=768, **_EXPERTS),
 }
-"""Qwen3-8B, Qwen3.5-27B (three of four layers are Gated DeltaNets) and Qwen3-30B-A3B."""
+"""Qwen3-8B, Qwen3.5-27B (three of four layers are Gated DeltaNet layers) and Qwen3-30B-A3B."""
 _SMALL_LINEAR = {name: 16 if "dim" in name else 2 for name in _LINEAR} | {"linear_conv_kernel_dim": 4}
 _FEW = {"vocab_size": 256, "max_position_embeddings": 512}
 TINY = {
@@ -54,11 +54,11 @@ TINY = {
     "30B-A3B": _config("qwen3_moe", 64, 1, 2, 1, 32, num_experts=4, moe_intermediate_size=32, **_EXPERTS, **_FEW)
     | {"num_experts_per_tok": 2},
 }
-"""The same kinds, to see that a script works."""
+"""Tiny models of the same architectures, for tests of a script."""
 
 
 def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
-    """Small models of all kinds; heads, groups and widths are such as real ones have, but for those that are tiny."""
+    """Return configs of small models of all architectures; heads, groups and widths are realistic unless `tiny`."""
     hidden, layers, wide = (64, 1, 64) if tiny else (512, 4, 1024)
     common = {"vocab_size": 192 if tiny else 2048, "max_position_embeddings": 1024, "rope_theta": 10_000.0}
     linear = _SMALL_LINEAR if tiny else _LINEAR | {"linear_num_key_heads": 4, "linear_num_value_heads": 8}
@@ -67,7 +67,7 @@ def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
 
     def config(kind: str, heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
         heads, dim = (2, 32) if tiny else (heads, dim)
-        kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # of layers
+        kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # layer types
         count = max(layers, kinds)
         shape = _config(kind, hidden, count, heads, 1 if tiny else kv_heads, dim, intermediate_size=wide)
         return shape | common | more
@@ -96,11 +96,11 @@ def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
 
 
 AGREEING, TINY_AGREEING = _agreeing(False), _agreeing(True)
-"""What `agreement.py` compares."""
+"""Models for `agreement.py`."""
 
 
 class MadeModel:
-    """A checkpoint (see `weights.checkpoint.Checkpoint`) whose numbers come from one pool: they cost no time."""
+    """A checkpoint (see `weights.checkpoint.Checkpoint`) whose weights share one pool of random numbers."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -142,7 +142,7 @@ class MadeModel:
         """See `Checkpoint`."""
 
     def write(self, folder: Path) -> None:
-        """As a Hugging Face folder, a file for each layer and one for the rest."""
+        """Write the model as a Hugging Face folder: one file per layer, and one for all other tensors."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
         files: dict[str, list[str]] = {}
@@ -161,14 +161,14 @@ class MadeModel:
 
 
 class DistinctModel(MadeModel):
-    """A checkpoint in which every tensor has numbers of its own, such that a fault anywhere changes the logits.
+    """A checkpoint in which every tensor has its own random numbers, so that any error changes the logits.
 
-    Attention is sharp, so that what it finds depends on a few positions; states are forgotten neither at once nor
-    never; and rows of the head differ in length, so that few tokens are nearly tied for the first place.
+    Attention is sharp, so its result depends on a few positions. Recurrent states decay at medium rates. Rows of the
+    head differ in length, so few tokens are nearly tied for the first place.
 
     Args:
-        quant: what matrices are in already, one of the names in `weights.quant_form`, or empty. Experts of gpt-oss are
-            in MXFP4 in any case.
+        quant: quantization of the stored matrices, a name in `weights.quant_form`, or empty. Experts of gpt-oss are
+            always MXFP4.
     """
 
     def __init__(self, config: dict[str, Any], quant: str = "") -> None:
@@ -180,7 +180,7 @@ class DistinctModel(MadeModel):
     def read(self, name: str, index: int | None = None) -> Weight:
         """See `Checkpoint`."""
         key = name if index is None else f"{name}#{index}"
-        if key not in self._made:  # it is loaded several times
+        if key not in self._made:  # several loads read the same tensor
             shape = self._shapes[name] if index is None else self._shapes[name][1:]
             generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
             numbers = self._scaled(name, torch.randn(shape, generator=generator), generator)
@@ -194,28 +194,28 @@ class DistinctModel(MadeModel):
         return row.on_meta(shape[0]) if isinstance(row, GroupwiseTensor) else super().on_meta(name, shape)
 
     def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
-        """Standard normal numbers, as large as they are in a tensor of this name."""
+        """Scale standard normal numbers to the typical size of the tensor `name`."""
         part = name.removesuffix(".weight").rpartition(".")[2]
         gain = _GAINS.get(part, 1.0)
         if "norm" in part:
-            # That of a Gated DeltaNet is what it is in the checkpoint, in all models.
+            # The norm of a Gated DeltaNet layer has no offset in any architecture.
             return gain * (1 + 0.3 * numbers) - (0.0 if "linear_attn" in name else self._offset)
         match part:
-            case "A_log":  # sequences are forgotten after one position, or a thousand
+            case "A_log":  # states decay within one position or within a thousand
                 return -6 * torch.rand(numbers.shape, generator=generator)
             case "conv1d" | "dt_bias":
                 return numbers / 2
             case "sinks":
                 return numbers
-            case "embed_tokens":  # gemma multiplies it
+            case "embed_tokens":  # gemma multiplies embeddings by this factor
                 return numbers / (numbers.shape[1] ** 0.5 if self.config["model_type"] == "gemma3" else 1)
             case "lm_head":
                 lengths = torch.randn(len(numbers), 1, generator=generator).mul_(0.5).exp_()
-                return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens have most of all probability
+                return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens have most of the probability
         if "bias" in name:
             return 0.3 * numbers
         if ".experts." in name and part == "down_proj":
-            # Rounding may choose either of two that are nearly tied for the last place, which must not decide all.
+            # Rounding may select either of two nearly tied experts for the last place; their outputs are kept small.
             gain = 0.3 if self.config["model_type"] == "gpt_oss" else 1.0
         return numbers * gain / numbers.shape[-1] ** 0.5
 
@@ -223,7 +223,7 @@ class DistinctModel(MadeModel):
         return self.config["model_type"] == "gpt_oss" and ".experts." in name and "bias" not in name
 
     def _form(self, key: str, columns: int) -> Callable[[Tensor], Weight]:
-        """What makes of numbers what the checkpoint has."""
+        """Return the function that converts numbers to the tensor's format in the checkpoint."""
         if self._in_mxfp4(key):
             return mxfp4
         form = self._policy.form(key, columns)
@@ -233,13 +233,13 @@ class DistinctModel(MadeModel):
 
 
 _GAINS = {"q_proj": 1.5, "k_proj": 1.5, "q_norm": 1.5, "k_norm": 1.5, "gate": 4.0, "router": 4.0, "down_proj": 2.0}
-"""Of matrices, over what leaves numbers as large as they were: scores of attention and of experts lie apart."""
+"""Gains of matrices, relative to unit gain; large gains separate the scores of attention and of experts."""
 
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # halves
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12)  # in units of 1/2
 
 
 def mxfp4(numbers: Tensor) -> GroupwiseTensor:
-    """The matrix [N, K] in codes of e2m1 with a power of two for every 32 columns."""
+    """Quantize a matrix [N, K] to e2m1 codes with a power of two per 32 columns."""
     table = torch.tensor([*_E2M1, *(-level for level in _E2M1)])
     groups = numbers.unflatten(-1, (-1, 32))
     unit = torch.exp2((groups.abs().amax(-1) / _E2M1[-1]).clamp(min=2.0**-20).log2().ceil())

@@ -1,4 +1,4 @@
-"""Time on a device, and what torch's own copies and products reach there: ceilings to hold figures against."""
+"""Device timing, and torch's own copy and matmul rates as reference limits."""
 
 import argparse
 import os
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from helexa.neuron.ops.batch import Batch
 
 _TRIES = 20
-_CYCLES = 5e9  # to let pass for a second of the host's, on any device: more than twice that
+_CYCLES = 5e9  # GPU sleep cycles per second of host time: more than twice the clock rate of any device
 
 
 def arguments(
     description: str | None, add: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 ) -> argparse.Namespace:
-    """The command line that all scripts have; on a CPU Triton's kernels are interpreted, which `--tiny` is made for.
+    """Parse the command line shared by all scripts; `--tiny` is for Triton's interpreter on a CPU.
 
     Args:
-        add: adds what one of them has besides.
+        add: function that adds arguments of one script.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -34,12 +34,12 @@ def arguments(
         os.environ["TRITON_INTERPRET"] = "1"
         parsed.dtype = "float16"  # the interpreter's products of bfloat16 are wrong
     if parsed.device.startswith("cuda:"):
-        torch.cuda.set_device(parsed.device)  # kernels are launched there
+        torch.cuda.set_device(parsed.device)  # Triton launches kernels on the current device
     return parsed
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call, by the device's clock; how long the host takes to launch it is no part of that."""
+    """Return the median time of a call by the device's clock, without the host's launch time."""
 
     def told() -> float:
         start = time.perf_counter()
@@ -54,7 +54,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     ahead = int(told() * _CYCLES)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_TRIES)]
     for begin, end in marks:
-        torch.cuda._sleep(ahead)  # the device would wait for the host between one kernel and the next
+        torch.cuda._sleep(ahead)  # otherwise the device would wait for the host between kernels
         begin.record()
         call()
         end.record()
@@ -63,20 +63,20 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
-    """Bytes that a copy reads and writes in a second."""
+    """Return the bytes that a copy reads and writes per second."""
     source = torch.zeros(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * size / seconds(lambda: target.copy_(source), device)
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
-    """Multiplications and additions of a large product in a second."""
+    """Return the multiplications and additions per second of a large product."""
     left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     return 2 * size**3 / seconds(lambda: left @ right, device)
 
 
 def batch(prefixes: list[int], rows: int, pages: list[list[int]], device: torch.device) -> "Batch":
-    """Sequences that advance by so many rows each, in the order of their state slots."""
+    """Return a batch in which each sequence advances by `rows` rows, ordered by state slot."""
     from helexa.neuron.engine.execution.step_buffers import StepBuffers
     from helexa.neuron.engine.step.step_input import StepInput, int32
     from helexa.neuron.ops.batch import Capacity

@@ -1,10 +1,10 @@
-"""Products of one layer: bytes of weights that a row reads in a second, and how fast many rows are multiplied.
+"""Matrix products of one layer: read rate of weights for few rows, and compute rate for many rows.
 
     python perf/gpu/products.py
     python perf/gpu/products.py --device cpu --tiny
 
-A line for each matrix, form and number of rows: what it took, its rate, and the share of what torch's own copy or
-product reaches on the device. Each is measured on so many matrices in turn that no cache holds them.
+One line per matrix, format and number of rows has the time, the rate, and the rate relative to torch's own copy or
+product on the device. Each case rotates through several matrices, so that the matrices do not fit in any cache.
 """
 
 import json
@@ -31,7 +31,7 @@ SHAPES = {
 FORMS = {"W4": "q4k", "W6": "q6k", "W8": "q8_0", "plain": None}
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048]
 EXPERTS = {"Qwen3-30B-A3B": (2048, 768, 128, 8)}
-"""Hidden and inner width, experts, and how many a row passes."""
+"""Hidden size, expert size, number of experts, and experts per row."""
 EXPERT_ROWS = [1, 4, 8, 16, 64, 512, 2048]
 TINY_SHAPES, TINY_EXPERTS = {"tiny": (16, 256)}, {"tiny": (32, 32, 4, 2)}
 TINY_ROWS = [1, 3, 600]
@@ -65,7 +65,7 @@ def main() -> None:
                 took = measure.seconds(lambda: [product(x) for product in linears], device) / len(linears)  # noqa: B023
                 read, flops = ops.step_bytes / len(linears), 2 * rows * outputs * columns
                 report(took, read, flops, shape=shape, form=form, rows=rows)
-            linears.clear()  # before the next ones are made
+            linears.clear()  # free memory for the next operators
     for shape, (hidden, inner, count, chosen) in (TINY_EXPERTS if tiny else EXPERTS).items():
         for form in ("W4", "plain"):
             ops = GpuOps(device, dtype)
@@ -74,14 +74,14 @@ def main() -> None:
                 x = torch.randn(rows, hidden, dtype=dtype, device=device)
                 scores = torch.randn(rows, count, dtype=dtype, device=device)
                 took = measure.seconds(lambda: [one(x, scores) for one in mixtures], device) / len(mixtures)  # noqa: B023
-                met = 1 - (1 - chosen / count) ** rows  # the share of experts that some row passes
+                met = 1 - (1 - chosen / count) ** rows  # share of experts that at least one row uses
                 read, flops = ops.step_bytes / len(mixtures) * count / chosen * met, 6 * rows * chosen * hidden * inner
                 report(took, read, flops, shape=f"{shape} experts", form=form, rows=rows)
             mixtures.clear()
 
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
-    """As many operators as read so many bytes together."""
+    """Return operators that together read at least `read` bytes."""
     made = [make()]
     while ops.step_bytes < read:
         made.append(make())

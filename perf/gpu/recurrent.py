@@ -1,10 +1,10 @@
-"""The gated delta rule of one layer, and the choice of tokens: how much memory they go through in a second.
+"""The gated delta rule of one layer, and token sampling: memory throughput.
 
     python perf/gpu/recurrent.py
     python perf/gpu/recurrent.py --device cpu --tiny
 
-A line for each case: what it took, its rate, and the share of what torch's own copy reaches on the device. Decoding
-reads and writes the state of every sequence; a choice of tokens reads the logits, once or several times.
+One line per case has the time, the rate, and the rate relative to torch's own copy on the device. Decoding reads and
+writes the state of every sequence; sampling reads the logits once or several times.
 """
 
 import json
@@ -13,7 +13,7 @@ import measure
 import numpy as np
 import torch
 
-QWEN = (16, 48, 128, 128, 4)  # Qwen3.5-27B: heads of keys and of values, their widths, tokens in the convolution
+QWEN = (16, 48, 128, 128, 4)  # Qwen3.5-27B: key heads, value heads, their widths, tokens in the convolution
 TINY = (1, 2, 16, 16, 4)
 DECODES = (1, 16, 64)
 PROMPTS = (512, 2048, 8192)

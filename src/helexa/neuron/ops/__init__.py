@@ -1,1 +1,1 @@
-"""Kernels and what they work on: `choice` picks an implementation, `reference` is the plain-torch oracle."""
+"""Model kernels and their inputs: `choice` picks an implementation, `reference` is the plain-torch oracle."""

@@ -1,4 +1,4 @@
-"""What one layer's attention looks at, and how."""
+"""Attention parameters of one layer."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """How a layer attends; `window` and `sinks` differ between the layers of some models.
+    """Attention parameters of one layer; `window` and `sinks` differ between the layers of some models.
 
     Attributes:
-        scale: of the products of queries and keys.
-        window: positions that each query sees, its own included; None for all before it.
-        sinks: float32 [heads], for each head a score beside those of the positions that takes its share of the softmax
-            and has no value (Xiao et al., 2023); None for none.
+        scale: factor applied to the products of queries and keys.
+        window: number of positions that each query sees, including its own position; None for all earlier positions.
+        sinks: float32 [heads], one extra score per head. The extra score takes its share of the softmax and has no
+            value (Xiao et al., 2023). None if the layer has no sinks.
     """
 
     scale: float

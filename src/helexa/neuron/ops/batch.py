@@ -1,6 +1,6 @@
-"""The input of one forward pass, as tensors that kernels read.
+"""Input of one forward pass, as tensors that kernels read.
 
-Tokens of all sequences lie flat, [T]: first those of spans of one row, then those of longer spans. All numbers are
+The tokens of all sequences form one flat array [T]: first the spans of one row, then the longer spans. All integers are
 int32.
 """
 
@@ -19,7 +19,7 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Capacity:
-    """The largest batch that an engine ever computes."""
+    """Largest batch that an engine computes."""
 
     rows: int
     sequences: int
@@ -27,9 +27,9 @@ class Capacity:
 
 
 class Bucket(NamedTuple):
-    """The size of a recorded step, which smaller steps are padded to.
+    """Size of a captured graph. Smaller steps are padded to a bucket.
 
-    Where there are as many rows as spans, each span has one row; else a span has any number of rows up to a few.
+    If `rows` equals `spans`, each span has one row. Otherwise each span has a small, variable number of rows.
     """
 
     rows: int
@@ -37,12 +37,12 @@ class Bucket(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The rows `start` to `stop` of one sequence, at its positions `prefix` and following.
+    """The rows `start` to `stop` of one sequence, at the positions from `prefix` on.
 
     Attributes:
-        settled: so many of the first rows are the sequence's own; those behind them are drafts, which leave no trace in
-            recurrent state.
-        slot: of the sequence's recurrent state, where the model has such.
+        settled: number of leading rows that hold accepted tokens of the sequence. The remaining rows are draft tokens,
+            which do not change recurrent state.
+        slot: state slot of the sequence, for models with recurrent layers.
     """
 
     start: int
@@ -57,11 +57,12 @@ class SpanTable(Generic[Array]):
     """The spans of a batch as arrays. A span that pads a batch to its bucket has no rows.
 
     Attributes:
-        starts: [B + 1], each span's first row, and the end of the last one.
-        prefixes: [B], positions before its first row.
+        starts: [B + 1], first row of each span, then the end of the last span.
+        prefixes: [B], number of positions before the first row of each span.
         settled: [B], see `Span`.
-        state_slots: [B], see `Span`.
-        pages: [B, W], the numbers of the pages that hold its positions; undefined behind its last page.
+        state_slots: [B], state slot of each span, see `Span.slot`.
+        pages: [B, W], numbers of the KV pages that hold the positions of each span; undefined after the last page of
+            the span.
     """
 
     starts: Array
@@ -73,25 +74,25 @@ class SpanTable(Generic[Array]):
 
 @dataclass(frozen=True)
 class Batch:
-    """One step.
+    """Input of one engine step.
 
     `tokens`, `positions`, `slots` and `sample_rows` are int32 on the device.
 
     Attributes:
         tokens: [T] token ids.
-        positions: [T], or [3, T] for rotary embeddings of several axes.
-        slots: [T], where its K and V go: page * PAGE_SIZE + offset; -1 for a row that pads the batch to its bucket.
-        sample_rows: [S + P], rows whose logits are needed, then rows whose hidden states are.
-        host_spans: where the sequences' rows lie, without padding.
-        device_spans: the same on the device, with padding; None where that is the host.
-        singles: spans of one row.
-        most_rows: an upper bound of the rows of the other spans; 0 if there is none.
-        samples: S, padding left out.
+        positions: [T], or [3, T] for rotary embeddings with several axes.
+        slots: [T], KV slot of each row: page * PAGE_SIZE + offset; -1 for padding rows.
+        sample_rows: [S + P], rows whose logits are needed, then rows whose hidden states are needed.
+        host_spans: spans of the sequences on the host, without padding.
+        device_spans: spans of the sequences on the device, with padding; None if the device is the host.
+        singles: number of spans of one row.
+        most_rows: upper bound of the row counts of all longer spans; 0 if there are no longer spans.
+        samples: S, without padding.
         pooled: P.
-        capacity: of the buffers that the tensors are views of.
-        bucket: of the recorded step that this one is padded to; None for a step of a shape of its own.
-        embeddings: [E, H], inputs of the first layer that replace the embeddings of tokens.
-        embedding_rows: [E], the rows that they replace.
+        capacity: capacity of the buffers that the tensors are views of.
+        bucket: bucket of the captured graph that the step is padded to; None if the step runs without a captured graph.
+        embeddings: [E, H], inputs of the first layer that replace token embeddings.
+        embedding_rows: [E], the rows whose token embeddings are replaced.
     """
 
     tokens: Tensor
@@ -110,20 +111,20 @@ class Batch:
     embedding_rows: Tensor | None = None
 
     def take_tokens(self, last: Tensor) -> None:
-        """Put the tokens [N] of the step before in the places that stand for them (see `overlap.as_after`)."""
-        from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a row of no numbers must not ask for a token -1
+        """Replace placeholder tokens with the tokens `last` [N] of the previous step (see `overlap.as_after`)."""
+        from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a non-finite row reports token -1
         torch.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """Where the sequences' rows lie, for kernels."""
+        """Return the span table that kernels read."""
         host = self.host_spans
         parts = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
         return self.device_spans or SpanTable(*map(torch.from_numpy, parts))
 
     @cached_property
     def span_list(self) -> list[Span]:
-        """The spans one by one, padding left out."""
+        """Return the spans one by one, without padding."""
         table = self.host_spans
         columns = (part.tolist() for part in (table.prefixes, table.settled, table.state_slots))
         return [Span(*rows, *rest) for rows, *rest in zip(pairwise(table.starts.tolist()), *columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Chooses the kernels for a device, an activation dtype and a model."""
+"""Choose the kernels for a device, an activation dtype and a model."""
 
 import importlib.util
 import os
@@ -15,17 +15,17 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 
 @dataclass(frozen=True)
 class Choice:
-    """The kernels that were chosen, and why not faster ones, if there are any."""
+    """The chosen kernels, and the reason why faster kernels were not chosen."""
 
     ops: Ops
     reason: str
 
 
 OLDEST = (7, 5)
-"""The compute capability from which on Triton's kernels work."""
+"""Lowest CUDA compute capability that the Triton kernels support."""
 
 NARROW = 2048
-"""Models of this hidden size and below say something else when products round their input to 8 bits."""
+"""Largest hidden size at which rounding the inputs of products to 8 bits changes the tokens of models."""
 
 
 def choose(
@@ -38,15 +38,16 @@ def choose(
     half: bool = True,
     kernels: Kernels = "auto",
 ) -> Choice:
-    """The fastest kernels that work for this device, activation dtype and model.
+    """Return the fastest kernels that support this device, activation dtype and model.
 
     Args:
-        dtype: of the activations; None for what suits the device.
-        config: the model's, in Hugging Face's terms.
-        kv_bits: of K and V in the cache, 16 or 8; plain torch does not know 8.
-        x_bits: to which the native kernels' products round their input, 16 or 8; None for what suits the model.
-        half: the model's activations stay within float16.
-        kernels: `auto` or those that are wanted.
+        dtype: dtype of activations; None selects the dtype that suits the device.
+        config: the model's config with Hugging Face key names.
+        kv_bits: bits of each K and V number in the cache, 16 or 8; the plain-torch kernels do not support 8.
+        x_bits: bits to which the native kernels' products round their input, 16 or 8; None selects the value that suits
+            the model.
+        half: whether the model's activations stay within the range of float16.
+        kernels: kernels to use; `auto` selects the fastest that work.
     """
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
         reason = _refusal_of_triton(device)
@@ -100,12 +101,12 @@ def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
 
 
 def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> torch.dtype:
-    """The dtype of activations on an accelerator.
+    """Return the dtype of activations on an accelerator.
 
     Args:
-        kind: as torch calls it, `cuda` or `mps`.
-        capability: CUDA's compute capability.
-        half: the model's activations stay within float16.
+        kind: torch device type, `cuda` or `mps`.
+        capability: CUDA compute capability.
+        half: whether the model's activations stay within the range of float16.
     """
     if kind == "cuda" and capability is not None and capability >= (8, 0):
         return torch.bfloat16

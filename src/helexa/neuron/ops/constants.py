@@ -1,4 +1,4 @@
-"""Constants that the engine and all kernels share, without torch: the server process reads them, too."""
+"""Constants that the engine and all kernels share. The server process imports them, so torch is not needed."""
 
 from typing import Literal
 
@@ -7,7 +7,7 @@ from helexa.neuron.ops.kernel_header import CONSTANTS
 PAGE_SIZE = CONSTANTS["PAGE_SIZE"]
 """Positions per page of the KV cache."""
 
-# Of the native kernels; `kernels/kernels.h` explains them.
+# Constants of the native kernels; see `kernels/kernels.h`.
 ARGUMENT_BYTES = CONSTANTS["ARGUMENT_BYTES"]
 BLOCK_BYTES = CONSTANTS["BLOCK_BYTES"]
 FORMAT_COUNT = CONSTANTS["FORMAT_COUNT"]
@@ -24,10 +24,10 @@ FLOAT16, BFLOAT16, FLOAT32 = (CONSTANTS[name] for name in ("FLOAT16", "BFLOAT16"
 SILU, GELU_TANH = (CONSTANTS[name] for name in ("SILU", "GELU_TANH"))
 
 MAX_DRAFTS = 16
-"""Rows that speculation may add to a sequence."""
+"""Maximum number of rows that speculation adds to a sequence."""
 
 NON_FINITE = CONSTANTS["NON_FINITE"]
-"""Token id of a row whose largest logit is NaN or infinite."""
+"""Token id reported for a row whose largest logit is NaN or infinite."""
 
 Kernels = Literal["auto", "torch", "triton"]
-"""Which kernels an engine uses; `auto` takes the fastest that work."""
+"""Kernels that an engine uses; `auto` selects the fastest that work."""

@@ -1,4 +1,4 @@
-"""A mixture of experts as one product after another, for experts that no kernel takes together."""
+"""Mixture of experts computed one expert after another, for experts that no fused kernel supports."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from helexa.neuron.ops.protocol import Ops
 
 
 def expert_by_expert(ops: Ops, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-    """Prepare a mixture of the products that `ops` has (see `Ops.mixture`)."""
+    """Prepare a mixture from the matrix products of `ops` (see `Ops.mixture`)."""
     before = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias, "silu") for expert in experts]
-    # Of what `linear` counted, a decode step reads the part of those that are chosen.
+    # A decode step reads only the chosen experts of the weights that `linear` counted.
     ops.step_bytes = before + (ops.step_bytes - before) * routing.chosen // len(experts)
     return Mixture(routing, gate_ups, downs, clamp)

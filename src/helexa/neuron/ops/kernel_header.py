@@ -1,7 +1,7 @@
-"""The declarations of `kernels/kernels.h`: constants, and the fields of structs.
+"""Constants and struct fields declared in `kernels/kernels.h`.
 
-The header has `#define`s of whole numbers, structs of numbers and pointers, and what `_IGNORED` lists; anything else is
-an error.
+The header contains `#define`s of integers, structs of numbers and pointers, and the lines that `_IGNORED` matches. Any
+other line is an error.
 """
 
 import re
@@ -19,11 +19,11 @@ _NAME = re.compile(r"\s*(?P<pointer>\*(?P<nullable>nullable )?)?(?P<name>\w+)")
 
 
 class Field(NamedTuple):
-    """A number, or a pointer to numbers or structs.
+    """A struct field: a number, or a pointer to numbers or structs.
 
     Attributes:
-        type: in C, of the number or of what the pointer points to.
-        nullable: the pointer may be null.
+        type: C type of the number, or of the pointer's target.
+        nullable: whether the pointer may be null.
     """
 
     name: str
@@ -36,7 +36,7 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
     """Return the constants and the structs of a header.
 
     Raises:
-        ValueError: the header has something else, which the message quotes.
+        ValueError: the header contains an unsupported line; the message quotes the line.
     """
     constants: dict[str, int] = {}
     structs: dict[str, list[Field]] = {}
@@ -54,7 +54,7 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
 
 
 def _pieces(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Return the matches that make up a text without a gap."""
+    """Return the consecutive matches of `pattern` that cover `text` without a gap."""
     text, end, found = text.rstrip(), 0, list[re.Match[str]]()
     while end < len(text):
         match = pattern.match(text, end)

@@ -1,4 +1,4 @@
-"""Linear operators: weights prepared once, applied to [T, K]."""
+"""Linear operators: weights are prepared once and applied to [T, K]."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ LinearOp = Callable[[Tensor], Tensor]
 
 
 class ProductBytes(NamedTuple):
-    """Bytes that are allocated for a product.
+    """Bytes allocated for a matrix product.
 
     Attributes:
-        kept: as long as the product; 0 if the product works on the matrices themselves.
-        freed: beside `kept`, until the product is prepared.
+        kept: bytes allocated as long as the product exists; 0 if the product works on the matrices themselves.
+        freed: temporary bytes in addition to `kept`, freed once the product is prepared.
     """
 
     kept: int
@@ -23,7 +23,7 @@ class ProductBytes(NamedTuple):
 
 
 class DenseLinear:
-    """`x @ weight.T + bias` on a plain tensor."""
+    """`x @ weight.T + bias` with a plain weight tensor."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = weight
@@ -35,7 +35,7 @@ class DenseLinear:
 
 
 class GatedLinear:
-    """A product of what a gate has let through."""
+    """A matrix product whose input first passes a gate."""
 
     def __init__(self, gate: Callable[[Tensor], Tensor], product: LinearOp) -> None:
         self._gate = gate
@@ -47,7 +47,7 @@ class GatedLinear:
 
 
 class SideBySide:
-    """Several products of the same input, their outputs side by side."""
+    """Several products of the same input, with their outputs concatenated."""
 
     def __init__(self, parts: Sequence[LinearOp], bias: Tensor | None) -> None:
         self._parts = parts

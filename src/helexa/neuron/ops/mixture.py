@@ -1,4 +1,4 @@
-"""Mixtures of experts: every row passes a few of many gated feed-forward layers."""
+"""Mixtures of experts: each row passes a few of many gated feed-forward layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ from torch import Tensor
 from helexa.neuron.ops.linear import LinearOp
 
 MixtureOp = Callable[[Tensor, Tensor], Tensor]
-"""x [T, H] and scores of all experts [T, E] -> [T, H]."""
+"""Operator that maps x [T, H] and scores of all experts [T, E] to [T, H]."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """How scores choose a row's experts.
+    """Rule that turns scores into chosen experts and weights.
 
     Attributes:
-        chosen: K, how many.
-        weights: `shares` are those of the K largest in the softmax over all experts, `normalised` the same made to add
-            up to 1; `scores` are the softmax over the K largest scores alone.
+        chosen: K, number of experts per row.
+        weights: `shares`: softmax over all experts, K largest values. `normalised`: the same values scaled to a sum of
+            1. `scores`: softmax over only the K largest scores.
     """
 
     chosen: int
     weights: Literal["shares", "normalised", "scores"]
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """[T, E] -> the chosen experts, int64 [T, K], and their weights, float32 [T, K]; `torch.topk` decides ties."""
+        """Map [T, E] to experts, int64 [T, K], and weights, float32 [T, K]; `torch.topk` breaks ties."""
         if self.weights == "scores":
             largest, chosen = torch.topk(scores, self.chosen, dim=-1)
             return chosen, torch.softmax(largest, dim=-1, dtype=torch.float32)
@@ -37,11 +37,11 @@ class Routing:
 
 @dataclass(frozen=True)
 class Expert:
-    """The weights of one, `down(silu(gate(x)) * up(x))`.
+    """The weights of one expert, `down(silu(gate(x)) * up(x))`.
 
     Attributes:
-        gate_up: matrices that make [2 * I, H] side by side, as `Ops.matrix` prepared them.
-        down: [H, I], the same.
+        gate_up: matrices prepared by `Ops.matrix`; concatenated, they have the shape [2 * I, H].
+        down: matrix [H, I] prepared by `Ops.matrix`.
         gate_up_bias, down_bias: float32 [2 * I] and [H], or None.
     """
 
@@ -53,25 +53,26 @@ class Expert:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Another activation: `gate * sigmoid(alpha * gate) * (up + 1)`, with gate and up held within `limit`.
+    """Clamped activation: `gate * sigmoid(alpha * gate) * (up + 1)`.
 
-    Only `up` is held from below.
+    `gate` is limited from above by `limit`; `up` is limited to [-limit, limit].
     """
 
     alpha: float
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change [T, 2 * I] so that `silu(gate) * up` of it is this activation."""
+        """Change [T, 2 * I] in place so that `silu(gate) * up` of the result equals this activation."""
         gate, up = gate_up.chunk(2, dim=-1)
         gate.clamp_(max=self.limit).mul_(self.alpha)
         up.clamp_(-self.limit, self.limit).add_(1).div_(self.alpha)
 
 
 class Mixture:
-    """The chosen experts one after another, each on its rows.
+    """Mixture that computes the chosen experts one after another, each on its rows.
 
-    A row's results are added up in ascending order of experts, so that they do not depend on the rows beside it.
+    The results of a row are summed in ascending order of experts. The sum therefore does not depend on other rows in
+    the batch.
     """
 
     def __init__(

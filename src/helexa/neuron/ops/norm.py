@@ -1,4 +1,4 @@
-"""Normalisation operators: weights prepared once, applied to [..., H]."""
+"""Normalization operators: weights are prepared once and applied to [..., H]."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class NormOp(Protocol):
-    """`x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    """RMS norm `x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x in place, then normalise.
+        """Add `delta` to x in place, then normalize.
 
         Args:
             x: [T, H], any float dtype.
@@ -25,7 +25,7 @@ class NormOp(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The weights that normalise each query head and each key head, float32 [D], before they are rotated."""
+    """Norm weights, float32 [D], applied to each query head and each key head before rotation."""
 
     query: Tensor
     key: Tensor
@@ -33,11 +33,11 @@ class HeadNorms:
 
 
 class RmsNorm:
-    """The norm as it is defined, in float32.
+    """RMS norm in float32, computed directly from its definition.
 
     Args:
         weight: [H], float32.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
@@ -55,7 +55,10 @@ class RmsNorm:
 
 
 class FewPassRmsNorm:
-    """The same in fewer passes: sqrt(H) * rms(x) is the length of x with one element sqrt(H * eps) more."""
+    """RMS norm in fewer passes.
+
+    sqrt(H) * rms(x) is the Euclidean length of x extended by one element sqrt(H * eps).
+    """
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
         width = weight.shape[-1]

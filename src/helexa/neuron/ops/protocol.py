@@ -1,4 +1,4 @@
-"""The operations that every implementation of the kernels has."""
+"""Operations that every kernel implementation provides."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,18 +20,18 @@ from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 
 class MatrixStore(Protocol):
-    """Matrices by name, in the form in which kernels take them."""
+    """Store of prepared matrices by name, in the layout that the kernels read."""
 
     def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """The matrix `name` if it is here in that shape."""
+        """Return the matrix `name` if the store has it in shape `shape`, else None."""
         ...
 
     def add(self, name: str, matrix: Any) -> None:
-        """Remember a matrix."""
+        """Add a matrix to the store."""
         ...
 
     def save(self) -> object:
-        """Keep what was added for the next start; returns at once."""
+        """Write the added matrices to disk for the next start; return without waiting."""
         ...
 
 
@@ -43,19 +43,21 @@ class Ops(ABC):
     which `new_cache`, `page_bytes`, `rotate_store` and `attend` share. Slot = page * PAGE_SIZE + offset.
 
     Args:
-        kv_bits: of each number in the KV cache.
-        quantised: products leave quantised weights as they are; else these are rounded, but no smaller.
-        joins: products of several matrices make one of them, which takes their place.
-        tabled: kernels read nothing of a batch but its tensors, so that steps can be recorded by their buckets.
-        records_state: steps that change the state of recurrent layers can be recorded, too.
-        gathers: attention copies the pages that it reads.
+        kv_bits: bits of each number in the KV cache.
+        quantised: whether products use quantized weights directly. If False, weights are rounded to the quantized
+            values but take the space of plain weights.
+        joins: whether a product of several matrices copies them into one matrix, which replaces them.
+        tabled: whether kernels read all batch data from tensors, so that steps can be captured per bucket.
+        records_state: whether steps that change the state of recurrent layers can be captured.
+        gathers: whether attention copies the KV pages that it reads.
 
     Attributes:
-        step_bytes: of all weights that products were prepared for: what one decode step reads.
+        step_bytes: bytes of all weights that products were prepared for, which equals the weight bytes read by one
+            decode step.
     """
 
     name: ClassVar[str]
-    """What users call the implementation."""
+    """Name of the implementation, shown to users."""
 
     def __init__(
         self,
@@ -81,64 +83,69 @@ class Ops(ABC):
 
     @abstractmethod
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Where prepared weights of the model at this path are kept from one start to the next, if anywhere.
+        """Return the store that keeps the model's prepared weights between starts, or None.
 
         Args:
-            quant: what plain weights become; another is another place.
+            model: path of the model.
+            quant: quantization of plain weights; each quantization has its own store.
         """
         ...
 
     @abstractmethod
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """A weight [N, K] as `linear` and `embedding` of these kernels take it.
+        """Prepare a weight [N, K] for `linear` and `embedding`.
 
         Args:
-            form: what to quantise it to if it is plain, and if that can be (see `quantize`); it fits K.
+            form: format to quantize a plain weight to, if the weight can be quantized (see `quantize`). The format must
+                fit K.
         """
         ...
 
     @abstractmethod
     def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; outputs of several matrices lie side by side.
+        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; the outputs of several matrices are concatenated.
 
         Args:
-            bias: float32, of all outputs together.
-            gate: a name in `reference.GATES`; the operator takes x of [T, 2 * K], and multiplies `gate(first) * second`
-                for its halves.
+            bias: float32, for the concatenated outputs.
+            gate: a name in `reference.GATES`. With a gate, the operator takes x of [T, 2 * K] and multiplies the matrix
+                by `gate(first half) * second half`.
         """
         ...
 
     @abstractmethod
     def matrix_bytes(self, weight: Weight) -> int:
-        """Bytes of the matrix that `matrix` makes of a weight [N, K].
+        """Return the bytes of the matrix that `matrix` makes of a weight [N, K].
 
         Args:
-            weight: as it is quantised, if `matrix` quantises it; may be on torch's meta device.
+            weight: the weight after quantization, if `matrix` quantizes it; may be on torch's meta device.
         """
         ...
 
     @abstractmethod
     def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """Bytes that `linear` allocates for the product of several weights, or `mixture` for those of all experts.
+        """Return the bytes that `linear` or `mixture` allocates.
 
         Args:
-            parts: see `matrix_bytes`.
+            parts: weights of one `linear` product, or of all experts of a mixture; see `matrix_bytes`.
         """
         ...
 
     @abstractmethod
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
         ...
 
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare a norm; the weight is [H], float32."""
+        """Prepare an RMS norm with a weight [H], float32."""
         ...
 
     @abstractmethod
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]; both times `factor`."""
+        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2].
+
+        `factor` multiplies both tables.
+        """
         ...
 
     @abstractmethod
@@ -151,15 +158,15 @@ class Ops(ABC):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalise and rotate queries and keys (Su et al., 2021; halves paired), store keys and values.
+        """Normalize and rotate queries and keys (Su et al., 2021; paired halves), then store keys and values.
 
         Only the first R numbers of each head are rotated.
 
         Args:
-            qkv: [T, heads + 2 * kv_heads, D]; may be changed.
-            rope: see `rope_tables`.
-            slots: [T], where this step's K and V go.
-            norms: of each head, before the rotation; None does not normalise.
+            qkv: [T, heads + 2 * kv_heads, D]; may be changed in place.
+            rope: cos and sin tables, see `rope_tables`.
+            slots: [T], KV slot of each row.
+            norms: weights of the norms of each head, applied before the rotation; None skips the norms.
 
         Returns:
             The rotated queries, [T, heads, D].
@@ -171,83 +178,86 @@ class Ops(ABC):
         """Prepare a mixture of experts.
 
         Args:
-            clamp: the activation, if it is not silu.
+            clamp: clamped activation; None selects silu.
         """
         ...
 
     @abstractmethod
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Of what a Gated DeltaNet layer keeps of one sequence."""
+        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
         ...
 
     @abstractmethod
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare what a Gated DeltaNet layer does between its projections."""
+        """Prepare the operator between the projections of a Gated DeltaNet layer."""
         ...
 
     @abstractmethod
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """`out + x * sigmoid(gate)` for out and x of [T, H] and a gate [T, 1]; may change `out`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
         ...
 
     @abstractmethod
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Rows [S] of x [T, H]."""
+        """Return rows [S] of x [T, H]."""
         ...
 
     @abstractmethod
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """A token for each row of [S, V], any float dtype (see `sampling.choose`); not waited for."""
+        """Return a token for each row of [S, V], any float dtype, without waiting (see `sampling.choose`)."""
         ...
 
     @abstractmethod
     def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """The same for some rows, of what their masks leave (see `sampling.choose_of`)."""
+        """Return a token for each masked row (see `sampling.choose_of`)."""
         ...
 
     @abstractmethod
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Bytes of one page of one layer."""
+        """Return the bytes of one KV page in one layer."""
         ...
 
     @abstractmethod
     def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Bytes of what attention keeps of the parts of sequences, at most, before it is put together."""
+        """Return the maximum bytes of attention's partial results before they are merged."""
         ...
 
     @abstractmethod
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """A zeroed KV cache of one layer, whose layout `rotate_store` and `attend` know."""
+        """Return a zeroed KV cache of one layer, in the layout of `rotate_store` and `attend`."""
         ...
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Causal attention of each row over its own sequence's pages; queries and result are [T, heads, D]."""
+        """Return the causal attention of each row over its own sequence's pages.
+
+        Queries and result are [T, heads, D].
+        """
         ...
 
     @abstractmethod
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
-        """Run a forward pass of a model; logits [S, vocabulary].
+        """Run a forward pass of a model and return the logits [S, vocabulary].
 
         Args:
-            recorded: what the pass computes depends on nothing but the batch and its shape; it may be recorded and run
-                again, and its effects may be repeated.
+            recorded: whether the pass may be captured and replayed. If True, the pass depends only on the batch and its
+                shape, and repeating its side effects is safe.
         """
         ...
 
     @abstractmethod
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Record the forward pass of a bucket, if these kernels are `tabled`.
+        """Capture the forward pass of a bucket, if these kernels are `tabled`.
 
         Args:
-            blank: a batch of the bucket's size none of whose rows stands for anything.
+            blank: a batch of the bucket's size that contains only padding rows.
 
         Raises:
-            RuntimeError: the pass cannot be recorded.
+            RuntimeError: the pass cannot be captured.
         """
         ...
 
     @abstractmethod
     def forget(self) -> None:
-        """Give up what was recorded, and its memory."""
+        """Release all captured graphs and their memory."""
         ...

@@ -1,7 +1,7 @@
-"""Draws from logits in plain torch: temperature, top-k, top-p, min-p, and one uniform number for each row.
+"""Sampling from logits in plain torch: temperature, top-k, top-p, min-p, and one uniform number per row.
 
-A draw is the inverse of the cumulative distribution at its row's number, over tokens in the order of their ids, so that
-neither ties nor the company of other rows change what a number yields.
+The uniform number of a row selects a token by the inverse cumulative distribution over tokens in ascending id order.
+Ties and other rows in the batch therefore do not change the token.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,20 +14,22 @@ from torch import Tensor
 from helexa.neuron.ops.constants import NON_FINITE
 
 Settings = NDArray[np.float32]
-"""[5, S]: of each row its temperature (0 takes the largest), top-k (0 is off), top-p, min-p and number in [0, 1)."""
+"""[5, S]: temperature (0 is greedy), top-k (0 is off), top-p, min-p and uniform number in [0, 1) of each row."""
 
 Masks = Mapping[int, NDArray[np.uint8]]
-"""Of some rows, by row, which tokens may be chosen: one bit for each, the lowest of each byte first."""
+"""Bit masks of allowed tokens by row; one bit per token, lowest bit of each byte first."""
 
-_BLOCK = 256  # of tokens whose weights are summed up first
-_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only when a nucleus reaches beyond them
+_BLOCK = 256  # tokens per block of partial sums
+_CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only if top-p needs more tokens
 
 
 def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """A token for each row of float32 [S, vocabulary], int64 [S]; `NON_FINITE` where the largest is not finite.
+    """Return a token for each row of float32 [S, vocabulary], as int64 [S].
+
+    A row whose largest logit is not finite gets `NON_FINITE`.
 
     Args:
-        argmax: see the function of this name.
+        argmax: function that returns the greedy tokens, see `argmax` of this module.
     """
     largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
@@ -41,13 +43,16 @@ def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """The first of the largest in each row of float32 [S, V], or `NON_FINITE`; int64 [S]."""
+    """Return the first largest token of each row of float32 [S, V], or `NON_FINITE`, as int64 [S]."""
     largest = logits.argmax(-1, keepdim=True)
     return largest.where(logits.gather(1, largest).isfinite(), NON_FINITE).squeeze(1)
 
 
 def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
-    """A token for each of some rows of float32 [S, vocabulary], of those that its mask leaves; settings of these."""
+    """Return a token for each masked row of float32 [S, vocabulary], among the tokens its mask allows.
+
+    `settings` has one column per masked row.
+    """
     tokens: list[int] = []
     for (place, mask), of_row in zip(masks.items(), settings.T[:, :, None], strict=True):
         left = np.unpackbits(mask, bitorder="little", count=logits.shape[1]).view(np.bool_).nonzero()[0]
@@ -60,7 +65,7 @@ def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
 
 
 def _draw(logits: Tensor, settings: Settings) -> Tensor:
-    """One token per row, [R], from rows of logits that all have a temperature above 0."""
+    """Return one token per row, [R]; all rows must have a temperature above 0."""
     temperature, top_k, top_p, min_p, uniform = settings
     probabilities = torch.softmax(logits / _column(logits, temperature), dim=-1)
     truncated = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
@@ -71,9 +76,14 @@ def _draw(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
-    """By row, the first token at which the cumulative weight [R, vocabulary] passes a share [R, 1] of the whole: [R].
+    """Return the first token per row, [R], whose cumulative weight exceeds a share of the total.
 
-    First among blocks and then within one, as running sums of a whole vocabulary are slow.
+    The search first selects a block and then a token within the block, since cumulative sums of a whole vocabulary are
+    slow.
+
+    Args:
+        weights: [R, vocabulary].
+        shares: [R, 1], between 0 and 1.
     """
     if weights.shape[1] <= _BLOCK:
         return _passed(weights, shares).squeeze(1)
@@ -83,21 +93,24 @@ def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
     mass = masses.gather(1, block)
     rest = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
     place = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), rest)
-    # Logits that are not numbers find no token at all; whatever is chosen then must be one that the model has.
+    # Rows with NaN logits find no token; the result must still be a valid token id.
     return (block * _BLOCK + place).clamp_(max=weights.shape[1] - 1).squeeze(1)
 
 
 def _passed(weights: Tensor, shares: Tensor) -> Tensor:
-    """Where running sums of weights [R, N] pass shares [R, 1] of the whole: [R, 1]."""
+    """Return the index [R, 1] where cumulative weights [R, N] exceed shares [R, 1] of the total."""
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     found = torch.searchsorted(cumulative, shares * total, right=True)
-    last = torch.searchsorted(cumulative, total)  # rounding must not step past the last token of any weight
+    last = torch.searchsorted(cumulative, total)  # rounding must not select a token after the last token with a weight
     return torch.minimum(found, last).clamp_(max=weights.shape[1] - 1)
 
 
 def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
-    """The smallest probability, [R, 1], that top-k, then top-p, then min-p leave in each row; ties stay together."""
+    """Return the smallest probability, [R, 1], that top-k, then top-p, then min-p keep in each row.
+
+    Tokens of equal probability are kept or dropped together.
+    """
     vocabulary = probabilities.shape[-1]
     top_k, top_p, min_p = (_column(probabilities, column) for column in settings[1:4])
     top_k = top_k.where(top_k > 0, vocabulary)
@@ -108,7 +121,7 @@ def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
         ordered = probabilities.sort(descending=True).values
     ranked = ordered * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
     mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
-    # A token stays while the mass before it is below top_p, so the most likely one always does.
+    # A token is kept if the mass before it is below top_p, so the most likely token is always kept.
     before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
     kept = (ranked > 0) & ((before < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
     return ranked.where(kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values

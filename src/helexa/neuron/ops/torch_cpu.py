@@ -1,4 +1,4 @@
-"""CPU kernels out of the stock torch wheel: packed int4 products for few rows, prepacked oneDNN bfloat16 for many."""
+"""CPU kernels of the stock torch wheel: int4 products for few rows, prepacked oneDNN bfloat16 for many."""
 
 from collections.abc import Sequence
 
@@ -10,22 +10,22 @@ from helexa.neuron.ops.norm import FewPassRmsNorm, NormOp
 from helexa.neuron.ops.reference.reference import ReferenceOps, dequantizing_bytes
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
-# Rows up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
+# Row count up to which the int4 product beats bfloat16: it reads a quarter of the bytes but computes in float32.
 _INT4_ROWS = 6
 
 
 class CpuOps(ReferenceOps):
-    """Plain torch with other products and norms, for a CPU that multiplies bfloat16 in hardware."""
+    """Plain torch with faster products and norms, for CPUs that multiply bfloat16 in hardware."""
 
     name = "torch-cpu-bf16"
 
     @staticmethod
     def available() -> bool:
-        """Whether this CPU and this torch have what the kernels need."""
+        """Return whether this CPU and this torch version support the kernels."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
     def linear(self, parts: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare a product; 4-bit weights get an int4 packing beside the bfloat16 one."""
+        """Prepare a product; 4-bit weights are packed both as int4 and as bfloat16."""
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
         self.step_bytes += dense.nbytes
@@ -35,19 +35,19 @@ class CpuOps(ReferenceOps):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """The bfloat16 packing, and the int4 one if there is one."""
+        """Return the bytes of the bfloat16 packing and, if possible, of the int4 packing."""
         dense = sum(self.dense_bytes(part) for part in parts)
         int4 = [part for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
         packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(parts) else 0
         return ProductBytes(dense + packed, dense + dequantizing_bytes(parts))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Small operators cost what their passes cost."""
+        """Prepare the norm with few passes, since each pass over a small tensor has a fixed cost."""
         return FewPassRmsNorm(weight, eps, self.dtype)
 
 
 class ByRows:
-    """Two ways to the same product; the number of rows decides."""
+    """Product that selects one of two implementations by the number of rows."""
 
     def __init__(self, few: LinearOp, many: LinearOp) -> None:
         self._few = few
@@ -59,7 +59,7 @@ class ByRows:
 
 
 class PrepackedLinear:
-    """A bfloat16 product whose weight lies in oneDNN's blocked layout."""
+    """A bfloat16 product with its weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
@@ -72,11 +72,11 @@ class PrepackedLinear:
 
 
 class Int4Linear:
-    """A product on 4-bit codes with a bfloat16 scale and offset for each group."""
+    """A product of 4-bit codes with a bfloat16 scale and offset per group."""
 
     def __init__(self, weight: GroupwiseTensor) -> None:
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
-        # torch's form is (q - 8) * scale + zero.
+        # torch dequantizes as (q - 8) * scale + zero.
         scale = weight.scale.values()
         zeros = (8 - weight.zero) * scale + (0 if weight.minimum is None else weight.minimum.values())
         self._scales_and_zeros = torch.stack([scale, zeros], dim=-1).transpose(0, 1).bfloat16().contiguous()
@@ -85,14 +85,14 @@ class Int4Linear:
 
     @staticmethod
     def fits(weight: GroupwiseTensor) -> bool:
-        """Whether torch's kernel takes this shape and grouping."""
+        """Return whether torch's kernel supports this shape and group size."""
         rows, columns = weight.shape
         plain = weight.bits == 4 and weight.table is None
         return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
 
     @staticmethod
     def packed_bytes(weight: GroupwiseTensor) -> int:
-        """Bytes of the packing: codes of 4 bits, and a scale and an offset of 16 bits for each group."""
+        """Return the bytes of the packing: 4-bit codes, and a 16-bit scale and offset per group."""
         return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:

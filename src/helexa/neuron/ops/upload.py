@@ -1,4 +1,4 @@
-"""Numbers of the host on their way to the device, while both go on."""
+"""Asynchronous copies of arrays from the host to the device."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The same numbers there. A GPU copies them when it comes to that, from memory that stays where it is until then.
+    """Return a copy of a host array on the device.
 
-    From other memory it would copy at once, and be waited for with all that it has been told before.
+    A GPU copies asynchronously from pinned memory. A copy from pageable memory would wait for all work queued on the
+    GPU.
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

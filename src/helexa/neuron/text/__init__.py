@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizers, chat templates, incremental detokenisation."""
+"""Text to tokens and back: tokenizers, chat templates, incremental detokenization."""

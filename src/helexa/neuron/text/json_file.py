@@ -1,4 +1,4 @@
-"""Reading the small JSON files that lie beside a model's weights."""
+"""Small JSON files that accompany a model's weights."""
 
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ _MAX_VALUES = 1 << 22
 
 
 def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
-    """The JSON object in `path`; an absent file reads as an empty one.
+    """Return the JSON object in `path`; a missing file yields an empty object.
 
     Raises:
-        ModelFileError: when the file cannot be read, is larger than `max_bytes`, or holds no JSON object.
+        ModelFileError: the file cannot be read, is larger than `max_bytes`, or contains no JSON object.
     """
     try:
         if path.stat().st_size > max_bytes:
             raise ModelFileError(f"{path.name} is larger than {max_bytes >> 20} MiB")
         data = path.read_bytes()
-        # An empty list takes two bytes here and sixty once it is read.
+        # An empty list takes two bytes in the file and sixty bytes in memory.
         if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
             raise ModelFileError(f"{path.name} has more than {_MAX_VALUES} values")
         value = orjson.loads(data)

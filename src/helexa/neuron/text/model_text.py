@@ -1,4 +1,4 @@
-"""The text side of one model: what the server needs to turn conversations into tokens and tokens into text."""
+"""Text processing of one model: conversations to tokens, and tokens to text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
 
 @dataclass(frozen=True)
 class TextCapabilities:
-    """What a model's vocabulary and template show that it was made for."""
+    """Capabilities of a model according to its vocabulary and chat template."""
 
     tool_call: bool
     reasoning: bool
@@ -31,12 +31,12 @@ class ModelText:
     """One model's tokenizer, chat template and defaults.
 
     Attributes:
-        tokenizer: text to ids and back.
-        template: messages to text.
-        sampling_defaults: what the model's maker recommends, of `temperature`, `top_p`, `top_k`, `min_p` and
+        tokenizer: converts text to token ids and back.
+        template: renders messages as text.
+        sampling_defaults: values recommended by the model's publisher for `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
-        pooling: how its hidden states become one vector.
-        notation: how it writes reasoning and calls.
+        pooling: method that combines hidden states into one embedding vector.
+        notation: reasoning format and tool-call format of the model.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class ModelText:
         source = CHATML if template_source is None else template_source
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
         self.notation = Notation(tokenizer, (template_source or "") + (tool_use or ""))
-        # A template writes the first token itself; the fallback does not know of one.
+        # A template writes the first token itself; the fallback template does not.
         first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
         self._begin = [] if first is None else [first]
 
     @property
     def capabilities(self) -> TextCapabilities:
-        """What the model was made for."""
+        """The model's capabilities."""
         return TextCapabilities(
             tool_call=self.notation.family is not None or self.template.mentions("tools"),
             reasoning=self.notation.reasons or self.template.mentions("enable_thinking"),
@@ -69,13 +69,13 @@ class ModelText:
 
     @classmethod
     def open(cls, path: Path) -> "ModelText":
-        """Read the text side of the model at `path`.
+        """Read the text processing files of the model at `path`.
 
         Args:
             path: a .gguf file, a directory with a tokenizer.json, or a directory with one GGUF model.
 
         Raises:
-            ModelFileError: when there is no model there, or its files are malformed or of an unsupported kind.
+            ModelFileError: `path` contains no model, or its files are malformed or not supported.
         """
         if path.is_dir() and (path / "tokenizer.json").is_file():
             return cls._from_directory(path)
@@ -113,13 +113,13 @@ class ModelText:
     def prompt_ids(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> list[int]:
-        """The prompt for `messages`, as token ids, ending where the assistant's turn begins.
+        """Return the token ids of the prompt for `messages`, which ends at the beginning of the assistant's turn.
 
         Args:
-            template_kwargs: what else `ChatTemplate.render` takes, and variables of the template.
+            template_kwargs: further arguments of `ChatTemplate.render`, and variables of the template.
 
         Raises:
-            TemplateError: when the template cannot render them.
+            TemplateError: the template cannot render the messages.
         """
         text = self.template.render(messages, tools=tools, **template_kwargs)
         return [*self._begin, *self.tokenizer.encode(text)]
@@ -127,18 +127,19 @@ class ModelText:
     def prompt_and_turn_start(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> tuple[list[int], int]:
-        """The prompt, and how many tokens at its beginning stay when the last user message is said anew.
+        """Return the prompt, and the length of its prefix that does not depend on the last user message.
 
-        That is what it has in common with the prompt of a conversation which says something else there and ends with
-        it, less one token, which may run into what the message begins with. A conversation that only ends before that
-        message would have less in common: templates leave out the reasoning of turns before the last question.
+        To find the prefix, the method replaces the last user message by other text, drops all later messages, and
+        compares the two prompts. The last common token is not counted, since it may merge with the beginning of the
+        message. A conversation without the last user message would have a shorter common prefix: templates omit the
+        reasoning of turns before the last user message.
 
         Returns:
-            What `prompt_ids` returns, and a number; 0 where there is no user message, or the template refuses the other
-            conversation.
+            The result of `prompt_ids`, and the number of tokens. The number is 0 if there is no user message or the
+            template rejects the changed conversation.
 
         Raises:
-            TemplateError: when the template cannot render the conversation itself.
+            TemplateError: the template cannot render the conversation.
         """
         prompt = self.prompt_ids(messages, tools, **template_kwargs)
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
@@ -162,7 +163,7 @@ def _gguf_in(path: Path) -> Path:
 
 
 def _other(content: Any) -> str:
-    """A message that does not begin as `content` does."""
+    """Return a message that does not begin like `content`."""
     first = content[0] if isinstance(content, list) and content else content
     text = first.get("text") if isinstance(first, Mapping) else first
     return "1" if isinstance(text, str) and text.lstrip().startswith("0") else "0"

@@ -1,4 +1,4 @@
-"""How a model writes what is not plain text: its reasoning and its calls of tools."""
+"""Reasoning format and tool-call format of a model."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ from helexa.neuron.parsers.reasoning import ReasoningMarks, find_reasoning_marks
 from helexa.neuron.text.tokenizers.detokenizer import Detokenizer
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
-_TURN = 4096  # tokens of a prompt, from its end, among which its last turn begins
-_TAIL = 16  # tokens: where it does not, a prompt's last ones, among which a mark of reasoning is
+_TURN = 4096  # number of last prompt tokens that are searched for the beginning of the last turn
+_TAIL = 16  # number of last prompt tokens that are searched for a reasoning marker otherwise
 _END, _FINAL = "<|end|><|start|>assistant", "<|channel|>final<|message|>"
 
 
 class Notation:
-    """What one model's vocabulary and chat template show of it.
+    """Reasoning format and tool-call format, detected from a model's vocabulary and chat template.
 
     Attributes:
-        family: of its calls, None where it knows none; whoever loads the model may say another.
-        reasoning: the marks around its reasoning, None where it has none; harmony has its own.
+        family: tool-call format; None if no format was detected. Code that loads the model may set another format.
+        reasoning: markers around the reasoning; None if the model has no markers. Harmony has its own format.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: str) -> None:
@@ -35,42 +35,43 @@ class Notation:
 
     @property
     def reasons(self) -> bool:
-        """Whether the model's reasoning can be told from its answer."""
+        """Whether reasoning can be separated from the answer."""
         return self.frames_calls or self.reasoning is not None
 
     @property
     def frames_calls(self) -> bool:
-        """Whether all that it says is in messages, whose frames grammars have too."""
+        """Whether the format encloses all output in messages, as Harmony does; grammars then include the frames."""
         return isinstance(self.family, Harmony)
 
     @property
     def thought_marks(self) -> ReasoningMarks:
-        """The marks in which reasoning is spelled out for who wants it as text."""
+        """Markers for reasoning that is returned as part of the text."""
         return self.reasoning or ReasoningMarks("<think>", "</think>")
 
     def end_of_reasoning(self, *, framed: bool = False) -> list[int]:
-        """The tokens that end reasoning and begin the answer, where they come from us.
+        """Return the tokens that end the reasoning and begin the answer, if the server inserts them.
 
         Args:
-            framed: what follows is held to a grammar, which frames it where that has to be.
+            framed: whether a grammar follows that adds the frame of the answer, if the format has frames.
         """
         if not self.frames_calls:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")
         return self._tokenizer.encode(_END + ("" if framed else _FINAL))
 
     def is_inside(self, prompt: Sequence[int]) -> bool:
-        """Whether an answer to `prompt` begins inside reasoning."""
+        """Return whether an answer to `prompt` begins inside reasoning."""
         return self.reasoning is not None and self.reasoning.opened_by(self._turn(prompt))
 
     def is_over(self, prompt: Sequence[int]) -> bool:
-        """Whether `prompt` has ended the reasoning, or says that there is to be none."""
+        """Return whether `prompt` has already closed the reasoning, or disables reasoning."""
         return self.reasoning is not None and self.reasoning.closed_by(self._turn(prompt))
 
     def parser(self, prompt: Sequence[int], tools: Tools, *, untagged: bool = True) -> OutputParser | None:
-        """One for an answer to `prompt`, in which calls of `tools` count; None where there is nothing to tell apart.
+        """Return an output parser for an answer to `prompt`, or None if the output has no parts to separate.
 
         Args:
-            untagged: calls without the family's tags count, if the family has such calls.
+            tools: tools whose calls are parsed.
+            untagged: whether calls without the format's tags are parsed, if the format has untagged calls.
         """
         family = self.family if tools or self.frames_calls else None
         if family is None and self.reasoning is None:
@@ -86,9 +87,10 @@ class Notation:
         )
 
     def _turn(self, prompt: Sequence[int]) -> str:
-        """What a prompt has of the answer already: all behind its last marker but those of reasoning.
+        """Return the text in a prompt that already belongs to the answer: all text after the last marker.
 
-        Without a marker it is one of these marks, if the prompt ends with that: who wrote others is not known.
+        Reasoning markers do not count as the last marker. In a prompt without a marker, return only a reasoning marker
+        at the end, since the author of other text is unknown.
         """
         marks = ("", "") if self.reasoning is None else (self.reasoning.open, self.reasoning.close)
         for place in range(len(prompt) - 1, max(-1, len(prompt) - 1 - _TURN), -1):
@@ -99,7 +101,7 @@ class Notation:
         return next((mark for mark in marks if end.endswith(mark)), "")
 
     def detokenizer(self, parser: OutputParser | None) -> Detokenizer:
-        """One that lets through what `parser` has to see."""
+        """Return a detokenizer that keeps the control tokens that `parser` needs."""
         markers = parser.markers if parser else frozenset[str]()
         ids = {self._tokenizer.token_id(marker): marker.encode() for marker in markers}
         return Detokenizer(self._tokenizer, {number: spelled for number, spelled in ids.items() if number is not None})

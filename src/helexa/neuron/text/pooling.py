@@ -1,7 +1,7 @@
-"""How a model's hidden states become one vector: of which positions it is made.
+"""Pooling of a model's hidden states into one embedding vector.
 
-`mean` of all, of the `last`, or of the first (`cls`). Where a model's maker says nothing it is the mean, which models
-that were made to generate stand best.
+`mean` uses all positions, `last` the last position and `cls` the first position. The default is `mean`, which works
+best for generative models.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from helexa.neuron.text.json_file import read_object
 Pooling = Literal["mean", "last", "cls"]
 
 POOLING_FILE = "1_Pooling/config.json"
-"""Where Sentence Transformers say it."""
+"""File in which Sentence Transformers models define the pooling."""
 
 _DEFAULT: Pooling = "mean"
 _FLAGS: dict[str, Pooling] = {
@@ -27,7 +27,7 @@ _GGUF_TYPES: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 def pooling_in_directory(path: Path) -> Pooling:
-    """What the maker of a checkpoint says."""
+    """Return the pooling defined in a checkpoint directory."""
     try:
         config = read_object(path / POOLING_FILE)
     except ModelFileError:
@@ -38,6 +38,6 @@ def pooling_in_directory(path: Path) -> Pooling:
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """What a GGUF file's metadata says."""
+    """Return the pooling defined in a GGUF file's metadata."""
     said = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
     return _GGUF_TYPES.get(said if isinstance(said, int) else None, _DEFAULT)

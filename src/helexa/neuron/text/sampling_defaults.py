@@ -1,8 +1,8 @@
-"""How a model's maker recommends to sample from it.
+"""Sampling parameters recommended by a model's publisher.
 
-The precedence is: the request's value, then these values, then the node's fallbacks (`neuron.requests.inference`). An
-absent or invalid value falls back. `max_new_tokens` is ignored, as it is a library's default and no limit of the model;
-the tokenizer knows the end tokens.
+Precedence: the request's value, these values, the node's fallbacks (`neuron.requests.inference`). A missing or invalid
+value is skipped. `max_new_tokens` is ignored: it is a library's default and not a limit of the model. The tokenizer
+knows the end tokens.
 """
 
 import math
@@ -14,9 +14,9 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.json_file import read_object
 
 SamplingDefaults = dict[str, float | int]
-"""Some of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`."""
+"""Any of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`."""
 
-# Our name, and the name in a GGUF file's metadata; generation_config.json uses ours.
+# Parameter name, and its key in a GGUF file's metadata; generation_config.json uses the parameter name.
 _KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
@@ -27,11 +27,11 @@ _KEYS = {
 
 
 def defaults_in_directory(path: Path) -> SamplingDefaults:
-    """What `generation_config.json` says.
+    """Return the values in `generation_config.json`.
 
-    `"do_sample": false` is a temperature of 0, whatever temperature stands beside it: `transformers`, whose file this
-    is, reads it so. Where it is absent nothing follows, though `transformers` would not sample then either: a file that
-    only names end tokens says nothing about sampling.
+    `"do_sample": false` means a temperature of 0, even if the file also has a temperature, as in `transformers`.
+    Without `do_sample`, the temperature stays undefined. `transformers` would not sample in this case, but a file that
+    only names end tokens gives no sampling recommendation.
     """
     try:
         config = read_object(path / "generation_config.json")
@@ -42,7 +42,7 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
 
 
 def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """What a GGUF file's metadata says."""
+    """Return the values in a GGUF file's metadata."""
     return _numbers({name: metadata.get(key) for name, key in _KEYS.items()})
 
 

@@ -4,16 +4,17 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes text on until a stop string appears in it, holding back what may be the beginning of one.
+    """Filter that passes text on until a stop string appears, and holds back a possible beginning of one.
 
-    Where several match, the one that is complete first counts, however the text is cut into pushes. Nothing of it is
-    passed on. At most one character less than the longest stop string is held back.
+    If several stop strings match, the first complete stop string wins, independent of how the text is split into
+    pushes. The stop string itself is not passed on. The filter holds back at most one character less than the longest
+    stop string.
 
     Args:
-        stops: the stop strings; empty ones are ignored.
+        stops: the stop strings; empty strings are ignored.
 
     Attributes:
-        found: the stop string that appeared, None until then.
+        found: the stop string that appeared; None before.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,9 +24,9 @@ class StopStrings:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Take the next text; return the text that is safe to pass on, and whether a stop string was found.
+        """Add text; return the text that is safe to pass on, and whether a stop string was found.
 
-        After one was found the rest of the text is dropped and nothing is held back any more.
+        After a stop string, all further text is dropped and nothing is held back.
         """
         text = self._held + text
         found = [(start + len(stop), start, stop) for stop in self._stops if (start := text.find(stop)) >= 0]
@@ -38,7 +39,7 @@ class StopStrings:
         return text[:cut], False
 
     def flush(self) -> str:
-        """The text held back, once no more will come."""
+        """Return the text held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held
 

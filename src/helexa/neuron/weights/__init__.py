@@ -1,5 +1,5 @@
-"""Model files: reading, validating and repacking weights.
+"""Model files: read and validate weights, and quantize them during loading.
 
-`gguf` and `gguf_config` read headers without torch, and `quant_form` and `quant_policy` need none, so the server
-process may use them; the rest yields tensors.
+`gguf` reads headers without torch, and `quant_form` and `quant_policy` do not import torch, so the server process can
+use them. The other modules return tensors.
 """

@@ -1,7 +1,7 @@
-"""Tensors that a checkpoint holds in blocks with scales beside them: fp8 and MXFP4.
+"""Tensors stored in blocks with separate scales: fp8 and MXFP4.
 
-fp8 becomes plain float32, since four significant bits times a float32 scale are rounded once there; MXFP4 keeps its
-codes.
+fp8 is dequantized to plain float32: the product of a 4-bit significand and a float32 scale is rounded only once. MXFP4
+keeps its codes.
 """
 
 from collections.abc import Mapping
@@ -21,27 +21,27 @@ _SCALES = ("_scale_inv", "_scale")
 _BLOCK = [128, 128]
 _LARGEST_BLOCK = 1 << 20
 _GROUP = 32
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # halves
+_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of 1/2
 
 
 class StoredTensor(Protocol):
-    """A tensor of a checkpoint, in whatever form it is stored."""
+    """A tensor of a checkpoint in its stored format."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of what is read."""
+        """Shape of the tensor after reading."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """What it takes in its file."""
+        """Bytes of the tensor in its file."""
         ...
 
     def read(self, index: int | None = None) -> Weight:
-        """The tensor, or the matrix at `index` of several.
+        """Return the tensor, or the matrix at `index` of a stacked tensor.
 
         Raises:
-            ModelFileError: there is no such part, or the file cannot be read.
+            ModelFileError: the tensor has no matrix at `index`, or the file cannot be read.
         """
         ...
 
@@ -52,9 +52,9 @@ class StoredTensor(Protocol):
 
 @dataclass(frozen=True)
 class Fp8Tensor:
-    """A tensor in fp8, and a scale for all of it, for each row, or for each block of rows and columns.
+    """A tensor in fp8 with one scale per tensor, per row, or per block of rows and columns.
 
-    Reference: transformers `integrations/finegrained_fp8.py`, where scales are named `inv` for what they undo.
+    Reference: transformers `integrations/finegrained_fp8.py`, where the names of scales contain `inv`.
     """
 
     weight: FileTensor
@@ -82,7 +82,7 @@ class Fp8Tensor:
         return self.weight.nbytes + self.scale.nbytes
 
     def read(self, index: int | None = None) -> Tensor:
-        """Plain, in float32."""
+        """Return the dequantized tensor in float32."""
         weight = self.weight.read(index).float()
         scale = self.scale.read(index if len(self.scale.shape) > 2 else None)
         scale = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
@@ -103,7 +103,7 @@ class Fp8Tensor:
 
 @dataclass(frozen=True)
 class Mxfp4Tensor:
-    """Matrices in MXFP4: two e2m1 codes to a byte, the first in its low bits, and an exponent for every 32 columns.
+    """Matrices in MXFP4: two e2m1 codes per byte, low bits first, and one exponent per 32 columns.
 
     Reference: OCP Microscaling Formats 1.0; transformers `integrations/mxfp4.py`.
     """
@@ -130,7 +130,7 @@ class Mxfp4Tensor:
         return self.blocks.nbytes + self.scales.nbytes
 
     def read(self, index: int | None = None) -> GroupwiseTensor:
-        """One matrix, exactly."""
+        """Return one matrix with its codes unchanged."""
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
         return _mxfp4(self.blocks.read(index), self.scales.read(index))
@@ -142,7 +142,7 @@ class Mxfp4Tensor:
 
 def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
     codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-    unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # of halves
+    unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # codes are halves
     table = torch.tensor(_E2M1, dtype=torch.int8)
     return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
 
@@ -154,13 +154,13 @@ def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
 
 
 def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
-    """The tensors of a checkpoint by name, each with its scales if it has such.
+    """Return the tensors of a checkpoint by name, each combined with its scales.
 
     Args:
-        config: the model's configuration; what `quantization_config` says is settled here, and it is taken away.
+        config: the model's configuration. The function applies `quantization_config` and removes it from `config`.
 
     Raises:
-        ModelFileError: the checkpoint is quantised in a way that is not read here, or a tensor lacks its scales.
+        ModelFileError: the quantization of the checkpoint is not supported, or a tensor lacks its scales.
     """
     quantisation = config.pop("quantization_config", None)
     if quantisation is None:

@@ -1,4 +1,4 @@
-"""A model's files, whatever their format, as named tensors and one configuration."""
+"""Model files of any supported format as named tensors and one configuration."""
 
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -11,56 +11,57 @@ from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
 
 class Checkpoint(Protocol):
-    """Weights that are read one at a time, so that a load never holds the file and the model at once.
+    """Weights that are read one at a time, so that memory never holds both the file and the model.
 
-    A multimodal checkpoint shows its text part only: the configuration nested in it, and the text model's tensors under
-    the names that they have in a model of text alone.
+    A multimodal checkpoint exposes only its text model: the nested text configuration, and the tensors of the text
+    model under the names of a text-only model.
 
     Attributes:
-        config: the text model's configuration, flat, in the terms of Hugging Face's `config.json`; its `model_type` is
+        config: the text model's configuration, flat, with the keys of Hugging Face's `config.json`; its `model_type` is
             the name of a file in `models/`.
-        total_bytes: bytes that all tensors take in the files.
+        total_bytes: bytes of all tensors in the files.
     """
 
     config: dict[str, Any]
     total_bytes: int
 
     def __enter__(self) -> Self:
-        """The checkpoint itself; it closes at the end of the block."""
+        """Return the checkpoint; leaving the `with` block closes it."""
         ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def names(self) -> list[str]:
-        """Tensor names, as Hugging Face's checkpoints have them (`model.layers.0.self_attn.q_proj.weight`)."""
+        """Return tensor names in Hugging Face style (`model.layers.0.self_attn.q_proj.weight`)."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of tensor `name`.
+        """Return the shape of tensor `name`.
 
         Raises:
-            ModelFileError: when there is no such tensor.
+            ModelFileError: the checkpoint has no tensor of this name.
         """
         ...
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Tensor `name`, or of a tensor of several matrices the one at `index`.
+        """Return tensor `name`, or the matrix at `index` of a stacked tensor.
 
-        A plain tensor may be changed, but is not for keeping: its memory may be a view of the file, which somebody may
-        cut short.
+        The caller may modify a plain tensor but must not keep it. Its memory may be a view of the file, and another
+        process may truncate the file.
 
         Raises:
-            ModelFileError: when there is no such tensor or its file cannot be read.
+            ModelFileError: the checkpoint has no tensor of this name, or the file cannot be read.
         """
         ...
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """Return a weight of `shape` in the format that tensor `name` has when it is read, on torch's meta device.
+        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`.
 
-        No weight is read. `shape` may differ from the tensor's: a matrix of several, or a transposed one.
+        No weight is read. `shape` may differ from the tensor's shape, for example for one of several stacked matrices
+        or for a transposed matrix.
 
         Raises:
-            ModelFileError: there is no such tensor, or its blocks do not divide `shape[-1]`.
+            ModelFileError: the checkpoint has no tensor of this name, or its blocks do not divide `shape[-1]`.
         """
         ...
 
@@ -70,14 +71,14 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint at `path`.
+    """Open the checkpoint at `path`.
 
     Args:
-        path: a GGUF file (of one in parts the first), a folder with `config.json` and `*.safetensors`, or a folder
-            with one GGUF model.
+        path: a GGUF file (the first file of a model in parts), a folder with `config.json` and `*.safetensors`, or a
+            folder with one GGUF model.
 
     Raises:
-        ModelFileError: when there is nothing to load at `path`, or a file in it is not sound.
+        ModelFileError: `path` contains no model, or a model file is invalid.
     """
     if path.is_file():
         return GgufCheckpoint(path)

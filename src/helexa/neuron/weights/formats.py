@@ -1,4 +1,4 @@
-"""The forms in which a weight leaves a model file."""
+"""In-memory formats of weights read from a model file."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,19 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupScale:
-    """One number for each group of a row, [N, G], kept as the file has it.
+    """One number per group of a row, [N, G], in the format of the file.
 
     Attributes:
         unit: float16 or float32 [N, U]; U divides G.
-        codes: int8 or uint8 [N, G] that multiply the unit of their part of the row, or None: U is G, and units stand
-            for themselves.
+        codes: int8 or uint8 [N, G], multiples of the unit of their part of the row. If None, U equals G and the units
+            are the numbers themselves.
     """
 
     unit: Tensor
     codes: Tensor | None = None
 
     def values(self) -> Tensor:
-        """The numbers, float32 [N, G], without rounding."""
+        """Return the numbers as float32 [N, G], without rounding."""
         if self.codes is None:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
@@ -32,24 +32,24 @@ class GroupScale:
         return self.unit.nbytes + (0 if self.codes is None else self.codes.nbytes)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupScale":
-        """The same with `change` made to each tensor; rows may change places, columns stay."""
+        """Return a copy with `change` applied to each tensor; `change` may reorder rows but not columns."""
         return GroupScale(change(self.unit), None if self.codes is None else change(self.codes))
 
 
 @dataclass(frozen=True)
 class GroupwiseTensor:
-    """A quantised matrix, exactly as its file has it.
+    """A quantized matrix with the exact codes and scales of its file.
 
     `weight = scale * (code - zero) + minimum`, or with a table `weight = scale * table[code]`.
 
     Attributes:
         codes: uint8 [N, K], one unsigned code per byte, below 2 ** bits.
-        scale: one per group along K.
-        minimum: one per group along K, or None where it is nought.
-        zero: the code that stands for nought (before the minimum); 0 with a table.
-        bits: 4, 5, 6 or 8; 4 with a table.
-        group_size: codes that share a scale, 16 or 32; divides K.
-        table: int8 [16], what each code stands for; None where codes stand for themselves. Not with a minimum.
+        scale: one scale per group along K.
+        minimum: one minimum per group along K, or None if all minimums are 0.
+        zero: code of the value 0 before the minimum is added; 0 with a table.
+        bits: bits per code: 4, 5, 6 or 8; 4 with a table.
+        group_size: number of codes that share a scale, 16 or 32; divides K.
+        table: int8 [16], value of each code; None if codes are values. Not combined with a minimum.
     """
 
     codes: Tensor
@@ -67,12 +67,12 @@ class GroupwiseTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes, scales and minimums; the table takes next to nothing."""
+        """Bytes of the codes, scales and minimums, without the small table."""
         minimum = 0 if self.minimum is None else self.minimum.nbytes
         return self.codes.nbytes + self.scale.nbytes + minimum
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The plain matrix [N, K] in `dtype`, computed in float32."""
+        """Return the plain matrix [N, K] in `dtype`, computed in float32."""
         numbers = self.codes.float().sub_(self.zero) if self.table is None else self.table.float()[self.codes.int()]
         groups = numbers.unflatten(-1, (-1, self.group_size))  # [N, G, group_size]
         groups.mul_(self.scale.values().unsqueeze(-1))
@@ -81,23 +81,23 @@ class GroupwiseTensor:
         return groups.flatten(-2).to(dtype)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "GroupwiseTensor":
-        """The same with `change` made to each tensor; rows may change places, columns stay."""
+        """Return a copy with `change` applied to each tensor; `change` may reorder rows but not columns."""
         minimum = None if self.minimum is None else self.minimum.each(change)
         return replace(self, codes=change(self.codes), scale=self.scale.each(change), minimum=minimum)
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
-        """The rows at `indices` [T], still quantised."""
+        """Return the rows at `indices` [T] as a quantized matrix."""
         return self.each(lambda part: part[indices])
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":
-        """Return a matrix of `rows` rows in this format on torch's meta device, where it has sizes and no numbers."""
+        """Return a matrix of `rows` rows in this format on torch's meta device."""
         return self.each(lambda part: torch.empty((rows, part.shape[1]), dtype=part.dtype, device="meta"))
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
-        """The same matrix on another device."""
+        """Return the matrix on another device."""
         moved = self.each(lambda part: part.to(device))
         return moved if self.table is None else replace(moved, table=self.table.to(device))
 
 
 Weight = Tensor | GroupwiseTensor
-"""A plain or a quantised weight."""
+"""A plain or a quantized weight."""

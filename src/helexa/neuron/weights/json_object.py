@@ -1,4 +1,4 @@
-"""JSON objects beside weights, which came with them from outside."""
+"""Untrusted JSON files that accompany weights."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from typing import Any
 from helexa.core.errors import ModelFileError
 
 MAX_JSON_BYTES = 32 << 20
-"""Far above any real file's, and low enough that a hostile one cannot exhaust memory."""
+"""Larger than any real file, and small enough that a malicious file cannot exhaust memory."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file at `path`.
+    """Return the JSON object in the file at `path`.
 
     Raises:
-        ModelFileError: it cannot be read, is too large, or holds no JSON object.
+        ModelFileError: the file cannot be read, is too large, or contains no JSON object.
     """
     try:
         with path.open("rb") as stream:
@@ -29,10 +29,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
-    """The object in `text`, which is of the file at `path`; no key may be there twice.
+    """Return the JSON object in `text`, the contents of `path`; duplicate keys are an error.
 
     Raises:
-        ModelFileError: it is no JSON object.
+        ModelFileError: `text` is not a valid JSON object.
     """
     try:
         parsed = json.loads(text.decode(), object_pairs_hook=_distinct)

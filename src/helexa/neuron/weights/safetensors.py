@@ -19,10 +19,10 @@ class SafetensorsCheckpoint:
     """The weights in a folder's safetensors files; see `Checkpoint`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the folder: `config.json`, and one `.safetensors` file or several with an index.
+        """Open the folder: `config.json`, and one `.safetensors` file, or several files with an index.
 
         Raises:
-            ModelFileError: a file is missing or not sound, or the checkpoint is of a kind that is not read here.
+            ModelFileError: a file is missing or invalid, or the kind of checkpoint is not supported.
         """
         self._folder = folder
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
@@ -43,15 +43,15 @@ class SafetensorsCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Tensor names, in the order of the files."""
+        """Return tensor names in file order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of tensor `name`."""
+        """Return the shape of tensor `name`."""
         return self._find(name).shape
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Tensor `name`, or the matrix at `index` of it: in the type it is stored in, or out of its blocks."""
+        """Return tensor `name`, or its matrix at `index`, in the stored dtype or dequantized from its blocks."""
         return self._find(name).read(index)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:

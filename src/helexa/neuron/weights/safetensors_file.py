@@ -1,6 +1,6 @@
-"""Safetensors files: which tensors a folder of them holds, and where.
+"""Safetensors files: tensor table of a folder.
 
-Nothing in the files is trusted: names, offsets and sizes are checked against the real files before they are used.
+The files are untrusted input: names, offsets and sizes are checked against the file sizes before use.
 """
 
 import math
@@ -46,7 +46,7 @@ class FileTensor:
     """A tensor in a file.
 
     Attributes:
-        offset: where its bytes begin, from the start of the file.
+        offset: first byte of the tensor, from the start of the file.
     """
 
     file: TensorFile
@@ -57,17 +57,17 @@ class FileTensor:
     nbytes: int
 
     def read(self, index: int | None = None) -> Tensor:
-        """The tensor, or what is at `index` of its first dimension, in the type it is stored in.
+        """Return the tensor, or its slice at `index` of the first dimension, in the stored dtype.
 
         Raises:
-            ModelFileError: there is no such part, or the file cannot be read.
+            ModelFileError: the tensor has no slice at `index`, or the file cannot be read.
         """
         if index is not None:
             return self._part(index).read()
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         stored = self.file.read(self.offset, self.nbytes, self.name)
-        if self.offset % self.dtype.itemsize:  # numbers that lie between addresses of their kind
+        if self.offset % self.dtype.itemsize:  # the tensor is not aligned to its item size
             stored = stored.copy()
         return torch.from_numpy(stored).view(self.dtype).view(self.shape)
 
@@ -83,10 +83,10 @@ class FileTensor:
 
 
 def file_tensors(folder: Path) -> dict[str, FileTensor]:
-    """All tensors of a folder by name: those of its one file, or of several with an index.
+    """Return all tensors of a folder by name, from its only file or from several files with an index.
 
     Raises:
-        ModelFileError: a file is missing or not sound.
+        ModelFileError: a file is missing or invalid.
     """
     if (folder / _SINGLE).exists():
         return _read_header(folder / _SINGLE)
@@ -106,7 +106,7 @@ def _read_index(path: Path) -> dict[str, FileTensor]:
     tensors: dict[str, FileTensor] = {}
     for tensor, shard in weight_map.items():
         if shard not in shards:
-            # A name of the folder's own, so that an index cannot reach for other files.
+            # Accept only plain file names, so that an index cannot refer to files outside the folder.
             if not _SHARD.fullmatch(shard):
                 raise ModelFileError(f"{path.name}: {shard!r} is not a .safetensors file of this folder")
             shards[shard] = _read_header(path.parent / shard)

@@ -1,4 +1,4 @@
-"""A model file's tensor bytes, mapped piece by piece so that nothing of the file stays resident."""
+"""Tensor bytes of a model file, mapped one tensor at a time so that the file does not stay resident."""
 
 import mmap
 import os
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TensorFile:
-    """Bytes of a file whose header was checked against `size`; opened at the first read.
+    """A file whose header was validated for `size` bytes; opened at the first read.
 
-    A mapping spares a copy, but what is mapped may not outlive the load: should the file shrink under it, the system
-    ends the process that looks.
+    Mapping avoids a copy, but a mapping must not outlive the load: if the file shrinks, the system kills a process that
+    reads the mapping.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -25,17 +25,17 @@ class TensorFile:
         self._file: FileIO | None = None
 
     def read(self, offset: int, nbytes: int, tensor: str) -> "np.ndarray":
-        """`nbytes` bytes from `offset` as a uint8 array, writable without a trace in the file.
+        """Return `nbytes` bytes from `offset` as a uint8 array; writes do not change the file.
 
-        Pages come from the file as they are touched, and go when the array goes.
+        Pages are loaded on first access and released with the array.
 
         Args:
-            tensor: named if that fails.
+            tensor: name of the tensor, for error messages.
 
         Raises:
             ModelFileError: the file cannot be read or has changed since its header was read.
         """
-        import numpy as np  # the server process reads headers only, and starts sooner without
+        import numpy as np  # the server process reads only headers and starts faster without numpy
 
         if nbytes == 0:
             return np.empty(0, np.uint8)

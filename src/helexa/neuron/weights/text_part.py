@@ -1,4 +1,4 @@
-"""The text model inside a multimodal checkpoint: its configuration, and its tensors under their plain names."""
+"""The text model of a multimodal checkpoint: its configuration and its tensor names."""
 
 import re
 from collections import Counter
@@ -11,17 +11,17 @@ _TEXT = re.compile(
     r"(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
 )
 _HEAD = "lm_head."
-_DRAFTING = "mtp."  # layers that guess further tokens, beside text models as well
+_DRAFTING = "mtp."  # multi-token prediction layers, which text-only models can have, too
 _OTHERS = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio))\.")
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The text model's configuration, flat; what it does not say itself is taken from around it.
+    """Return the text model's flat configuration; missing keys are taken from the outer configuration.
 
-    Its `model_type` is without the `_text` that tells it from the whole: `qwen3_5_text` is `qwen3_5`.
+    The suffix `_text` is removed from `model_type`: `qwen3_5_text` becomes `qwen3_5`.
 
     Raises:
-        ModelFileError: `text_config` is no object.
+        ModelFileError: `text_config` is not an object.
     """
     inner = config.get("text_config", {})
     if not isinstance(inner, dict):
@@ -34,10 +34,10 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def text_names(names: Iterable[str]) -> dict[str, str]:
-    """The text model's tensors: the names that they have in a model of text alone -> their names here.
+    """Return the text model's tensors: name in a text-only model -> name in this checkpoint.
 
     Raises:
-        ModelFileError: two of them are the same.
+        ModelFileError: two tensors map to the same name.
     """
     names = list(names)
     inside = any(_TEXT.fullmatch(name) for name in names)
@@ -52,13 +52,17 @@ def text_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def left_out(names: Iterable[str]) -> str:
-    """What these tensors are, in a few words for the log."""
+    """Return a short description of skipped tensors for the log."""
     parts = Counter(".".join(name.split(".")[:2]) for name in names)
     return ", ".join(f"{part} ({count})" for part, count in parts.most_common(5))
 
 
 def _plain_name(name: str, inside: bool) -> str | None:
-    """The name in a model of text alone, or None; `inside`: names of the text model are told by their prefix."""
+    """Return the name in a text-only model, or None.
+
+    Args:
+        inside: whether a prefix marks the names of the text model.
+    """
     match = _TEXT.fullmatch(name)
     if match:
         return match["head"] or f"model.{match['rest']}"

@@ -1,1 +1,1 @@
-"""The gated delta rule and its cache."""
+"""Gated delta rule and its state cache."""

@@ -1,4 +1,4 @@
-"""What the Gated DeltaNet layers keep of each sequence."""
+"""Recurrent state of a Gated DeltaNet layer."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeltaCache:
-    """What each slot has seen, float32.
+    """Recurrent state per state slot.
 
     Attributes:
-        conv: [slots, K - 1, C], what the convolution saw last.
-        state: [slots, Hv, Dk, Dv].
+        conv: [slots, K - 1, C], the last inputs of the convolution.
+        state: [slots, Hv, Dk, Dv], float32.
     """
 
     conv: Tensor
@@ -23,23 +23,23 @@ class DeltaCache:
         self.state[target] = self.state[source]
 
     def clear(self, slot: int) -> None:
-        """Nothing was seen yet."""
+        """Set the state of a slot to zero."""
         self.conv[slot] = 0
         self.state[slot] = 0
 
     def at(self, slot: int) -> "DeltaCache":
-        """A view of one slot."""
+        """Return a view of one slot."""
         return DeltaCache(self.conv[slot : slot + 1], self.state[slot : slot + 1])
 
     def clone(self) -> "DeltaCache":
-        """The same in memory of its own."""
+        """Return a copy in new memory."""
         return DeltaCache(self.conv.clone(), self.state.clone())
 
     def gather(self, slots: Tensor) -> "DeltaCache":
-        """Copies of several slots [B]."""
+        """Return copies of the slots [B]."""
         return DeltaCache(self.conv.index_select(0, slots), self.state.index_select(0, slots))
 
     def scatter(self, slots: Tensor, part: "DeltaCache") -> None:
-        """Put them back."""
+        """Write `part`, as returned by `gather`, to the slots [B]."""
         self.conv.index_copy_(0, slots, part.conv)
         self.state.index_copy_(0, slots, part.state)

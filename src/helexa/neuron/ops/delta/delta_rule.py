@@ -1,7 +1,7 @@
-"""The heart of a Gated DeltaNet layer, between its projections: what the rows of a step do to the states of sequences.
+"""Computation between the projections of a Gated DeltaNet layer.
 
-Queries, keys and values pass a short convolution, the gated delta rule goes over them (see `gated_delta`), and what
-each head finds is normalised and gated.
+Queries, keys and values pass a short convolution. Then the gated delta rule (see `gated_delta`) updates and reads the
+state of each sequence. The result of each head is normalized and gated.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,16 @@ from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.gated_delta import convolve, gated_delta, log_decay
 from helexa.neuron.ops.norm import NormOp
 
-_PIECE = 1024  # rows of a sequence that are computed at once, so that memory does not grow with its prompt
+_PIECE = 1024  # rows of a sequence computed at once; bounds the memory of long prompts
 
 
 @dataclass(frozen=True)
 class DeltaSizes:
-    """Hk heads of queries and keys, Dk wide; Hv of values, Dv wide, Hv / Hk for each; K tokens in the convolution."""
+    """Sizes of a Gated DeltaNet layer.
+
+    Hk heads of queries and keys have width Dk; Hv heads of values have width Dv. Hv / Hk value heads share one key
+    head. The convolution covers K tokens.
+    """
 
     key_heads: int
     heads: int
@@ -32,29 +36,29 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Width of the queries of all heads, and of the keys."""
+        """Total width of the queries of all heads, and of the keys of all heads."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Width of the values of all heads."""
+        """Total width of the values of all heads."""
         return self.heads * self.value_dim
 
     @property
     def mixed(self) -> int:
-        """C, width of queries, keys and values side by side."""
+        """C, total width of queries, keys and values."""
         return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
 class DeltaWeights:
-    """All float32.
+    """Weights of the rule, all float32.
 
     Attributes:
-        kernel: [K, C] of the convolution; the last row is for the token itself.
-        rate, bias: [Hv], of the decay (see `log_decay`).
-        norm: [Dv] of what each head finds.
-        eps: of that norm.
+        kernel: [K, C], weights of the convolution; the last row applies to the current token.
+        rate, bias: [Hv], parameters of the decay (see `log_decay`).
+        norm: [Dv], weight of the output norm of each head.
+        eps: epsilon of the output norm.
     """
 
     kernel: Tensor
@@ -65,22 +69,22 @@ class DeltaWeights:
 
 
 class DeltaOp(Protocol):
-    """The rule, prepared with the weights of one layer."""
+    """The gated delta rule, prepared with the weights of one layer."""
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """Room for the states of `slots` sequences, of any content."""
+        """Return uninitialized memory for the states of `slots` sequences."""
         ...
 
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Take a step; the settled rows of each span change its state, and one that begins finds it all zeros.
+        """Compute one step. The settled rows of each span change its state; a new sequence starts from zeros.
 
         Args:
             mixed: [T, C], queries, keys and values before the convolution.
-            z: [T, Hv * Dv], the gate of what is found.
-            b, a: [T, Hv], what beta and the decay are made of.
-            rows: [S] rows that are wanted; None for all.
+            z: [T, Hv * Dv], gate of the output.
+            b, a: [T, Hv], inputs of beta and of the decay.
+            rows: [S] rows to return; None for all rows.
 
         Returns:
             [S, Hv * Dv] of the activation dtype.
@@ -89,11 +93,11 @@ class DeltaOp(Protocol):
 
 
 class DeltaRule:
-    """The rule in plain torch, span by span.
+    """The gated delta rule in plain torch, span by span.
 
     Args:
-        norm: the weights' own, prepared.
-        device: of the states.
+        norm: prepared norm with the weights' norm weight.
+        device: device of the states.
     """
 
     def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, norm: NormOp, device: torch.device) -> None:
@@ -104,12 +108,12 @@ class DeltaRule:
         keys = (sizes.key_heads, sizes.key_dim)
         self._parts = (keys, keys, (sizes.heads, sizes.value_dim))
         self._widths = [sizes.keys, sizes.keys, sizes.values]
-        # On a CPU each state stays in cache while it is read several times; elsewhere few kernels are what counts.
+        # On a CPU, separate spans keep each state in the processor cache; other devices need few kernel launches.
         self._together = device.type != "cpu"
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes) -> int:
-        """Of one sequence in one layer."""
+        """Return the bytes of one sequence's state in one layer."""
         return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
 
     def new_cache(self, slots: int) -> DeltaCache:
@@ -141,7 +145,10 @@ class DeltaRule:
         return (found * F.silu(z.float())).to(mixed.dtype)
 
     def _advance(self, inputs: list[Tensor], state: DeltaCache) -> Tensor:
-        """Projections, decay and beta of T tokens in each of B sequences, [B, T, ..] -> float32 [B, T, Hv, Dv]."""
+        """Apply the rule to T tokens in each of B sequences: [B, T, ..] -> float32 [B, T, Hv, Dv].
+
+        `inputs` are the projections and the inputs of decay and beta.
+        """
         mixed, g, beta = inputs
         parts = convolve(mixed, self._weights.kernel, state.conv).split(self._widths, dim=-1)
         q, k, v = (part.unflatten(-1, shape) for part, shape in zip(parts, self._parts, strict=True))
@@ -149,7 +156,7 @@ class DeltaRule:
 
 
 def _pieces(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
-    """Rows that are computed at once, each with the state that they change; drafts change a copy."""
+    """Yield slices of rows computed at once, with the state that each changes; draft rows change a copy."""
     state, settled = cache.at(span.slot), span.start + span.settled
     for start in range(span.start, settled, _PIECE):
         yield slice(start, min(start + _PIECE, settled)), state

@@ -1,15 +1,15 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464) in plain torch and float32.
 
-Each head keeps a state S [Dk, Dv]. A token lets it decay, replaces a share `beta` of what it holds under the token's
-key by the token's value, and reads it with the query:
+Each head keeps a state S [Dk, Dv]. A token first decays the state. The token then replaces a share `beta` of the
+content stored under its key by its value, and reads the state with its query:
 
     S <- exp(g) S;    S <- S + k (beta (v - k S));    out = q S
 
-Two forms of it give the same, `recurrent` for few tokens and `chunked` for many. Both take, for B sequences and T
-tokens of each,
+Two algorithms compute the same result: `recurrent` for few tokens and `chunked` for many. For B sequences with T tokens
+each, both take
 
-    q, k:   [B, T, Hk, Dk]; each head is divided by its length, and q by sqrt(Dk). Each serves Hv / Hk consecutive
-            value heads
+    q, k:   [B, T, Hk, Dk]; each head is divided by its length, and q by sqrt(Dk). Each key head serves Hv / Hk
+        consecutive value heads
     v:      [B, T, Hv, Dv]
     g:      [B, T, Hv], logarithm of the decay, at most 0; float32
     beta:   [B, T, Hv], between 0 and 1; float32
@@ -23,19 +23,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
-"""Tokens that `chunked` takes at once."""
-_FEW_TOKENS = 16  # up to which `recurrent` is quicker
+"""Number of tokens per chunk in `chunked`."""
+_FEW_TOKENS = 16  # token count up to which `recurrent` is faster
 _EPSILON = 1e-6
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """The quicker form for this number of tokens; see the module for shapes."""
+    """Apply the rule with the faster algorithm for this token count; see the module for shapes."""
     form = recurrent if v.shape[1] <= _FEW_TOKENS else chunked
     return form(q, k, v, g, beta, state)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Token by token; see the module for shapes."""
+    """Apply the rule token by token; see the module for shapes."""
     q, k, v, decay, beta = _by_head(q, k, v, g.exp(), beta)  # [B * Hv, T, width]
     flat = state.view(-1, *state.shape[2:])
     out = torch.empty_like(v)
@@ -49,13 +49,15 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Chunk by chunk; see the module for shapes. Takes memory for all tokens at once: give long sequences in pieces.
+    """Apply the rule chunk by chunk; see the module for shapes.
 
-    The changes d that the tokens of a chunk make depend on those before them, by a triangular system:
+    The memory grows with the number of tokens: pass long sequences in pieces.
+
+    The state change d of each token in a chunk depends on the earlier tokens by a triangular system:
 
         d_i + beta_i sum_{j<i} exp(g_{j+1} + .. + g_i) (k_i k_j) d_j = beta_i (v_i - exp(g_1 + .. + g_i) k_i S)
 
-    It is solved by forward substitution, which stays exact where keys repeat; sums of powers of the matrix do not.
+    Forward substitution solves the system and stays exact if keys repeat; sums of powers of the matrix do not.
     """
     length = v.shape[1]
     q, k, v, g, beta = (_by_chunk(x) for x in _by_head(q, k, v, g, beta))  # [chunks, B * Hv, CHUNK, width]
@@ -75,16 +77,16 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
         change = torch.bmm(inverse[chunk], torch.baddbmm(wanted[chunk], stale[chunk], flat, alpha=-1))
         torch.baddbmm(torch.bmm(q[chunk], flat), seen[chunk], change, out=out[chunk])
         flat.mul_(survives[chunk]).baddbmm_(kept[chunk], change)
-    out = out.transpose(0, 1).reshape(state.shape[0], state.shape[1], -1, state.shape[3])  # [B, Hv, T and more, Dv]
+    out = out.transpose(0, 1).reshape(state.shape[0], state.shape[1], -1, state.shape[3])  # [B, Hv, padded T, Dv]
     return out[:, :, :length].transpose(1, 2)
 
 
 def convolve(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Causal depthwise convolution of each column with its own past, then SiLU.
+    """Apply a causal depthwise convolution to each column, then SiLU.
 
     Args:
         x: [B, T, C].
-        weight: [K, C], float32; the last row is for the token itself.
+        weight: [K, C], float32; the last row applies to the current token.
         state: [B, K - 1, C], the K - 1 tokens before x; replaced by the last K - 1 tokens.
 
     Returns:
@@ -100,18 +102,18 @@ def convolve(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
 
 
 def log_decay(a: Tensor, rate: Tensor, bias: Tensor) -> Tensor:
-    """g [..., Hv]: minus a rate per head, times a step `softplus(a + bias)` per token; all float32."""
+    """Return g [..., Hv], the negative rate of each head times `softplus(a + bias)`, in float32."""
     return F.softplus(a.float() + bias).mul_(-rate)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Each head of [..., D] divided by its length, as float32."""
+    """Return each head of [..., D] divided by its length, as float32."""
     x = x.float()
     return x * x.square().sum(-1, keepdim=True).add_(_EPSILON).rsqrt_()
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """Queries and keys normalised, key heads repeated; everything as float32 [B * Hv, T, width]."""
+    """Return all inputs as float32 [B * Hv, T, width], with unit-length q and k and repeated key heads."""
     repeats = v.shape[2] // k.shape[2]
     q, k = (_unit(x).repeat_interleave(repeats, dim=2) for x in (q, k))
     q *= q.shape[-1] ** -0.5
@@ -119,16 +121,16 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 
 def _by_chunk(x: Tensor) -> Tensor:
-    """[N, T, width] -> [chunks, N, CHUNK, width]; what the last chunk lacks is zeros, which change nothing."""
+    """Reshape [N, T, width] to [chunks, N, CHUNK, width]; the last chunk is padded with zeros, which change nothing."""
     x = F.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
     return x.unflatten(1, (-1, CHUNK)).transpose(0, 1).contiguous()
 
 
 def _decay_between(g: Tensor) -> Tensor:
-    """How much of token j is left at token i of the same chunk, [..., i, j]; 0 for later j.
+    """Return the decay of token j's contribution at token i of the same chunk, [..., i, j]; 0 for j > i.
 
-    Logarithms are summed from j on, for each j: differences of sums from the start would lose small decays behind large
-    ones. No sum is above 0, so that none overflows.
+    For each j, the logarithms are summed from j on. Differences of sums from the start of the chunk would lose small
+    decays after large decays. No sum is above 0, so no exponential overflows.
 
     Args:
         g: [..., CHUNK, 1].

@@ -1,1 +1,1 @@
-"""CUDA kernels: Triton and captured graphs."""
+"""GPU kernels: Triton and captured graphs."""

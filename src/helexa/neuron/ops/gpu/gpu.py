@@ -1,4 +1,4 @@
-"""The kernels of GPUs: Triton where it pays, torch's own for the rest; their twins are in `reference`."""
+"""GPU kernels: Triton where it is faster, plain torch otherwise; `reference` has the equivalent plain-torch kernels."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -39,15 +39,16 @@ class GpuOps(Ops):
     """Kernels for a CUDA device, or for a CPU in Triton's interpreter.
 
     Args:
-        kv_bits: of each number in the KV cache, 16 or 8; where attention has no kernels, as many as the dtype's.
-        card: to build kernels for; None for the device's own.
+        kv_bits: bits of each number in the KV cache, 16 or 8. If attention has no Triton kernel, the cache uses the
+            bits of the dtype.
+        card: GPU to build kernels for; None for the device itself.
     """
 
     name = "triton"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
         self.card = card or Card.of(device)
-        # Products of prompts are torch's where Triton would add up number by number.
+        # Torch computes the products of prompts if Triton would multiply without tensor cores.
         gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
         super().__init__(
             device,
@@ -71,26 +72,26 @@ class GpuOps(Ops):
         self._graphs.forget()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
-        """Run what is recorded for the batch's bucket, if there is such; the logits are good until the next run."""
+        """Replay the captured graph of the batch's bucket, or run the pass; the logits are valid until the next run."""
         return self._graphs.run(forward, batch)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """One program for a row."""
+        """Prepare a norm that uses one program per row."""
         return RmsNorm(weight, eps, self.dtype)
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """See `Ops`; nothing is kept."""
+        """Return None: prepared weights are not stored on disk."""
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Tensor | PackedMatrix:
-        """In codes if it has them or gets them here, on the device; else in the activation dtype."""
+        """Return a quantized matrix if the weight is or becomes quantized, else a tensor of the activation dtype."""
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         packed = pack(weight.to(self.device)) if isinstance(weight, GroupwiseTensor) else None
         return packed or self._torch.dense(weight)
 
     def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Matrices in codes stay as they are; plain ones are cuBLAS's."""
+        """Prepare a product: quantized matrices stay quantized; plain matrices use cuBLAS."""
         packed = [isinstance(part, PackedMatrix) for part in parts]
         shift = None if bias is None else bias.to(self.device, self.dtype)
         if all(packed):
@@ -110,11 +111,11 @@ class GpuOps(Ops):
         return self._torch.dense_bytes(weight) if packed is None else packed
 
     def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """See `Ops`; several matrices are joined."""
+        """See `Ops`; several matrices are joined into one."""
         return ProductBytes(sum(self.matrix_bytes(part) for part in parts) if len(parts) > 1 else 0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """All experts in a few kernels; those of several forms are plain."""
+        """Prepare all experts in a few kernels; experts with different formats run one by one."""
         gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
         gate_up, down = self._stacked(gate_ups), self._stacked(downs)
         if gate_up is None or down is None:
@@ -156,7 +157,7 @@ class GpuOps(Ops):
         return draws.choose(draws.masked(logits, masks), settings).tolist()
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """See `Ops`; plain torch."""
+        """See `Ops`; uses plain torch."""
         return self._torch.add_gated(out, x, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -168,11 +169,11 @@ class GpuOps(Ops):
         return DeltaRule.state_bytes(sizes, self.dtype)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """One kernel for all that decode, four more for prompts."""
+        """Prepare one kernel for decoding sequences and four more kernels for prompts."""
         return DeltaRule(sizes, weights, self.dtype, self.card)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `Ops`; plain torch."""
+        """See `Ops`; uses plain torch."""
         return self._torch.rope_tables(positions, frequencies, factor)
 
     def rotate_store(
@@ -184,7 +185,7 @@ class GpuOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `Ops`; of rows with the slot -1 nothing is stored."""
+        """See `Ops`; rows with slot -1 are not stored."""
         return rotate_store(qkv, heads, rope, cache, slots, norms)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
@@ -202,16 +203,16 @@ class GpuOps(Ops):
         return attention.parts_bytes(sequences, heads, kv_heads, head_dim)
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """See `Ops`; in 8 bits as `triton.kv_cache` says, else plain torch's."""
+        """See `Ops`; an 8-bit cache has the layout of `triton.kv_cache`, other caches that of plain torch."""
         if self._in_bytes(head_dim):
             return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
         return self._torch.new_cache(kv_heads, pages, head_dim)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`; plain torch where the kernels do not take the step, in the cache that both have.
+        """See `Ops`; plain torch computes steps that the kernels do not support, on the same cache layout.
 
         Raises:
-            RuntimeError: a step is recorded, and the kernels do not take it.
+            RuntimeError: the step is being captured and the kernels do not support it.
         """
         rows, _, dim = queries.shape
         if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):

@@ -1,4 +1,4 @@
-"""Which queries of a batch attend together and who does it, as the attention kernels read it."""
+"""Plan of a batch's attention for the native kernels: tiles of queries, and rows split among threads."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from helexa.neuron.ops.batch import Batch, Capacity
 from helexa.neuron.ops.constants import PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
 
-_TILE = 24  # queries that go through a page together
+_TILE = 24  # maximum number of queries that read a page together
 
 
 class Tile(NamedTuple):
@@ -33,11 +33,11 @@ class Split(NamedTuple):
 
 
 class AttentionPlan:
-    """Tables that stay where they are from step to step, for layers with `group` query heads per KV head.
+    """Attention tables at fixed addresses, for layers with `group` query heads per KV head.
 
     Attributes:
-        tile_count, split_count: int64 [1].
-        tiles, splits: int64 [.., fields].
+        tile_count, split_count: int64 [1], number of used rows of `tiles` and `splits`.
+        tiles, splits: int64 [.., fields], one `Tile` or `Split` per row.
         pages: int64, page numbers of all sequences.
     """
 
@@ -52,12 +52,13 @@ class AttentionPlan:
         self._partials: dict[tuple[int, int], Tensor] = {}
 
     def partials(self, heads: int, dim: int) -> Tensor:
-        """Return room for the partial results of split rows, float32, which all layers of these sizes share.
+        """Return memory for the partial results of split rows, float32 [spans, heads, 2 + dim].
 
-        Recorded steps keep the address, so the room for one size is never replaced.
+        All layers with the same `heads` and `dim` share the memory. Captured graphs keep the address, so the memory is
+        never replaced.
         """
         if (heads, dim) not in self._partials:
-            room = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)  # resident only where it is written
+            room = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)  # pages become resident on the first write
             self._partials[heads, dim] = torch.from_numpy(room)
         return self._partials[heads, dim]
 

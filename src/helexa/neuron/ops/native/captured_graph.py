@@ -1,4 +1,4 @@
-"""Recorded forward passes: a step's kernels on one tape, which runs without Python in between and may run again."""
+"""Captured forward passes: the kernel calls of a step, replayed without Python between the kernels."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +10,18 @@ from torch import Tensor
 from helexa.neuron.ops.native.kernel_library import Argument, KernelLibrary
 from helexa.neuron.ops.native.workspace import Workspace
 
-_KEPT_BYTES = 32 << 20  # of tapes: some 500 for 30 layers, as recording one takes a tenth of the time of a small step
+_KEPT_BYTES = 32 << 20  # of graphs, some 500 for 30 layers; capturing takes a tenth of the time of a small step
 
 
 @dataclass
 class Recording:
-    """A tape and what it needs.
+    """A captured graph and the memory it uses.
 
     Attributes:
-        address, shape: of what the forward pass returned. Its memory is lent to whoever asked, not kept: there are many
-            recordings, and logits are large.
-        inputs: tensors that kernels read or write and that nobody else may hold.
+        tape: the kernel calls.
+        address, shape: address and shape of the result. The workspace reuses this memory between runs, since there are
+            many graphs and logits are large.
+        inputs: tensors that kernels read or write; they must stay allocated as long as the graph exists.
     """
 
     tape: bytes
@@ -30,7 +31,7 @@ class Recording:
 
 
 class Graphs:
-    """Recordings by shape, the least recently used forgotten first."""
+    """Captured graphs by shape; the least recently used graphs are removed first."""
 
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
@@ -42,25 +43,25 @@ class Graphs:
 
     @property
     def sound(self) -> bool | None:
-        """Whether recordings compute all of a forward pass; None while that is not known."""
+        """Whether captured graphs compute a complete forward pass; None before the first check."""
         return self._sound
 
     def launch(self, kernel: str, waits: bool, arguments: Mapping[str, Argument]) -> None:
-        """Take a kernel call down while recording, else run it now (see `KernelLibrary.instruction`)."""
+        """Record a kernel call during a capture, else run the call now (see `KernelLibrary.instruction`)."""
         instruction = self._library.instruction(kernel, arguments, waits)
         if self._instructions is None:
             self._library.run(instruction)
         else:
             self._instructions.append(instruction)
-            # What torch made would be gone by the time the tape runs; the workspace's own is meant to be used again.
+            # Keep tensors that torch allocated until the graph is removed; the workspace reuses its own memory.
             tensors = (value for value in arguments.values() if isinstance(value, Tensor))
             self._inputs += [tensor for tensor in tensors if not self._workspace.holds(tensor)]
 
     def run(self, inputs: Sequence[Tensor], samples: int, forward: Callable[[], Tensor]) -> Tensor:
-        """What `forward` returns: logits of `samples` rows, good until the next run.
+        """Return the result of `forward`: logits of `samples` rows, valid until the next run.
 
         Args:
-            inputs: tensors of one row per token that the pass reads; they lie where they lay at the last run.
+            inputs: tensors that the pass reads, with one row per token; their addresses must be the same in every run.
         """
         if self._sound is None and samples:
             self._sound = self._check(inputs, forward)
@@ -79,7 +80,7 @@ class Graphs:
 
     @property
     def kept_bytes(self) -> int:
-        """What the tapes take."""
+        """Total bytes of the captured kernel calls."""
         return sum(len(recording.tape) for recording in self._kept.values())
 
     def _keep(self, shape: tuple[int, int], recording: Recording) -> None:
@@ -89,10 +90,10 @@ class Graphs:
             self._kept.popitem(last=False)
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
-        """Whether a recording gives what the pass itself gives.
+        """Return whether a captured graph computes the same result as the pass itself.
 
-        It is made from other inputs and from memory that is no number, so what is computed outside the kernels,
-        and would be missing from the tape, comes out wrong.
+        The capture uses other inputs and memory filled with NaN. Work outside the kernels is missing from the graph, so
+        the replayed result differs.
         """
         expected = forward().clone()
         values = [tensor.clone() for tensor in inputs]
@@ -110,7 +111,7 @@ class Graphs:
         try:
             result = forward()
             tape = b"".join(self._instructions)
-            # `data_ptr()` of an empty tensor is 0, wherever it lies.
+            # `data_ptr()` of an empty tensor is always 0.
             address = result.untyped_storage().data_ptr() + int(result.storage_offset()) * result.itemsize
             return Recording(tape, address, tuple(result.shape), self._inputs), result
         finally:

@@ -1,4 +1,4 @@
-"""Compiles the sources in `kernels/` for this machine with the host's C compiler, once, and loads them."""
+"""Compile the sources in `kernels/` for this machine with the host's C compiler, and load the library."""
 
 import ctypes
 import hashlib
@@ -21,22 +21,22 @@ from helexa.neuron.processes import heartbeat
 
 _log = logging.getLogger("helexa.neuron.ops")
 _FOLDER = Path(__file__).with_name("kernels")
-# No contraction: only what is written as fused is, so that every path of a kernel rounds alike.
+# Without contraction, only explicitly fused products are fused, so all code paths of a kernel round alike.
 _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_SECONDS = 120
-_LAYOUT = ("kernels.h", "tiles.h", "packing.c", "plain.c", "quantize.c")  # the sources that say what packed weights are
+_LAYOUT = ("kernels.h", "tiles.h", "packing.c", "plain.c", "quantize.c")  # define the layout of packed weights
 
 
 class Unavailable(Exception):
-    """There are no native kernels on this machine; the message says why."""
+    """The native kernels cannot be used on this machine; the message gives the reason."""
 
 
 @cache
 def native_kernels() -> KernelLibrary:
-    """The compiled kernels, from the cache if they were compiled for this machine before.
+    """Return the compiled kernels, from the cache if they were compiled on this machine before.
 
     Raises:
-        Unavailable: no compiler, or it failed.
+        Unavailable: the machine has no C compiler, or compilation failed.
     """
     if os.name != "posix":
         raise Unavailable("the native kernels need POSIX threads")
@@ -67,7 +67,7 @@ def _digest(names: tuple[str, ...]) -> str:
 
 
 def _key(compiler: str) -> str:
-    """A name that changes with the sources, the compiler and the processor."""
+    """Return a file name that depends on the sources, the compiler, the flags and the processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=_TIMEOUT_SECONDS).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -84,7 +84,7 @@ def _key(compiler: str) -> str:
 
 @contextmanager
 def _alone(library: Path) -> Iterator[None]:
-    """Among processes that need the same: engines that start together would take the processor from each other."""
+    """Hold a file lock, so that only one of several starting engines compiles the library."""
     import fcntl
 
     library.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +94,7 @@ def _alone(library: Path) -> Iterator[None]:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """All sources side by side, since together they take seconds."""
+    """Compile all sources in parallel, since compilation takes seconds."""
     sources = [source for source in _sources() if source.suffix == ".c"]
     _log.info("compiling the native kernels for this machine")
     with TemporaryDirectory(dir=library.parent, prefix=f"{library.stem}.") as folder:

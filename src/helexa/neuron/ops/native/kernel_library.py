@@ -1,4 +1,4 @@
-"""The compiled kernels as Python sees them: instructions to put on a tape, and the call that runs one."""
+"""Python interface of the compiled kernels: make instructions and run lists of instructions."""
 
 import ctypes
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from helexa.neuron.ops.kernel_header import STRUCTS
 from helexa.neuron.processes import heartbeat
 
 Argument = Tensor | float | None
-"""What a kernel takes: a tensor, of which it gets the address; a number; or None, which is a null pointer."""
+"""Kernel argument: a tensor (passed by address), a number, or None (a null pointer)."""
 
 Form = tuple[int, int, bool, int, int, bool, torch.dtype]
-"""Bits, levels of scales, has minimum, zero, group size, has table, unit of scales."""
+"""Bits, scale levels, has minimum, zero, group size, has table, unit type of scales."""
 
 TYPES = {torch.float16: FLOAT16, torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
-"""Numbers of the types of plain weights and of units of scales."""
+"""Type codes of plain weights and of scale units."""
 
 _NUMBERS: dict[str, type] = {"int": ctypes.c_int, "int64_t": ctypes.c_int64, "float": ctypes.c_float}
 _POINTEES = {
@@ -33,11 +33,11 @@ _POINTEES = {
 
 
 class KernelLibrary:
-    """What `kernels/*.c` export.
+    """Functions exported by `kernels/*.c`.
 
     Attributes:
-        layout: changes whenever tiles may lie otherwise.
-        formats: numbers of the formats of quantised matrices.
+        layout: digest that changes if the layout of packed weights may change.
+        formats: numbers of the formats of quantized matrices.
     """
 
     def __init__(self, library: ctypes.CDLL, layout: str) -> None:
@@ -64,21 +64,24 @@ class KernelLibrary:
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:
-        """Let kernels run on `count` threads from now on; a process's threads are never taken back."""
+        """Run kernels on `count` threads from now on; the number of threads never decreases."""
         self._start_threads(count)
 
     def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
-        """Bytes that a matrix takes as tiles of format `number`, or of bfloat16; less than 1 for what cannot be."""
+        """Return the bytes of a matrix packed in format `number`, or in bfloat16 if `number` is None.
+
+        The result is less than 1 if the matrix cannot be packed.
+        """
         if number is None:
             return -(-outputs // LANES) * LANES * columns * 2
         return self._packed_bytes(number, outputs, columns)
 
     def instruction(self, kernel: str, arguments: Mapping[str, Argument], waits: bool = True) -> bytes:
-        """Return a kernel call; instructions one after another are a tape.
+        """Return a kernel call. Concatenated instructions form a graph for `run`.
 
         Args:
-            arguments: by their names in kernels.h.
-            waits: whether the next instruction waits for this one.
+            arguments: arguments by their names in kernels.h.
+            waits: whether the next instruction waits for this instruction.
 
         Raises:
             TypeError: an argument is missing, unknown or of a wrong type.
@@ -86,7 +89,7 @@ class KernelLibrary:
         return self._kernels[kernel].instruction(arguments, waits)
 
     def run(self, tape: bytes) -> None:
-        """Run a tape to its end; every address on it must still be good."""
+        """Run a list of instructions to its end; all addresses in the list must be valid."""
         count = len(tape) // INSTRUCTION_BYTES
         if self._run(tape, count):
             raise ValueError(f"a tape of {count} instructions is too long")
@@ -112,7 +115,7 @@ INSTRUCTION_BYTES = ctypes.sizeof(Instruction)
 
 
 class _Kernel:
-    """Makes the instructions that call one kernel."""
+    """Builds the instructions of one kernel."""
 
     def __init__(self, name: str, address: ctypes.c_void_p) -> None:
         self._name, self._address = name, address

@@ -1,4 +1,4 @@
-"""Launches native kernels, and lends the memory for their results."""
+"""Launch native kernels and allocate memory for their results."""
 
 import torch
 from torch import Tensor
@@ -9,14 +9,14 @@ from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.workspace import Workspace
 
 GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
-"""Numbers of gates, by name."""
+"""Gate codes of kernels.h by name."""
 
 
 class Launcher:
-    """What the native operators share.
+    """Launch and memory functions shared by the native operators.
 
     Attributes:
-        x_bits: to which products with quantised weights round activations, 16 or 8.
+        x_bits: bits to which products with quantized weights round activations, 16 or 8.
     """
 
     def __init__(self, workspace: Workspace, graphs: Graphs, x_bits: int) -> None:
@@ -25,16 +25,16 @@ class Launcher:
         self._graphs = graphs
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Memory for a result."""
+        """Return uninitialized memory for a result."""
         return self._workspace.take(*shape, dtype=dtype)
 
     def take_rounded(self, rows: int, columns: int) -> Tensor:
-        """Memory for activations [rows, columns] that are rounded to `x_bits`."""
+        """Return memory for activations [rows, columns] rounded to `x_bits`."""
         blocks = rows * columns // GROUP + SPARE_BLOCKS
         return self._workspace.take(blocks * BLOCK_BYTES, dtype=torch.uint8)
 
     def launch(self, kernel: str, waits: bool = True, /, **arguments: Argument) -> None:
-        """Run a kernel, or record it (see `KernelLibrary.instruction`)."""
+        """Run a kernel, or record the call during a capture (see `KernelLibrary.instruction`)."""
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:

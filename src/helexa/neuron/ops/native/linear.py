@@ -10,7 +10,7 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeLinear:
-    """`x @ weight.T + bias` with the parts' outputs side by side."""
+    """`x @ weight.T + bias`, with the outputs of all parts concatenated."""
 
     def __init__(
         self, launcher: Launcher, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None
@@ -23,7 +23,7 @@ class NativeLinear:
         self._biases = [None] * len(parts) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [T, K] -> float32 [T, N]."""
+        """Map float32 [T, K] to float32 [T, N]."""
         launcher, rows, columns = self._launcher, x.shape[0], self._columns
         stride = sum(self._widths)
         out = launcher.take(rows, stride)

@@ -1,4 +1,4 @@
-"""The version of the code that turns a checkpoint's tensors into packed weights."""
+"""Version of the code that packs a checkpoint's tensors."""
 
 import hashlib
 from functools import cache
@@ -11,9 +11,9 @@ _PACKAGES = ("layers", "models", "ops", "weights")  # read, permute, quantize an
 
 @cache
 def loading_code_version() -> str:
-    """Return a digest that changes with helexa's version and with any Python source that may shape packed weights.
+    """Return a digest of helexa's version and of all Python sources that can affect packed weights.
 
-    The digest covers whole packages: a list of single modules would miss the next one that permutes a tensor.
+    The digest covers whole packages, so that new modules are included automatically.
     """
     digest = hashlib.sha256(version("helexa").encode())
     for package in _PACKAGES:

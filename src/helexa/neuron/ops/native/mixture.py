@@ -1,4 +1,4 @@
-"""Mixtures of experts on the native kernels: choice, products and sums in a few kernels for all experts together."""
+"""Mixtures of experts on the native kernels: a few kernels route, multiply and sum for all experts together."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeMixture:
-    """See `Mixture`. Of equal scores those of the first experts win."""
+    """See `Mixture`. Among equal scores, the experts with lower indexes win."""
 
     def __init__(self, launcher: Launcher, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
         self._launcher = launcher
@@ -22,7 +22,7 @@ class NativeMixture:
 
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
-        """Whether the kernels take them: as many as they can count, and all packed alike."""
+        """Return whether the kernels support the experts: at most MAX_EXPERTS, all packed in the same format."""
         forms = {tuple((part.number, part.outputs) for part in (*e.gate_up, e.down)) for e in experts}
         return len(forms) == 1 and len(experts) <= MAX_EXPERTS
 
@@ -57,20 +57,20 @@ class NativeMixture:
 
 
 class _Products:
-    """One product for each expert with the pairs that chose it."""
+    """One product per expert with the pairs (row, expert) that chose the expert."""
 
     def __init__(
         self, launcher: Launcher, parts: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
     ) -> None:
         self._launcher = launcher
-        self._parts = parts  # which also keeps the memory at these addresses
+        self._parts = parts  # also keeps the memory at these addresses allocated
         self._addresses = torch.tensor([[part.data.data_ptr() for part in own] for own in zip(*parts, strict=True)])
         self._widths = [part.outputs for part in parts[0]]
         found = [bias.float() for bias in biases if bias is not None]
         self._biases = torch.stack(found).split(self._widths, dim=1) if found else [None] * len(self._widths)
 
     def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
-        """float32 [pairs, K], or [pairs, 2 * K] that a gate makes [pairs, K] -> float32 [pairs, N]."""
+        """Map float32 [pairs, K] to float32 [pairs, N]; a gate first reduces [pairs, 2 * K] to [pairs, K]."""
         launcher, pairs, experts, columns = self._launcher, x.shape[0], len(self._parts), self._parts[0][0].columns
         stride = sum(self._widths)
         out = launcher.take(pairs, stride)

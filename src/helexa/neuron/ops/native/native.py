@@ -1,7 +1,8 @@
-"""CPU kernels compiled on first use: weights stay quantised, activations are rounded group by group, to 16 or 8 bits.
+"""CPU kernels compiled on first use, with quantized weights and activations rounded to 16 or 8 bits.
 
-Activations between kernels are float32. Every row goes through the same operations in the same order whatever is beside
-it, so neither the batch, nor a chunk's border, nor a prefix hit changes a sequence's tokens.
+Activations between kernels are float32. Products round activations group by group. Every row goes through the same
+operations in the same order. Other sequences in the batch, chunk boundaries and prefix cache hits therefore never
+change the tokens of a sequence.
 """
 
 import logging
@@ -49,13 +50,13 @@ _WIDTHS = (
 
 
 class NativeOps(Ops):
-    """Kernels in C on threads of their own.
+    """Kernels in C with their own thread pool.
 
-    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/kernels.h` says how a page lies.
+    A layer's KV cache is uint8 [pages, kv_heads, bytes]; `kernels/kernels.h` defines the page layout.
 
     Args:
-        kv_bits: 16 keeps K and V in bfloat16, 8 in bytes with a scale per token and head.
-        x_bits: to which products with quantised weights round activations, 16 or 8.
+        kv_bits: 16 stores K and V in bfloat16; 8 stores bytes with a scale per token and head.
+        x_bits: bits to which products with quantized weights round activations, 16 or 8.
     """
 
     name = "native"
@@ -80,11 +81,11 @@ class NativeOps(Ops):
         self._memory = HugeMemory()
         self.x_bits = x_bits
         self._batch: Batch | None = None
-        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, as layers ask for them
+        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, made on first use
 
     @staticmethod
     def refusal(config: dict[str, Any]) -> str | None:
-        """Why the kernels do not take a model of this shape, or None."""
+        """Return why the kernels do not support a model of this shape, or None if they do."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
         widths = (*(config.get(name) or 0 for name in _WIDTHS), dim)
@@ -97,22 +98,22 @@ class NativeOps(Ops):
         return None
 
     def store(self, model: Path, quant: str = "") -> PackedStore:
-        """Return the packed weights of the model at this path, kept from one start to the next.
+        """Return the packed weights of the model at this path, stored on disk between starts.
 
-        The key has everything that shapes them: the model's files, the C and Python code, and the quantization.
+        The key covers the model's files, the C and Python code that packs weights, and the quantization.
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
-        """The weight as tiles."""
+        """Return the weight in packed tiles."""
         quantised = None
         if form is not None and isinstance(weight, Tensor):
             quantised = quantize(self._library, weight, form, self._memory)
         return quantised or pack(self._library, weight, self._memory)
 
     def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """One product after another from the same rounded input."""
+        """Prepare one product per matrix; all products read the same rounded input."""
         self.step_bytes += sum(part.data.nbytes for part in parts)
         return NativeLinear(self._launcher, parts, bias, gate)
 
@@ -121,11 +122,11 @@ class NativeOps(Ops):
         return packed_bytes(self._library, weight)
 
     def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """See `Ops`; products work on the tiles."""
+        """See `Ops`; products allocate no memory because they read the packed matrices."""
         return ProductBytes(0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """All experts in a few kernels, which also choose them."""
+        """Prepare a mixture in a few kernels, which also choose the experts."""
         if not NativeMixture.fits(experts):
             return expert_by_expert(self, experts, routing, clamp)
         held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
@@ -138,7 +139,7 @@ class NativeOps(Ops):
         return out
 
     def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Rows of the matrix, from its tiles."""
+        """Return rows of the matrix, dequantized from its tiles."""
         count, columns = tokens.shape[0], matrix.columns
         out = self._take(count, columns)
         kernel, number = ("embed_plain", {}) if matrix.number is None else ("embed", {"number": matrix.number})
@@ -147,7 +148,7 @@ class NativeOps(Ops):
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """One pass to add and measure, one to scale."""
+        """Prepare a norm with one pass that adds and measures and one pass that scales."""
         return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -167,7 +168,7 @@ class NativeOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `Ops`; the queries come in bfloat16."""
+        """See `Ops`; the queries are bfloat16."""
         rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
         self._launch(
@@ -195,7 +196,7 @@ class NativeOps(Ops):
         return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Rows [S] of x [T, H]."""
+        """Return rows [S] of x [T, H]."""
         return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
@@ -205,11 +206,11 @@ class NativeOps(Ops):
         return out
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """See `Ops`; but for the largest, plain torch chooses."""
+        """See `Ops`; a native kernel computes greedy tokens, plain torch samples the others."""
         return sampling.choose(logits.float(), settings, self.argmax)
 
     def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """See `Ops`; plain torch chooses."""
+        """See `Ops`; uses plain torch."""
         return sampling.choose_of(logits.float(), masks, settings)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
@@ -217,19 +218,19 @@ class NativeOps(Ops):
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """See `Ops`; plain torch with the norm of this implementation."""
+        """See `Ops`; uses plain torch with the native norm."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Bytes of one page of one layer."""
+        """Return the bytes of one KV page in one layer."""
         return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
 
     def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """See `Ops`; the plan of a step keeps them, whatever the heads."""
+        """Return 0: `AttentionPlan` allocates the memory of partial results."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """Zeroed pages; memory becomes resident only as they are written."""
+        """Return zeroed pages; the memory becomes resident as pages are written."""
         size = self.page_bytes(kv_heads, head_dim)
         memory = mmap.mmap(-1, pages * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
@@ -237,7 +238,7 @@ class NativeOps(Ops):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`; `run` has laid the plans for the batch."""
+        """See `Ops`; `run` fills the attention plans before."""
         assert batch is self._batch, "attention outside `run`"
         (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
         plan = self._plans.get(heads // kv_heads)
@@ -263,7 +264,7 @@ class NativeOps(Ops):
         return out
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
-        """Record a forward pass and run it, or run what was recorded for its shape; or just run it."""
+        """Run a forward pass: replay the captured graph of its shape, capture a new graph, or run the pass directly."""
         self._batch = batch
         for plan in self._plans.values():
             plan.lay(batch)
@@ -277,15 +278,15 @@ class NativeOps(Ops):
         return logits
 
     def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """See `Ops`; not tabled."""
+        """Raise NotImplementedError: these kernels are not `tabled`."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """See `Ops`; `run` forgets by itself."""
+        """Do nothing: `run` removes captured graphs itself."""
 
 
 class _RmsNorm:
-    """The norm in one kernel."""
+    """The RMS norm in one kernel."""
 
     def __init__(self, launcher: Launcher, weight: Tensor, eps: float) -> None:
         self._launcher = launcher

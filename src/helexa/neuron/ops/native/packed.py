@@ -16,11 +16,11 @@ _SPAN = SPAN_GROUPS * GROUP
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [outputs, columns] as tiles.
+    """A matrix [outputs, columns] in packed tiles.
 
     Attributes:
         data: uint8, the tiles.
-        number: of the format in tiles.h, or None for bfloat16.
+        number: number of the format in tiles.h, or None for bfloat16.
     """
 
     data: Tensor
@@ -30,15 +30,15 @@ class PackedMatrix:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Bytes of the tiles."""
         return self.data.nbytes
 
 
 class HugeMemory:
-    """Memory that is read from end to end in every step: in huge pages where the system has them, cut from chunks.
+    """Memory for weights, which each step reads completely. Uses huge pages if the system supports them.
 
     Args:
-        chunk: bytes asked of the system at once.
+        chunk: bytes per allocation from the system.
     """
 
     def __init__(self, chunk: int = 64 << 20) -> None:
@@ -46,7 +46,7 @@ class HugeMemory:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """uint8 [size], zeroed, aligned to 64 bytes."""
+        """Return uint8 [size], zeroed and aligned to 64 bytes."""
         if len(self._rest) < size:
             memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -57,7 +57,7 @@ class HugeMemory:
 
 
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
-    """Lay out a weight [N, K]; formats that no kernel knows become bfloat16. K is a multiple of 16."""
+    """Pack a weight [N, K]; formats without a kernel become bfloat16. K must be a multiple of 16."""
     outputs, columns = weight.shape
     form, number = _format(library, weight)
     data = memory.take(library.packed_bytes(number, outputs, columns))
@@ -76,12 +76,16 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
 
 
 def packed_bytes(library: KernelLibrary, weight: Weight) -> int:
-    """Bytes of the tiles that `pack` makes of a weight, which may be on the meta device."""
+    """Return the bytes of the tiles that `pack` makes of a weight, which may be on the meta device."""
     return library.packed_bytes(_format(library, weight)[1], *weight.shape)
 
 
 def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: HugeMemory) -> PackedMatrix | None:
-    """Lay out a plain weight [N, K] in `form`, which fits K; None as in `weights.quantize.quantize`."""
+    """Quantize and pack a plain weight [N, K]; `form` must fit K.
+
+    Returns:
+        The packed matrix, or None if the weight cannot be quantized, as in `weights.quantize.quantize`.
+    """
     weight = (weight if weight.dtype in TYPES else weight.float()).contiguous()
     outputs, columns = weight.shape
     levels = 1 if form.stretch is None else 2
@@ -95,13 +99,16 @@ def quantize(library: KernelLibrary, weight: Tensor, form: QuantForm, memory: Hu
 
 
 def _format(library: KernelLibrary, weight: Weight) -> tuple[Form | None, int | None]:
-    """The format of the tiles and its number; None and None for bfloat16."""
+    """Return the format of the tiles and its number; None and None for bfloat16."""
     form = _form(library, weight) if isinstance(weight, GroupwiseTensor) else None
     return form, None if form is None else library.formats[form]
 
 
 def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
-    """What the kernels have to know of a matrix; None if they do not know it. Numbers on the meta device suit them."""
+    """Return the kernel format of a matrix, or None if no kernel supports it.
+
+    Units on the meta device count as representable in every type.
+    """
     scale, minimum, table = weight.scale, weight.minimum, weight.table is not None
     levels = 1 if scale.codes is None else 2
     if minimum is not None and (minimum.codes is None) != (scale.codes is None):
@@ -114,7 +121,7 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
             return None
     units = [part.unit for part in (scale, minimum) if part is not None]
     for exactly in (True, False):
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # so that powers of two always have the same form
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):  # powers of two always get one format
             form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
             if form in library.formats and all(_holds(dtype, unit, exactly) for unit in units):
                 return form
@@ -122,14 +129,14 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
 
 
 def _is_read_as(scale: GroupScale, signed: bool) -> bool:
-    """Whether 8-bit codes mean the same to a kernel that takes them as signed or as unsigned."""
+    """Return whether 8-bit codes have the same value in the signedness that the kernel reads."""
     assert scale.codes is not None
     right = torch.int8 if signed else torch.uint8
     return scale.codes.dtype == right or scale.codes.is_meta or bool((scale.codes.view(torch.int8) >= 0).all())
 
 
 def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
-    """Whether a type has each unit, or one as near as its precision allows, being neither too large nor too small."""
+    """Return whether `dtype` represents all units, exactly or within its precision and range."""
     tolerance = 0 if exactly else torch.finfo(dtype).eps / 2
     if unit.dtype == dtype or unit.is_meta:
         return True

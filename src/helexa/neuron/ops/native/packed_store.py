@@ -1,8 +1,8 @@
-"""Packed weights kept on disk, so that a model's next start reads them as they will lie in memory.
+"""Packed weights stored on disk in their memory layout, which makes later starts of a model faster.
 
-A file is one line of JSON, then the tiles. Its name is a digest of the model files' fingerprint, the code that packs
-weights, and the quantization. The folder is bounded: the least recently used files are removed first, which includes
-those of earlier versions of the code.
+A file consists of one line of JSON and the tiles. Its name is a digest of the model files' fingerprint, the code that
+packs weights, and the quantization. The size of the folder is limited: the least recently used files are removed first,
+including files of earlier code versions.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from helexa.neuron.weights.gguf.files import part_names
 
 _log = logging.getLogger("helexa.neuron.ops")
 _LIMIT = 64 << 30
-_SMALLEST = 16 << 20  # smaller models are packed in no time
-_SPARE = 4 << 30  # disk space that is left to others
+_SMALLEST = 16 << 20  # smaller models are packed quickly
+_SPARE = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
 _READ = 16 << 20
 _ALIGNMENT = 64
@@ -35,11 +35,11 @@ _Entry = tuple[int, int, int, int | None]  # offset, outputs, columns, number of
 
 
 class PackedStore:
-    """The packed weights of one model: found on disk, or gathered while it loads and then saved.
+    """The packed weights of one model: read from disk, or collected during the load and then saved.
 
     Args:
-        folder: where the files of all models are.
-        key: what makes this model's tiles what they are.
+        folder: folder of the files of all models.
+        key: text that identifies the model files, the packing code and the quantization.
     """
 
     def __init__(self, library: KernelLibrary, folder: Path, key: str, threads: int) -> None:
@@ -58,16 +58,20 @@ class PackedStore:
             _log.warning("packed weights in %s cannot be used: %s", self._path.name, error)
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
-        """The matrix `name` if it is here in that shape."""
+        """Return the matrix `name` if the store has it in shape `shape`, else None."""
         found = self._matrices.get(name)
         return found if found is not None and (found.outputs, found.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
-        """Remember a matrix that was packed just now."""
+        """Add a newly packed matrix."""
         self._matrices[name] = matrix
 
     def save(self) -> threading.Thread | None:
-        """Write the gathered matrices in a thread of their own, unless they came from disk or are too few."""
+        """Write the collected matrices in a background thread and return the thread.
+
+        Returns:
+            None if the matrices came from disk or are smaller than `_SMALLEST` in total.
+        """
         if self._found or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None
         thread = threading.Thread(target=self._write, name="packed-store", daemon=True)
@@ -127,7 +131,7 @@ class PackedStore:
             partial.unlink(missing_ok=True)
 
     def _make_room(self, size: int) -> None:
-        """Remove what was not used for longest, until `size` bytes more are within bounds."""
+        """Remove the least recently used files until `size` more bytes fit within the limits."""
         for stale in self._path.parent.glob("*.partial-*"):
             if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                 stale.unlink(missing_ok=True)
@@ -142,7 +146,7 @@ class PackedStore:
 
 
 def fingerprint(model: Path) -> str:
-    """What tells a model's files from others without reading them whole: names, sizes, times, and samples of bytes."""
+    """Return a fingerprint of a model's files: names, sizes, times and samples of bytes."""
     digest = hashlib.sha256()
     files = model.iterdir() if model.is_dir() else (model.with_name(name) for name in part_names(model.name))
     for path in sorted(files):

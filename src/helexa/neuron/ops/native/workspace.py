@@ -1,4 +1,4 @@
-"""Memory for what lives within a step: buffers that are used again as soon as nobody holds them."""
+"""Memory for tensors that live within a step, reused once the tensors are freed."""
 
 import math
 import mmap
@@ -13,9 +13,9 @@ _CHUNK = 1 << 20  # smaller buffers are cut from chunks of this size
 
 
 class Workspace:
-    """Tensors whose memory goes back to a free list when the last view of them dies.
+    """Tensors whose memory returns to a free list when the last view is freed.
 
-    A recorded tape may go on using memory that has gone back: whatever is recorded later runs at another time.
+    A captured graph may keep using memory that was freed. This is safe since only one graph runs at a time.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class Workspace:
         self._blocks: dict[int, memoryview] = {}
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """An uninitialised tensor, aligned to 64 bytes."""
+        """Return an uninitialized tensor, aligned to 64 bytes."""
         count = math.prod(shape)
         size = max(_LEAST, 1 << max(count * dtype.itemsize - 1, 0).bit_length())
         free = self._free[size]
@@ -34,7 +34,11 @@ class Workspace:
         return taken[:count].view(shape)
 
     def take_again(self, address: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """A tensor where one lay before, uninitialised; None if that memory is held by somebody, or not from here."""
+        """Return an uninitialized tensor at `address`, where an earlier tensor was.
+
+        Returns:
+            None if the memory is in use or does not belong to this workspace.
+        """
         block = self._blocks.get(address)
         if block is None:
             return None
@@ -43,11 +47,11 @@ class Workspace:
         return None if place is None else self._lend(free.pop(place), dtype)[: math.prod(shape)].view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor's memory is from here."""
+        """Return whether a tensor's memory belongs to this workspace."""
         return tensor.untyped_storage().data_ptr() in self._blocks
 
     def spoil(self) -> None:
-        """Fill what nobody holds with bytes that are no number in any float format."""
+        """Fill all free memory with bytes that are NaN in every float format."""
         for size, blocks in self._free.items():
             for block in blocks:
                 block[:] = b"\xff" * size

@@ -1,1 +1,1 @@
-"""All operations in plain torch."""
+"""Plain-torch implementation of all operations."""

@@ -1,4 +1,4 @@
-"""Attention over the paged cache in plain torch: spans of one row together, longer ones each alone."""
+"""Attention over the paged cache in plain torch: spans of one row in groups, longer spans one by one."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +14,14 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Spans of one row, of similar length.
+    """Spans of one row with similar lengths.
 
     Attributes:
-        rows: where they lie in the flat batch.
-        pages: [B, P] page numbers; short rows repeat a page of their own, masked.
-        lengths: [B] positions of each row, its own included.
-        longest: the largest of them.
-        contiguous: first page when B is 1 and its pages ascend without a gap, so that no gather is needed.
+        rows: slice of these rows in the flat batch.
+        pages: [B, P] page numbers; rows with fewer pages repeat their first page, which the mask hides.
+        lengths: [B] number of positions of each row, including its own position.
+        longest: the largest of `lengths`.
+        contiguous: first page if B is 1 and the pages ascend without a gap, so that no gather is needed; else None.
     """
 
     rows: slice
@@ -32,7 +32,7 @@ class DecodeGroup:
 
     @cached_property
     def mask(self) -> Tensor:
-        """[B, longest], additive: 0, or -inf beyond a row's length."""
+        """Additive mask [B, longest]: 0, or -inf from the end of a row on."""
         beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
         return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
@@ -42,8 +42,8 @@ class Chunk:
     """Rows of one sequence that attend to their prefix and to each other.
 
     Attributes:
-        pages: [P] page numbers of everything computed so far and of the chunk itself.
-        contiguous: first page when they ascend without a gap.
+        pages: [P] page numbers of the prefix and of the chunk itself.
+        contiguous: first page if the pages ascend without a gap, else None.
     """
 
     rows: slice
@@ -53,7 +53,7 @@ class Chunk:
 
 
 class SpanGroups:
-    """The spans of a batch as attention takes them together."""
+    """The spans of a batch, grouped for attention."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -116,7 +116,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
         queries = queries.reshape(1, kv_heads, -1, dim)
         out = F.scaled_dot_product_attention(queries, keys[None], values[None], scale=kind.scale)
         return out.view(1, heads, dim)
-    # The query heads of one KV head are the rows of one product.
+    # Fold the query heads of one KV head into the rows of one product.
     grouped = queries.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads * rows, -1, dim)
     scores = torch.bmm(grouped * kind.scale, keys.transpose(1, 2)).float()
     scores = scores.view(kv_heads, rows, -1, group.longest).add_(group.mask[:, None])
@@ -130,7 +130,7 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Attention of a chunk's queries [N, heads, D] over its pages."""
+    """Return the attention of a chunk's queries [N, heads, D] over its pages."""
     count, heads, _ = queries.shape
     kv_heads, length = cache.shape[1], chunk.prefix + count
     keys, values = _pages(cache, chunk.pages, chunk.contiguous)
@@ -157,7 +157,7 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Over the last dimension, with a sink beside the scores or without."""
+    """Return the softmax over the last dimension, with optional sinks as extra scores."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     beside = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
@@ -165,7 +165,10 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D]; a view where pages are contiguous."""
+    """Return K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D].
+
+    The result is a view if the pages are contiguous.
+    """
     _, heads, _, dim = cache.shape
     width = pages.shape[-1] * PAGE_SIZE
     if contiguous is not None:

@@ -1,4 +1,4 @@
-"""The kernels in plain torch: right on every device, the oracle for all others."""
+"""Plain-torch kernels: correct on every device, and the oracle for all other kernels."""
 
 import math
 import mmap
@@ -29,15 +29,14 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-"""What a gate lets through, by name."""
+"""Activation functions of gates by name."""
 
 
 class ReferenceOps(Ops):
     """The kernels in plain torch.
 
-    A layer's KV cache is one tensor [2, kv_heads, slots, head_dim]: K and V, heads outermost, so that the positions of
-    one page, and of ascending pages, lie in one piece for each head. On a CPU its memory becomes resident only as pages
-    are written.
+    A layer's KV cache is one tensor [2, kv_heads, slots, head_dim] with K and V. The positions of one page, and of
+    ascending pages, are contiguous for each head. On a CPU the memory becomes resident only as pages are written.
     """
 
     name = "torch"
@@ -53,7 +52,7 @@ class ReferenceOps(Ops):
             records_state=False,
             gathers=True,
         )
-        self._grouped: SpanGroups | None = None  # of the latest batch: all layers attend alike
+        self._grouped: SpanGroups | None = None  # of the latest batch: all layers share it
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
         """See `Ops`."""
@@ -83,11 +82,11 @@ class ReferenceOps(Ops):
         return ProductBytes(sum(self.dense_bytes(part) for part in parts), dequantizing_bytes(parts))
 
     def dense_bytes(self, weight: Weight) -> int:
-        """Bytes of what `dense` returns."""
+        """Return the bytes of the result of `dense`."""
         return weight.shape.numel() * self.dtype.itemsize
 
     def dense(self, weight: Weight) -> Tensor:
-        """The weight as a plain tensor of the activation dtype."""
+        """Return the weight as a plain tensor of the activation dtype."""
         if isinstance(weight, GroupwiseTensor):
             weight = weight.dequantize(torch.float32)
         return weight.to(self.device, self.dtype)
@@ -131,7 +130,7 @@ class ReferenceOps(Ops):
         return rotated[:, :heads]
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """`gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
         first, second = gate_up.chunk(2, dim=-1)
         return GATES[gate](first) * second
 
@@ -149,7 +148,7 @@ class ReferenceOps(Ops):
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """See `Ops`."""
-        # On a CPU, the sigmoid of a float32 number depends on how many others are beside it. MPS has no float64.
+        # On a CPU, the sigmoid of a float32 number depends on the number of elements. MPS has no float64.
         wide = gate.float() if self.device.type == "mps" else gate.double()
         return out.add_(x * wide.sigmoid().to(x.dtype))
 
@@ -180,7 +179,7 @@ class ReferenceOps(Ops):
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
         size = math.prod(shape) * self.dtype.itemsize
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of every head
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # a huge page would make 2 MiB resident for the first token of each head
             memory.madvise(mmap.MADV_NOHUGEPAGE)
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
@@ -203,5 +202,5 @@ class ReferenceOps(Ops):
 
 
 def dequantizing_bytes(parts: Sequence[Weight]) -> int:
-    """Most bytes of float32 that dequantizing one of the weights takes."""
+    """Return the maximum temporary float32 bytes for dequantizing one of the weights."""
     return max((part.shape.numel() * 4 for part in parts if isinstance(part, GroupwiseTensor)), default=0)

@@ -1,6 +1,6 @@
-"""Kernels in Triton, one kind to a file. Whoever imports them has Triton; `ops.gpu` is who does."""
+"""Kernels in Triton. Importing this package requires Triton; only `ops.gpu` imports the package."""
 
 import os
 
-# A product and a sum round once. From 3.10 on Triton wants to be told, and 3.9 warns of that.
+# Enable fused multiply-add. Triton 3.10 requires this setting, and Triton 3.9 warns without it.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -1,4 +1,4 @@
-"""The card that kernels are built for: what the shapes of their tiles depend on."""
+"""Properties of the GPU that tile shapes depend on."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ import torch
 
 @dataclass(frozen=True)
 class Card:
-    """One GPU.
+    """Properties of one GPU.
 
     Attributes:
-        capability: CUDA's major and minor number.
-        shared_memory: bytes that one program may have.
-        processors: that run programs side by side.
+        capability: CUDA compute capability, major and minor.
+        shared_memory: maximum bytes of shared memory per program.
+        processors: number of multiprocessors, which run programs in parallel.
     """
 
     capability: tuple[int, int]
@@ -21,12 +21,12 @@ class Card:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether Triton's products use them; for older cards than these it adds up number by number."""
+        """Whether Triton uses the GPU's tensor cores; on older GPUs Triton multiplies without tensor cores."""
         return self.capability >= (8, 0)
 
     @classmethod
     def of(cls, device: torch.device) -> "Card":
-        """The card behind a device; a small one for a CPU, where kernels are interpreted."""
+        """Return the properties of a device; for a CPU with interpreted kernels, those of a small GPU."""
         if device.type != "cuda":
             return cls((8, 6), 99 << 10, 2)
         found = torch.cuda.get_device_properties(device)

@@ -1,16 +1,16 @@
-"""How kernels are run."""
+"""Kernel launches."""
 
 from typing import Any
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, stages: int = 1, **constants: Any) -> None:
-    """Run a kernel's programs, one for each place of a grid, without waiting for them.
+    """Launch a kernel with one program per grid point, without waiting for the kernel.
 
     Args:
         kernel: a function under `triton.jit`.
-        warps: of 32 threads, to a program.
-        stages: of a loop's loads that are under way at a time.
-        constants: what the kernel is compiled for.
+        warps: warps of 32 threads per program.
+        stages: loop iterations whose loads are in flight at a time.
+        constants: compile-time constants of the kernel.
     """
     if all(grid):
         kernel[grid](*arguments, num_warps=warps, num_stages=stages, **constants)

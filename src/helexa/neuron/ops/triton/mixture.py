@@ -1,7 +1,7 @@
-"""Mixtures of experts: all chosen experts of all rows in two products, launched without the host knowing who they are.
+"""Mixtures of experts: two products compute all chosen experts of all rows, without a host synchronization.
 
-Few pairs of rows and experts, as in a step of a few sequences, are products of single rows; many are sorted by expert,
-and each expert's share goes through tiles.
+If there are few pairs of rows and experts, as in a step of a few sequences, each pair is a product of a single row.
+Otherwise, pairs are sorted by expert and computed in tiles.
 """
 # pyright: reportGeneralTypeIssues=false
 
@@ -23,18 +23,18 @@ from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, alike,
 from helexa.neuron.ops.triton.routing import arrange, route
 
 _BLOCK = 512
-_PIECE = 8  # columns of a plain matrix that are read at a time
+_PIECE = 8  # columns of a plain matrix read per load
 
 
 class GpuMixture:
-    """See `Mixture`; a row's results are added up in the order of its scores, in float32.
+    """See `Mixture`; the results of a row are summed in the order of its scores, in float32.
 
     Args:
-        experts: how many.
+        experts: number of experts.
         gate_up: [E * 2 * I, H].
         down: [E * H, I].
-        biases: of both, float32, or None.
-        dtype: of activations.
+        biases: biases of `gate_up` and `down`, float32 or None.
+        dtype: dtype of activations.
     """
 
     def __init__(
@@ -86,14 +86,20 @@ class GpuMixture:
 
 
 def few(pairs: int, experts: int, chosen: int) -> bool:
-    """Whether pairs of rows and experts are multiplied one by one: most of their experts differ, so that each is read
-    about once. This is the only thing that a row's result depends on beside the row, and the size of tiles.
+    """Return whether each pair of a row and an expert is multiplied by itself.
+
+    With few pairs, most experts differ, so each expert is read about once. The result of a row depends only on the row,
+    on this choice and on the tile size.
     """
     return pairs <= max(chosen, experts // 2)
 
 
 def stacked(parts: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
-    """The matrices of all experts as one; None where they are of several forms, or not of one that kernels read."""
+    """Return the matrices of all experts as one matrix.
+
+    Returns:
+        None if the matrices have different formats, or a format without a kernel.
+    """
     packed = [part for part in parts if isinstance(part, PackedMatrix)]
     plain = [part for part in parts if isinstance(part, Tensor)]
     if not packed:
@@ -104,7 +110,7 @@ def stacked(parts: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | N
 
 
 def _gated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:
-    """`silu(gate) * up` of [P, 2 * I], or what `clamp` says instead."""
+    """Return `silu(gate) * up` of [P, 2 * I], or the activation that `clamp` defines."""
     pairs, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((pairs, width), dtype=gate_up.dtype, device=gate_up.device)
     numbers = (0.0, 0.0) if clamp is None else (clamp.alpha, clamp.limit)
@@ -121,7 +127,7 @@ def _gate(gate_up, out, width, alpha, limit, CLAMPED: constexpr, BLOCK: constexp
     gate = tl.load(gate_up + 2 * pair * width + column, within, 0.0).to(tl.float32)
     up = tl.load(gate_up + (2 * pair + 1) * width + column, within, 0.0).to(tl.float32)
     if CLAMPED:
-        gate = tl.where(gate > limit, limit, gate)  # what is no number stays none
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays NaN
         up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
         numbers = gate * tl.sigmoid(gate * alpha) * (up + 1)
     else:

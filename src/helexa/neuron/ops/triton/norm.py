@@ -1,4 +1,4 @@
-"""The norm of the residual stream: one program adds, measures and scales a row."""
+"""Norm of the residual stream: one program adds, measures and scales a row."""
 
 import torch
 import triton
@@ -13,7 +13,7 @@ class RmsNorm:
 
     Args:
         weight: [H], float32.
-        dtype: of the result.
+        dtype: dtype of the result.
     """
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
@@ -22,7 +22,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """See `NormOp`; numbers of a row lie side by side."""
+        """See `NormOp`; each row must be contiguous."""
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)
@@ -34,7 +34,10 @@ class RmsNorm:
 
 
 def _warps(block: int) -> int:
-    """A thread holds 16 numbers of a row, or 8 of a short one: the more threads, the more loads are under way."""
+    """Return the warps per program: a thread holds 16 numbers of a row, or 8 of a short row.
+
+    More threads keep more loads in flight.
+    """
     return max(1, min(16, block // 256))
 
 

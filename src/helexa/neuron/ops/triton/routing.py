@@ -1,4 +1,4 @@
-"""Which rows pass which experts, without the host knowing: shapes depend on how many rows there are alone."""
+"""Routing of rows to experts without a host synchronization: shapes depend only on the number of rows."""
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
 import torch
@@ -11,13 +11,13 @@ from helexa.neuron.ops.mixture import Routing
 from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.gemm import Blocks
 
-_STEP = 1024  # pairs that are looked at together
+_STEP = 1024  # pairs processed per iteration
 
 
 def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The chosen experts, int32 [T, K], best first, and their weights, float32 [T, K]; see `Routing`.
+    """Return the chosen experts, int32 [T, K], best first, and their weights, float32 [T, K]; see `Routing`.
 
-    Of equal scores those of the first experts win. A row with a score that is no number gets weights that are none.
+    Among equal scores, the experts with lower indexes win. A row with a NaN score gets NaN weights.
     """
     rows, experts = scores.shape
     chosen = torch.empty((rows, routing.chosen), dtype=torch.int32, device=scores.device)
@@ -36,13 +36,13 @@ def route(scores: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
 
 
 def arrange(chosen: Tensor, experts: int, rows: int) -> Blocks:
-    """Pairs of rows and experts in the order of experts, cut into blocks of `rows` pairs at most.
+    """Sort pairs of rows and experts by expert, and cut them into blocks of at most `rows` pairs.
 
     Args:
         chosen: int32, the expert of each pair.
     """
     pairs = chosen.numel()
-    count = pairs // rows + min(pairs, experts)  # no way to fill blocks takes more
+    count = pairs // rows + min(pairs, experts)  # upper bound of the number of blocks
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
     bounds = torch.empty((3, count), dtype=torch.int32, device=chosen.device)
     launch(
@@ -67,7 +67,7 @@ def _route(
     score = tl.load(scores + row * stride + expert, expert < E, float("-inf")).to(tl.float32)
     shares = tl.exp(score - tl.max(score, 0))
     total = tl.sum(shares, 0)
-    # Those that are there stay above those that are not, or no more, whatever their scores are.
+    # Clamp scores, also NaN, so that all remaining experts stay above -inf, which marks padding and chosen experts.
     left = tl.where(expert < E, tl.where(score > -3e38, score, -3e38), float("-inf"))
     slot = tl.arange(0, SLOTS)
     picked = tl.zeros([SLOTS], tl.int32)
@@ -97,7 +97,7 @@ def _arrange(chosen, order, bounds, P, E, B, ROWS: constexpr, EXPERTS: constexpr
     place = tl.sum(tl.where(expert < own, counts, 0), 0)
     end = place + tl.sum(tl.where(expert == own, counts, 0), 0)
     block = tl.sum(tl.where(expert < own, blocks, 0), 0)
-    if own == E:  # blocks that are left over
+    if own == E:  # unused blocks
         for rest in range(block, B):
             tl.store(bounds + B + rest, 0)
             tl.store(bounds + 2 * B + rest, 0)

@@ -1,9 +1,9 @@
-"""Draws from logits on the device: what `ops.sampling` computes, without sorting and without waiting.
+"""Sampling from logits on the device: the algorithm of `ops.sampling` without sorting or waiting.
 
-Programs first sum up blocks of each row. Then one program for a row finds its token: the largest logit, or the token at
-which the running sum of weights passes the row's number. What top-k and top-p leave is everything from some logit up;
-that logit is found by bisection, between bounds that follow from the blocks, over the few that are not below them.
-Each row is computed by itself, in an order that depends on nothing else.
+A first kernel sums blocks of each row. Then one program per row selects the token: the largest logit, or the token at
+which the cumulative weight exceeds the row's uniform number. Top-k and top-p keep all logits above a threshold. The
+kernel finds the threshold by bisection over the candidate logits, between bounds that follow from the blocks. Each row
+is computed by itself, in a fixed order.
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 # pyright: reportAttributeAccessIssue=false
@@ -19,19 +19,19 @@ from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.upload import upload
 
 _BLOCK = 1024
-_CANDIDATES = 2048  # looked through at once; rows with more of them are looked through in pieces
+_CANDIDATES = 2048  # processed at once; rows with more candidates are processed in pieces
 _NONE = tl.constexpr(0x7FFFFFFF)
 
 
 def choose(logits: Tensor, settings: Settings) -> Tensor:
-    """A token for each row of [S, V], any float dtype (see `sampling.choose`)."""
+    """Return a token for each row of [S, V], any float dtype (see `sampling.choose`)."""
     rows, vocabulary = logits.shape
     temperature, top_k, top_p, min_p, _ = settings
     draws = bool((temperature > 0).any())
     cuts = draws and bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[temperature > 0].any())
     on_device = upload(settings, logits.device) if draws else None
     blocks = triton.cdiv(vocabulary, _BLOCK)
-    # Each in memory of its own: Triton compiles anew for pointers that are no multiples of 16 bytes.
+    # Separate allocations, since Triton recompiles for pointers that are not aligned to 16 bytes.
     greatest, mass = (torch.empty((rows, blocks), device=logits.device) for _ in range(2))
     place = torch.empty((rows, blocks), dtype=torch.int32, device=logits.device)
     launch(
@@ -58,7 +58,7 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Masks) -> Tensor:
-    """Copies of some rows of [S, V], [R, V]; where the bits of their masks are not set, -inf."""
+    """Return copies [R, V] of the masked rows of [S, V], with -inf for tokens that a mask excludes."""
     device, vocabulary = logits.device, logits.shape[1]
     rows = upload(np.array(list(masks), np.int32), device)
     bits = upload(np.stack(list(masks.values())), device)
@@ -83,11 +83,11 @@ def _mask_rows(logits, stride, rows, masks, mask_stride, out, VOCABULARY, BLOCK:
 
 @triton.jit(do_not_specialize=["rows"])
 def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, place, BLOCK: tl.constexpr):
-    """Of each block its largest logit, where that is first, and the sum of its weights beside that of the largest."""
+    """Write each block's largest logit, the first index of this logit, and the sum of weights relative to it."""
     block, row = tl.program_id(0), tl.program_id(1)
     tokens = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row.to(tl.int64) * stride + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
-    x = tl.where(x != x, float("inf"), x)  # so that nothing hides what is no number
+    x = tl.where(x != x, float("inf"), x)  # a NaN must become the largest logit
     largest = tl.max(x)
     at = row * tl.num_programs(0) + block
     tl.store(greatest + at, largest)
@@ -129,8 +129,9 @@ def _choose_token(
     if CUTS:  # noqa: SIM102 - this is decided when it is compiled
         if (top_k > 0) | (top_p < 1) | (min_p > 0):
             top_k = tl.where(top_k > 0, top_k, VOCABULARY)
-            # Nothing below is kept: as many blocks have larger ones; it is too small; all of it weighs too little.
-            # Of what top-k leaves, top-p takes a share of what all of it weighs, be it too small or not.
+            # Logits below `low` are never kept: enough blocks have larger logits for top-k, or the logit is too small
+            # for min-p, or all logits below weigh too little for top-p. After top-k, top-p takes a share of the weight
+            # of all tokens that top-k keeps, including tokens below min-p.
             whole = top_k >= VOCABULARY
             low = tl.where(whole, float("-inf"), _kth(peaks, top_k, peak))
             small = peak + tl.log(tl.maximum(min_p, 1e-30)) * temperature - 1e-3
@@ -149,7 +150,7 @@ def _choose_token(
                 tl.store(found + at, x, fits)
                 tl.store(found_tokens + at, tokens, fits)
                 size += tl.sum(kept)
-            tl.debug_barrier()  # what other threads have stored is read from here on
+            tl.debug_barrier()  # values stored by other threads are read from here on
             if size <= CANDIDATES:
                 at = _draw(found, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
                 token = tl.load(found_tokens + at)
@@ -172,7 +173,7 @@ def _choose_token(
 
 @triton.jit
 def _key(x):
-    """Integers in the order of floats."""
+    """Map floats to integers in the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
 
@@ -189,7 +190,7 @@ def _between(low, high):
 
 @triton.jit
 def _kth(x, k, largest):
-    """The k-th largest of some numbers, -inf if there are fewer."""
+    """Return the k-th largest number, or -inf if there are fewer than k numbers."""
     low, high = _key(tl.full([], float("-inf"), tl.float32)), _key(largest)
     middle = _between(low, high)
     while middle > low:
@@ -202,7 +203,7 @@ def _kth(x, k, largest):
 
 @triton.jit
 def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
-    """How many logits are above a bound, and what they weigh."""
+    """Return the number of logits above a bound, and the sum of their weights."""
     count, mass = 0.0, 0.0
     for start in range(0, size, CANDIDATES):
         at = start + tl.arange(0, CANDIDATES)
@@ -214,7 +215,7 @@ def _above(source, size, bound, peak, scale, CANDIDATES: tl.constexpr):
 
 @triton.jit
 def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.constexpr):
-    """The smallest logit above which there are fewer than `most`, that weigh less than `most_mass`."""
+    """Return the smallest logit with fewer than `most` larger logits that weigh less than `most_mass`."""
     low, high = _key(low) - 1, _key(peak)
     middle = _between(low, high)
     while middle > low:
@@ -228,7 +229,7 @@ def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.const
 
 @triton.jit
 def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES: tl.constexpr):
-    """Which of some logits, in their order, a row's number falls on, of those that are kept."""
+    """Return the index of the kept logit that the row's uniform number selects."""
     least = tl.maximum(low, -3.0e38)
     if top_k < size:
         least = _least(source, size, least, peak, scale, top_k, float("inf"), CANDIDATES)

@@ -1,1 +1,1 @@
-"""Chat templates."""
+"""Chat templates: loading, sandboxed rendering and message preparation."""

@@ -1,4 +1,4 @@
-"""A model's chat template: messages to prompt text."""
+"""A model's chat template, which renders messages as prompt text."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -13,9 +13,9 @@ CHATML = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""For models that bring no template."""
+"""Default template of models without a chat template."""
 
-# What stands at the end of a message that is to be continued; the space shows whether the template trims messages.
+# Marker at the end of a message to continue; the space shows whether the template trims messages.
 _CUT, _SPACE = "<the answer goes on here>", " "
 _RENDERER = TemplateRenderer()
 
@@ -23,12 +23,12 @@ _RENDERER = TemplateRenderer()
 class ChatTemplate:
     """A Jinja template that renders conversations as `transformers` does.
 
-    A broken template is not refused before it is used: a model without chat still completes text.
+    A broken template raises an error on first use and not on load, since text completion needs no template.
 
     Args:
-        source: the template's text.
-        tool_use: the text of the template that is used instead when there are tools.
-        special_tokens: what templates may write by name, such as `bos_token`.
+        source: text of the template.
+        tool_use: text of the template for conversations with tools, if different.
+        special_tokens: tokens that templates use by name, for example `bos_token`.
     """
 
     def __init__(
@@ -49,18 +49,19 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
-        """The prompt for `messages`.
+        """Return the prompt for `messages`.
 
         Args:
-            messages: the conversation, as OpenAI's chat API has it; see `MessageShaper`.
-            tools: the tools on offer, as OpenAI's chat API has them; no tools at all are None to the template.
+            messages: the conversation in the format of OpenAI's chat API; see `MessageShaper`.
+            tools: the available tools in the format of OpenAI's chat API; an empty list is passed to the template as
+                None.
             add_generation_prompt: end with the beginning of an assistant's turn.
-            continue_final_message: end in the midst of the last message, so that the answer continues it.
-            variables: further variables of the template, such as `enable_thinking`.
+            continue_final_message: end within the last message, so that the answer continues the message.
+            variables: further variables of the template, for example `enable_thinking`.
 
         Raises:
-            TemplateError: when the template is broken, raises an error or exceeds its bounds, when an image is given
-                to a template that only takes text, and when the last message cannot be continued.
+            TemplateError: the template is broken, raises an error or exceeds its limits; a message has an image and the
+                template supports only text; or the last message cannot be continued.
         """
         if tools and self._tool_use is not None:
             return self._tool_use.render(
@@ -76,7 +77,7 @@ class ChatTemplate:
         return self._run(shaped, tools, add_generation_prompt, variables)
 
     def mentions(self, variable: str) -> bool:
-        """Whether the template, or that for tools, reads `variable` from its caller; False for a broken one."""
+        """Return whether the template or the tool template reads `variable`; False for a broken template."""
         return variable in self._variables or (self._tool_use is not None and self._tool_use.mentions(variable))
 
     @cached_property

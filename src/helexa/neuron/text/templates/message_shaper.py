@@ -1,14 +1,15 @@
-"""Messages as OpenAI's chat API has them, put into the shape that a chat template reads.
+"""Conversion of messages in OpenAI's chat format to the format that a chat template reads.
 
-`transformers` leaves most of this to its callers. What a caller of it would do is done here:
+`transformers` leaves most of this conversion to its callers. The conversion follows these rules:
 
-* fields that are null are left out, and reasoning is there under each of its names (as `transformers` does itself);
-* tool call arguments, which OpenAI has as JSON text, are objects, unless the template can only take text;
-* a tool call whose content is null has none, unless the template fails on that or shows the call only beside null or
-  empty content; elsewhere null content is empty text;
-* a list of text parts is one text, a part per line, unless the template takes lists in turns of that role.
+* Fields with null values are omitted, and reasoning is present under each of its names (as in `transformers`).
+* The arguments of tool calls, JSON text in OpenAI's format, become objects, unless the template supports only text.
+* A tool call with null content has no content field. If the template then fails, or shows the call only with null or
+  empty content, the content is null or empty. In other messages, null content becomes empty text.
+* A list of text parts becomes one text with one part per line, unless the template supports lists in turns of this
+  role.
 
-What a template takes is found out by trying.
+Trial renderings determine the features that a template supports.
 """
 
 import json
@@ -20,7 +21,7 @@ from helexa.neuron.text.templates.template_renderer import TemplateError
 
 Message = Mapping[str, Any]
 Attempt = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None]
-"""From messages and tools to the text that the template makes of them, or None where it fails."""
+"""Function that renders messages and tools with the template, or returns None on failure."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -45,10 +46,10 @@ _TOOL = {
 
 
 class MessageShaper:
-    """Shapes messages for one template.
+    """Converts messages for one template.
 
     Args:
-        attempt: renders a trial.
+        attempt: function that renders a trial.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -56,10 +57,10 @@ class MessageShaper:
         self._parts_taken: dict[str, bool] = {}
 
     def shaped(self, message: Message) -> dict[str, Any]:
-        """The message as the template reads it; `message` stays as it is.
+        """Return a converted copy of `message`.
 
         Raises:
-            TemplateError: when it has an image and the template only takes text.
+            TemplateError: the message has an image and the template supports only text.
         """
         shaped = {key: value for key, value in message.items() if value is not None}
         reasoning = next((shaped[key] for key in _REASONING if key in shaped), None)
@@ -89,7 +90,7 @@ class MessageShaper:
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
     def _takes_parts(self, role: Any) -> bool:
-        """Whether lists of parts come out as their text in such a turn."""
+        """Return whether the template renders lists of text parts in turns of `role`."""
         name = role if role in _ROLES else "user"
         if name not in self._parts_taken:
             self._parts_taken[name] = self._tries_parts(name)
@@ -110,7 +111,7 @@ class MessageShaper:
 
     @cached_property
     def _call_shape(self) -> tuple[dict[str, Any], bool]:
-        """The content of a tool call that has none, and whether its arguments must be text."""
+        """Content of a tool call without content, and whether its arguments must be text."""
         plain = self._attempt([_USER], [_TOOL]) or ""
         for as_text in (False, True):
             for content in (_ABSENT, _NULL, _EMPTY):
@@ -121,7 +122,7 @@ class MessageShaper:
 
 
 def _calling(content: dict[str, Any], as_text: bool) -> dict[str, Any]:
-    """A turn that calls a tool."""
+    """Return a turn that calls a tool."""
     arguments = {"key": _MARK}
     function = {"name": "trial_tool", "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": "call00000", "type": "function", "function": function}
@@ -142,7 +143,7 @@ def _joined(parts: Sequence[Any]) -> str:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Tool call arguments as an object, if that is what their text says; no text at all is no arguments."""
+    """Return tool call arguments as an object if possible; empty text means no arguments."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -1,10 +1,9 @@
-"""Jinja as Hugging Face's chat templates expect it.
+"""Jinja environment with the features that Hugging Face's chat templates expect.
 
-What a template may do is what `transformers` lets it do (utils/chat_template_utils.py): Jinja's sandbox without changes
-to its data, trimmed blocks, `break` and `continue`, `{% generation %}`, JSON without escapes for HTML, the functions
-`raise_exception(message)` and `strftime_now(format)`. An attribute that the sandbox withholds, such as `__class__`, is
-undefined: it prints as nothing, and it can be neither called nor read from. The process in which templates run bounds
-their time and memory.
+The features match `transformers` (utils/chat_template_utils.py): Jinja's immutable sandbox, trimmed blocks, `break` and
+`continue`, `{% generation %}`, JSON without HTML escapes, and the functions `raise_exception(message)` and
+`strftime_now(format)`. An attribute that the sandbox blocks, for example `__class__`, is undefined: it prints as empty
+text and cannot be called or accessed. The process that runs templates limits their time and memory.
 """
 
 import json
@@ -21,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_LENGTH = 16 << 20
-"""Characters of a rendered text."""
+"""Maximum number of characters of rendered text."""
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
@@ -36,14 +35,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals["namespace"] = _Namespace
 
     def undeclared(self, source: str) -> set[str]:
-        """The variables that a template reads from its caller."""
+        """Return the variables that a template expects from its caller."""
         return jinja2.meta.find_undeclared_variables(self.parse(source))
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
-        """Run a template compiled here.
+        """Run a template compiled by this environment.
 
         Raises:
-            Exception: jinja2's errors, and whatever else the template's operations raise.
+            Exception: jinja2's errors, and any error of the template's operations.
         """
         length = 0
         pieces = []
@@ -56,7 +55,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}`: marks the assistant's own text, which only training asks for."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text, which is used only for training."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class declares it so
 
@@ -66,7 +65,7 @@ class _GenerationTag(Extension):
 
 
 class _Dict:
-    """`dict(...)` and `dict.fromkeys(...)`, and nothing else that Python's own class would hand out."""
+    """Replacement of Python's `dict` with only `dict(...)` and `dict.fromkeys(...)`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -76,9 +75,9 @@ class _Dict:
 
 
 class _Namespace(Namespace):
-    """A namespace that takes no names of Python's internals."""
+    """A namespace that rejects names of Python internals."""
 
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, which is a name that a template may give
+    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, since a template may use this name
         self, *rest = args
         values = dict(*rest, **kwargs)
         for name in values:
@@ -105,7 +104,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON for a prompt: unlike Jinja's own filter, without escapes for HTML."""
+    """Return JSON for a prompt; unlike Jinja's filter, without HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,12 +1,12 @@
-"""How the server and the process that renders templates talk: frames of a length and that many bytes."""
+"""Frames between the server and the processes that render templates: a length and a body."""
 
 from typing import BinaryIO
 
 MAX_BYTES = 64 << 20
-"""Size of a frame's body."""
+"""Maximum bytes of a frame's body."""
 
 OUT_OF_MEMORY = 77
-"""Exit code of a process whose template needed more memory than it may have."""
+"""Exit code of a process whose template exceeded the memory limit."""
 
 _LENGTH_BYTES = 8
 
@@ -15,7 +15,7 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
     """Send one frame.
 
     Raises:
-        OSError: nobody reads any more.
+        OSError: the receiver has closed the stream.
     """
     stream.write(len(body).to_bytes(_LENGTH_BYTES, "big"))
     stream.write(body)
@@ -23,7 +23,7 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Wait for one frame; None when the stream ends before it does, or when it is too long."""
+    """Wait for one frame; return None if the stream ends first or the frame is too long."""
     header = stream.read(_LENGTH_BYTES)
     length = int.from_bytes(header, "big")
     if len(header) < _LENGTH_BYTES or length > MAX_BYTES:

@@ -1,7 +1,7 @@
-"""The process in which chat templates run, with bounds on its memory and its time. Started by `TemplateRenderer`.
+"""Process that runs chat templates with limits on memory and time. `TemplateRenderer` starts the process.
 
-A template comes with the weights: it is a stranger's program, and Jinja's sandbox bounds neither how much a string
-method allocates nor how long a comparison takes. The kernel does, and what needs too much ends this process, not the
+A template comes with the weights and is untrusted code. Jinja's sandbox does not limit the memory of string methods or
+the time of comparisons. The operating system limits the process, so an expensive template ends this process and not the
 server.
 """
 
@@ -19,34 +19,34 @@ from helexa.neuron.text.templates.template_environment import TemplateEnvironmen
 from helexa.neuron.text.templates.template_frames import OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_MEMORY = 128 << 20
-"""Bytes of address space beyond what the process has when it starts."""
+"""Bytes of address space in addition to the address space at process start."""
 
-_TEMPLATES = 8  # compiled and kept
+_TEMPLATES = 8  # number of cached compiled templates
 
 _environment = TemplateEnvironment()
 
 
 def main() -> None:
-    """Answer requests on standard input until it ends."""
+    """Answer requests on standard input until it closes."""
     _limit_memory()
     try:
         while (request := read_frame(sys.stdin.buffer)) is not None:
             write_frame(sys.stdout.buffer, _reply(request))
     except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # nothing is tidied up, which could need memory
+        os._exit(OUT_OF_MEMORY)  # skip cleanup, which could need memory
 
 
 def _limit_memory() -> None:
-    if sys.platform == "linux":  # elsewhere the limit on address space is not kept
+    if sys.platform == "linux":  # other systems do not enforce a limit on address space
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY, used + MAX_MEMORY))
 
 
 def _reply(request: bytes) -> bytes:
-    """`=` and the text, or `!` and why there is none."""
+    """Return `=` and the rendered text, or `!` and an error message."""
     source, variables, seconds = json.loads(request.decode("utf-8", "surrogatepass"))
     del request
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever it is doing
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process during any operation
     try:
         if variables is None:
             text = " ".join(_environment.undeclared(source))
@@ -56,7 +56,7 @@ def _reply(request: bytes) -> bytes:
         raise
     except TemplateSyntaxError as error:
         return f"!is broken in line {error.lineno}: {_line(error)}".encode("utf-8", "replace")
-    except Exception as error:  # a template may raise anything that Python's operators raise
+    except Exception as error:  # a template may raise any error of Python's operators
         return f"!failed: {_line(error)}".encode("utf-8", "replace")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

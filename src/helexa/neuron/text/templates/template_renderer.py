@@ -1,4 +1,4 @@
-"""The server's side of the border to the processes in which chat templates run."""
+"""Server-side client of the processes that run chat templates."""
 
 import atexit
 import json
@@ -14,27 +14,27 @@ from helexa.core.errors import HelexaError
 from helexa.neuron.text.templates.template_frames import MAX_BYTES, OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_SECONDS = 5.0
-"""Processor time of one rendering."""
+"""CPU seconds per rendering."""
 
 MAX_SOURCE_LENGTH = 1 << 20
-"""Characters of a template's source."""
+"""Maximum number of characters of a template's source."""
 
 _COMMAND = (sys.executable, "-m", "helexa.neuron.text.templates.template_process")
 _PROCESSES = 4
 
 
 class TemplateError(HelexaError):
-    """A chat template is broken, or refuses these messages; the text carries its own words."""
+    """A chat template is broken or rejects the messages; the message includes the template's own error text."""
 
 
 class TemplateBoundsError(TemplateError):
-    """A chat template needs more time or memory than it may have."""
+    """A chat template exceeded its time or memory limit."""
 
 
 class TemplateRenderer:
-    """Runs templates in up to four processes, which are started when there is something to render.
+    """Pool of up to four template processes, started on demand.
 
-    Safe to use from several threads. A process that a template has broken is replaced.
+    The pool is thread-safe and replaces processes that ended.
     """
 
     def __init__(self) -> None:
@@ -43,24 +43,24 @@ class TemplateRenderer:
         atexit.register(self.close)
 
     def render(self, source: str, variables: Mapping[str, Any]) -> str:
-        """The text that the template `source` makes of `variables`, which are JSON.
+        """Return the text rendered from the template `source` with the JSON values `variables`.
 
         Raises:
-            TemplateError: when the template is broken or raises an error.
-            TemplateBoundsError: when it takes too much time or memory.
+            TemplateError: the template is broken or raises an error.
+            TemplateBoundsError: the template exceeds its time or memory limit.
         """
         return self._run(source, variables)
 
     def undeclared(self, source: str) -> frozenset[str]:
-        """The variables that the template `source` reads from its caller.
+        """Return the variables that the template `source` expects from its caller.
 
         Raises:
-            TemplateError: when the template is broken.
+            TemplateError: the template is broken.
         """
         return frozenset(self._run(source, None).split())
 
     def close(self) -> None:
-        """End the processes that have nothing to do."""
+        """End all idle processes."""
         while (process := self._pop()) is not None:
             process.close()
 
@@ -96,10 +96,10 @@ class TemplateRenderer:
 
 
 class _Process:
-    """One process that renders; it ends when its standard input does."""
+    """One template process, which ends when its standard input closes."""
 
     def __init__(self) -> None:
-        # A session of its own: Ctrl-C on the terminal reaches the server only.
+        # In its own process group, the process does not receive Ctrl-C from the terminal.
         self._popen = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._stdin = cast(BinaryIO, self._popen.stdin)
         self._stdout = cast(BinaryIO, self._popen.stdout)
@@ -109,7 +109,7 @@ class _Process:
         return self._popen.poll() is None
 
     def ask(self, request: bytes) -> bytes | None:
-        """The reply, or None if the process ended instead."""
+        """Return the reply, or None if the process ended."""
         try:
             write_frame(self._stdin, request)
         except OSError:
@@ -117,7 +117,7 @@ class _Process:
         return read_frame(self._stdout) or None
 
     def close(self) -> str:
-        """End the process; how it had ended, if it had."""
+        """End the process and return the reason why it had ended before."""
         self._stdout.close()
         with suppress(OSError):
             self._stdin.close()

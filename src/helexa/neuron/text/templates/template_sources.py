@@ -1,4 +1,4 @@
-"""Where a model's files keep its chat templates."""
+"""Chat templates in a model's files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _TOOL_USE = "tool_use"
 
 @dataclass(frozen=True)
 class TemplateSources:
-    """The templates that are used, as text.
+    """Texts of a model's chat templates.
 
     Attributes:
         default: the model's chat template, or None.
-        tool_use: the one for conversations with tools, if there is another for these.
+        tool_use: the template for conversations with tools, or None if there is no separate template.
     """
 
     default: str | None = None
@@ -26,21 +26,21 @@ class TemplateSources:
 
     @classmethod
     def of(cls, named: Mapping[str, Any]) -> "TemplateSources":
-        """Choose among templates by their names: `default`, else the first; values that are no text do not count."""
+        """Choose templates by name: `default`, else the first template; values other than text are ignored."""
         texts = {name: text for name, text in named.items() if isinstance(text, str) and text.strip()}
         default = texts.get(_DEFAULT, next(iter(texts.values()), None))
         return cls(default, texts.get(_TOOL_USE))
 
     @classmethod
     def in_directory(cls, path: Path) -> "TemplateSources":
-        """The templates in a model's directory.
+        """Return the templates in a model's directory.
 
-        As in `transformers`, the first of these places that has any counts alone: `chat_template.jinja` with
-        `additional_chat_templates/{default,tool_use}.jinja`; `chat_template.json`; `tokenizer_config.json`, where it is
-        a text, a list of names and texts, or an object of these.
+        The first of these places that contains a template is used, as in `transformers`: `chat_template.jinja` with
+        `additional_chat_templates/{default,tool_use}.jinja`; `chat_template.json`; `tokenizer_config.json` with a text,
+        a list of names and texts, or an object of names and texts.
 
         Raises:
-            ModelFileError: when one of the JSON files holds no JSON object.
+            ModelFileError: one of the JSON files contains no JSON object.
         """
         files = {_DEFAULT: _text(path / "chat_template.jinja")}
         for name in (_DEFAULT, _TOOL_USE):
@@ -53,7 +53,7 @@ class TemplateSources:
 
     @classmethod
     def in_gguf(cls, metadata: Mapping[str, Any]) -> "TemplateSources":
-        """The templates in a GGUF file's metadata: `tokenizer.chat_template`, and others with their name after it."""
+        """Return the templates in GGUF metadata: `tokenizer.chat_template`, and keys with a name after it."""
         key = "tokenizer.chat_template"
         names = metadata.get("tokenizer.chat_templates")
         others = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -61,7 +61,7 @@ class TemplateSources:
 
 
 def _text(path: Path) -> str | None:
-    """What is in the file, as far as a template may reach; None if there is nothing."""
+    """Return the text of a file up to the length limit of templates, or None if reading fails."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(MAX_SOURCE_LENGTH + 1)

@@ -1,4 +1,4 @@
-"""Failures of the `tokenizers` library."""
+"""Errors of the `tokenizers` library."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from helexa.core.errors import ModelFileError
 
 @contextmanager
 def backend_errors(problem: str) -> Iterator[None]:
-    """Whatever the library raises inside becomes a ModelFileError that begins with `problem`.
+    """Convert all errors of the library to a ModelFileError whose message begins with `problem`.
 
-    It raises nothing narrower than Exception, and what panics in it raises what is not even that.
+    The library raises plain `Exception`; its panics raise `PanicException`, which is not an `Exception`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Token ids to text while they are generated."""
+"""Incremental detokenization of generated tokens."""
 
 import codecs
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Turns one sequence's tokens into text, a few at a time.
+    """Converts one sequence's tokens to text, a few tokens at a time.
 
-    Characters whose bytes are spread over tokens are held back until they are whole; bytes that can no longer become
-    a character read as U+FFFD. Control tokens have no text.
+    Incomplete UTF-8 characters are held back until they are complete. Bytes that cannot become a character yield
+    U+FFFD. Control tokens have no text.
 
     Args:
-        shown: control tokens that have text nevertheless: the bytes that stand for each.
+        shown: control tokens that are included in the text, with the bytes of each token.
     """
 
     def __init__(self, tokenizer: Tokenizer, shown: Mapping[int, bytes] | None = None) -> None:
@@ -22,10 +22,10 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, ids: Sequence[int]) -> str:
-        """Take the next tokens; return the text they complete."""
+        """Add tokens; return the text that they complete."""
         spell, shown = self._token_bytes, self._shown
         return self._decoder.decode(b"".join([shown.get(token_id) or spell(token_id) for token_id in ids]))
 
     def flush(self) -> str:
-        """The end of the text: an incomplete character becomes U+FFFD."""
+        """Return the end of the text; an incomplete character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)

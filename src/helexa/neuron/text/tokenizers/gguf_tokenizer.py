@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes in its metadata."""
+"""Tokenizer described by a GGUF file's metadata."""
 
 import logging
 from collections.abc import Mapping
@@ -19,17 +19,18 @@ _MODELS = ("bert", "gemma4", "gpt2", "llama")
 
 
 class GgufTokenizer:
-    """What a file's `tokenizer.ggml.*` keys say, checked.
+    """Validated contents of a file's `tokenizer.ggml.*` keys.
 
     Attributes:
-        backend: the tokenizer; control tokens and the unknown one are special, user-defined ones are added tokens.
-        bos_id, eos_id: the ids the file names, or None.
-        end_ids: all ids that the file names as ends of something: sequence, turn, message.
+        backend: the tokenizer. Control tokens and the unknown token are special tokens; user-defined tokens are added
+            tokens.
+        bos_id, eos_id: the ids in the file, or None.
+        end_ids: all end token ids in the file: end of sequence, turn or message.
         add_bos: whether a prompt begins with `bos_id`.
-        add_eos: whether it ends with `eos_id`.
+        add_eos: whether a prompt ends with `eos_id`.
 
     Raises:
-        ModelFileError: for a kind of tokenizer that is not supported, and for malformed keys.
+        ModelFileError: the kind of tokenizer is not supported, or a key is malformed.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The vocabulary in a GGUF file's metadata."""
+"""Vocabulary in a GGUF file's metadata."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -11,13 +11,13 @@ from helexa.core.errors import ModelFileError
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED_LENGTH = 1 << 20
-"""Characters of all tokens that are looked for in the text: the automaton that finds them takes some 80 bytes each."""
+"""Maximum total characters of added tokens; the search automaton takes about 80 bytes per character."""
 
 _T = TypeVar("_T")
 
 
 class TokenType(IntEnum):
-    """What a token is, as GGUF numbers it."""
+    """Token type with GGUF's number."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,21 +28,21 @@ class TokenType(IntEnum):
 
 
 class GgufVocabulary:
-    """A file's `tokenizer.ggml.*` keys, each checked when it is read.
+    """A file's `tokenizer.ggml.*` keys; each key is validated when it is read.
 
     Attributes:
-        tokens: the tokens by id, as the file spells them.
-        types: what each of them is, a `TokenType`.
-        ids: their ids.
+        tokens: the tokens by id, as spelled in the file.
+        types: the `TokenType` of each token.
+        ids: the id of each token.
 
     Raises:
-        ModelFileError: when tokens or types are missing or malformed; the methods raise it for what they read.
+        ModelFileError: tokens or types are missing or malformed; the methods raise it for the keys that they read.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         tokens = self.entries("tokens", MAX_TOKENS, str)
-        # An empty token is named as llama.cpp names it, for there may be several.
+        # Empty tokens get llama.cpp's names, which are unique.
         self.tokens = [token or f"[EMPTY_{token_id}]" for token_id, token in enumerate(tokens)]
         self.types = self.entries("token_type", MAX_TOKENS, int)
         if len(self.types) != len(tokens):
@@ -54,7 +54,7 @@ class GgufVocabulary:
             raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
 
     def added_tokens(self) -> list[AddedToken]:
-        """The tokens that are found in the text as they are spelled; control tokens and the unknown one are special."""
+        """Return the tokens that are matched literally in text; control tokens and the unknown token are special."""
         found = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
         added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in found]
         if sum(len(token) for token, _ in added) > MAX_ADDED_LENGTH:
@@ -62,7 +62,7 @@ class GgufVocabulary:
         return [AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False) for token, kind in added]
 
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs of tokens that are joined, first ones first."""
+        """Return the pairs of tokens to merge, in order of priority."""
         merges = []
         for merge in self.entries("merges", MAX_MERGES, str):
             left, _, right = merge.partition(" ")
@@ -70,7 +70,7 @@ class GgufVocabulary:
         return merges
 
     def token_id(self, kind: str) -> int | None:
-        """The id of a special token such as `bos`, or None if the file names none."""
+        """Return the id of a special token such as `bos`, or None if the file has no such id."""
         key = f"{kind}_token_id"
         if f"tokenizer.ggml.{key}" not in self._metadata:
             return None
@@ -82,14 +82,14 @@ class GgufVocabulary:
         return token_id
 
     def flag(self, key: str, default: bool) -> bool:
-        """A boolean, or `default` if the file does not say."""
+        """Return a boolean, or `default` if the key is missing."""
         flag = self._metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(flag, bool):
             raise ModelFileError(f"tokenizer.ggml.{key} is not a boolean")
         return flag
 
     def entries(self, key: str, limit: int, *kinds: type[_T]) -> list[_T]:
-        """A list of at most `limit` entries of these kinds, which must be there."""
+        """Return a required list of at most `limit` entries of the given types."""
         values = gguf_value(self._metadata, key, list)
         if len(values) > limit:
             raise ModelFileError(f"tokenizer.ggml.{key} has {len(values)} entries, more than {limit}")
@@ -99,10 +99,10 @@ class GgufVocabulary:
 
 
 def gguf_value(metadata: Mapping[str, Any], key: str, kind: type[_T]) -> _T:
-    """The value of `tokenizer.ggml.{key}`.
+    """Return the value of `tokenizer.ggml.{key}`.
 
     Raises:
-        ModelFileError: when it is missing or of another kind.
+        ModelFileError: the key is missing or has another type.
     """
     key = f"tokenizer.ggml.{key}"
     if key not in metadata:

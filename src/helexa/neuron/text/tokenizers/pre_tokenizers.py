@@ -1,7 +1,7 @@
-"""How byte-level BPE vocabularies cut text before the merges apply, by the names that GGUF files use.
+"""Pre-tokenization rules of byte-level BPE vocabularies, by the names in GGUF files.
 
-The names are llama.cpp's (`llama-vocab.cpp`). The rules are those of the models' own tokenizer.json where llama.cpp's
-differ: in Unicode normalization, and in what its regular expressions cannot say.
+The names are llama.cpp's (`llama-vocab.cpp`). If llama.cpp differs from a model's own tokenizer.json, the rules follow
+tokenizer.json: in Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
 """
 
 from typing import NamedTuple
@@ -11,13 +11,13 @@ from tokenizers.pre_tokenizers import ByteLevel, Digits, Punctuation, Split
 
 
 class PreTokenizer(NamedTuple):
-    """How text is cut before the merges apply.
+    """Rules that split text before the merges apply.
 
     Attributes:
-        split: the cutter; its output is in the byte-level alphabet.
-        normalizer: what happens to the text first.
-        ignore_merges: a piece that is itself in the vocabulary is taken whole.
-        add_bos: whether a prompt begins with the beginning-of-sequence token when the file does not say.
+        split: the pre-tokenizer; its output uses the byte-level alphabet.
+        normalizer: normalization applied to the text first.
+        ignore_merges: whether a piece that is in the vocabulary becomes one token without merges.
+        add_bos: whether a prompt begins with the beginning-of-sequence token if the file does not specify it.
     """
 
     split: pre_tokenizers.PreTokenizer
@@ -35,7 +35,7 @@ def _sequence(*parts: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenize
 
 
 def _pieces(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """One pattern after the other: its matches are pieces, and so is what lies between them."""
+    """Split by each pattern in turn: matches and the text between matches become pieces."""
     return _sequence(*(Split(Regex(pattern), behavior="isolated") for pattern in patterns), _BYTES)
 
 
@@ -44,12 +44,12 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _cl100k(number: str, letter: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
-    """The words of the cl100k family."""
+    """Return the word pattern of the cl100k family."""
     return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|{number}| ?[^\s{letter}\p{{N}}]+{line_ends}|{_SPACES}"
 
 
 def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*", but: str = "") -> str:
-    """The words of the o200k family, which also begin where upper case follows lower case."""
+    """Return the word pattern of the o200k family, in which words also begin at a change to upper case."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     words = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
@@ -75,10 +75,10 @@ _DEEPSEEK_V3_WORDS = (
     rf"|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
 
-# What is between marks of the bloom family; the bracket is one of them.
+# Text between punctuation marks in the bloom family; the opening parenthesis is one of the marks.
 _BLOOM_WORDS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
-# What llama.cpp does with files from before they named their pre-tokenizer.
+# llama.cpp's rules for old files that do not name a pre-tokenizer.
 _DEFAULT = PreTokenizer(
     _pieces(
         r"[\p{P}$+<=>^~|]+",
@@ -149,4 +149,4 @@ _RULES: tuple[tuple[PreTokenizer, str], ...] = (
 )
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: rules for rules, names in _RULES for name in names.split()}
-"""By the name in `tokenizer.ggml.pre`."""
+"""Rules by the name in `tokenizer.ggml.pre`."""

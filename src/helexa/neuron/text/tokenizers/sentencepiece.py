@@ -1,4 +1,4 @@
-"""SentencePiece's BPE as GGUF files have it: pieces with scores, `▁` for a space, bytes for what has no piece."""
+"""SentencePiece BPE in GGUF files: pieces with scores, `▁` for a space, byte tokens as fallback."""
 
 import math
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ from helexa.neuron.text.tokenizers.backend_errors import backend_errors
 from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary, TokenType
 
 MAX_SQUARED_LENGTHS = 1 << 26
-"""Sum of the squared lengths of all pieces: the characters that are copied to look at each way to split each piece."""
+"""Maximum sum of squared piece lengths, which bounds the characters copied to enumerate all splits."""
 
 
 def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:
-    """The tokenizer that joins characters to pieces.
+    """Return a tokenizer that merges characters into pieces.
 
     Args:
         vocabulary: the pieces.
-        merges: the pairs of pieces that are joined, first ones first.
-        space_prefix: whether a space is put before each stretch of text.
+        merges: the pairs of pieces to merge, in order of priority.
+        space_prefix: whether each stretch of text gets a leading space.
 
     Raises:
-        ModelFileError: when the merges do not fit the vocabulary.
+        ModelFileError: the merges do not match the vocabulary.
     """
     unknown = vocabulary.tokens[vocabulary.token_id("unknown") or 0]
     with backend_errors("tokenizer.ggml.merges do not fit the vocabulary"):
@@ -36,13 +36,13 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
 
 
 def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """The merges that find what SentencePiece finds, which joins the two neighbours whose piece has the best score.
+    """Return merges that reproduce SentencePiece, which merges the adjacent pair with the best score.
 
-    Each way to split a piece into two is a merge, best piece first. Pieces of one score follow each other by id: the
-    order of the merges where a converter did not know the scores.
+    Each split of a piece into two pieces is a merge; merges are sorted by the score of the piece. Pieces with equal
+    scores are sorted by id, which is the order of the merges in files whose converter did not know the scores.
 
     Raises:
-        ModelFileError: when the scores are malformed, and when the pieces are longer than those of any real model.
+        ModelFileError: the scores are malformed, or the pieces are longer than in any real model.
     """
     scores = vocabulary.entries("scores", MAX_TOKENS, float, int)
     if len(scores) != len(vocabulary.tokens):

@@ -1,6 +1,6 @@
-"""The special tokens that chat templates write by name: `bos_token`, `eos_token` and whatever else a model names.
+"""Special tokens that chat templates use by name: `bos_token`, `eos_token` and others.
 
-`transformers` hands templates those that a model's files name and leaves the others undefined; so is it here.
+As in `transformers`, templates get the tokens that a model's files define; other names are undefined.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from helexa.neuron.text.json_file import read_object
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
-# The name in a template, and the key in a GGUF file's metadata, which is spelled so.
+# Name in a template, and the key in a GGUF file's metadata.
 _GGUF_KEYS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -23,10 +23,10 @@ _GGUF_KEYS = {
 
 
 def special_tokens_in_directory(path: Path) -> dict[str, str]:
-    """The tokens that `tokenizer_config.json` and `special_tokens_map.json` name, by name.
+    """Return the tokens in `tokenizer_config.json` and `special_tokens_map.json`, by name.
 
     Raises:
-        ModelFileError: when one of these files holds no JSON object.
+        ModelFileError: one of the files contains no JSON object.
     """
     config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
     extra = config.get("extra_special_tokens")
@@ -36,13 +36,13 @@ def special_tokens_in_directory(path: Path) -> dict[str, str]:
 
 
 def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
-    """The tokens that a GGUF file's metadata names, by name."""
+    """Return the tokens in a GGUF file's metadata, by name."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_KEYS.items()}
     texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(token: Any) -> str | None:
-    """The text of a token that a configuration gives plain or as an object."""
+    """Return the text of a token that is a string or an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

@@ -1,4 +1,4 @@
-"""The bytes that a token of a vocabulary stands for."""
+"""Bytes of a vocabulary's tokens."""
 
 import json
 import re
@@ -14,7 +14,7 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The characters in which byte-level vocabularies spell bytes: printable ones are themselves."""
+    """Return the alphabet of byte-level vocabularies: character -> byte; printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
@@ -28,13 +28,13 @@ Speller = Callable[[str], bytes]
 
 
 def token_spellers(backend: Tokenizer) -> tuple[Speller, Speller]:
-    """The functions from a token's text to its bytes, according to the tokenizer's decoder.
+    """Return functions that map a token's text to its bytes, according to the tokenizer's decoder.
 
     Returns:
-        The one for the model's own tokens, and the one for added tokens that are not special.
+        The function for the model's own tokens, and the function for added tokens that are not special.
 
     Raises:
-        ModelFileError: when the decoder is neither byte-level nor SentencePiece's nor WordPiece's.
+        ModelFileError: the decoder is not byte-level, SentencePiece or WordPiece.
     """
     kinds = set(_decoder_kinds(json.loads(backend.decoder.__getstate__()))) if backend.decoder else set()
     if "ByteLevel" in kinds:

@@ -1,4 +1,4 @@
-"""Text to token ids and back."""
+"""A model's tokenizer: text to token ids and back."""
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -14,27 +14,25 @@ from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
 from helexa.neuron.text.tokenizers.token_bytes import token_spellers
 from helexa.neuron.text.tokenizers.tokenizer_json import read_tokenizer_json
 
-# Names under which vocabularies keep the tokens that end a turn, whatever else their files declare.
+# Common names of tokens that end a turn, used in addition to the tokens in the model's files.
 _END_TOKENS = {
     *("<eos>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"),
     *("<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]"),
     *("<|return|>", "<|call|>", "<|end|>"),
 }
-# Where a vocabulary has `<|return|>`, this one ends a message, and the turn goes on.
+# In vocabularies with `<|return|>`, `<|end|>` ends a message but not the turn.
 _END_OF_MESSAGE = "<|end|>"
 
 
 class Tokenizer:
-    """A model's vocabulary and the rules that cut text into it.
-
-    Safe to use from several threads.
+    """A model's vocabulary and tokenization rules; thread-safe.
 
     Attributes:
-        bos_id: the token that begins a sequence, or None.
-        eos_id: the token that ends one, as the model's files name it, or None.
+        bos_id: the beginning-of-sequence token, or None.
+        eos_id: the end-of-sequence token in the model's files, or None.
         eos_ids: all tokens that end generation.
         add_bos: whether `encode(..., add_special=True)` puts `bos_id` first.
-        add_eos: whether it puts `eos_id` last.
+        add_eos: whether `encode(..., add_special=True)` puts `eos_id` last.
     """
 
     def __init__(
@@ -60,10 +58,10 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
-        """The tokenizer in the metadata of a GGUF file.
+        """Return the tokenizer in the metadata of a GGUF file.
 
         Raises:
-            ModelFileError: when its kind is not supported or its keys are malformed.
+            ModelFileError: the kind of tokenizer is not supported, or a key is malformed.
         """
         file = GgufTokenizer(metadata)
         return cls(
@@ -77,10 +75,10 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, path: Path) -> "Tokenizer":
-        """The tokenizer in `tokenizer.json`, with the special tokens that the files beside it name.
+        """Return the tokenizer in `tokenizer.json`, with the special tokens of the accompanying files.
 
         Raises:
-            ModelFileError: when a file is missing or malformed, or the kind of tokenizer is not supported.
+            ModelFileError: a file is missing or malformed, or the kind of tokenizer is not supported.
         """
         backend = read_tokenizer_json(path / "tokenizer.json")
         config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
@@ -97,29 +95,29 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens; a model's output may be padded to more."""
+        """Number of tokens; a model's logits may be padded to more."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """The token ids of `text`.
+        """Return the token ids of `text`.
 
-        Control tokens spelled out in the text become control tokens, as in Hugging Face's tokenizers: a rendered chat
-        template needs that, and it means that a message which spells one out is not distinguished from the template.
+        Control tokens spelled out in the text become control tokens, as in Hugging Face's tokenizers. A rendered chat
+        template needs this behavior. A message that contains the spelling of a control token is therefore not
+        distinguished from the template.
 
         Args:
             text: any text; lone surrogates are read as U+FFFD.
-            add_special: put the beginning-of-sequence token first and the end-of-sequence token last, if the model's
-                files want that.
-            parse_special: False leaves control tokens in the text as the plain text that they are spelled with.
+            add_special: add the beginning-of-sequence and end-of-sequence tokens that the model's files request.
+            parse_special: if False, control tokens in the text are encoded as plain text.
 
         Raises:
-            ModelFileError: when the library fails, which the rules of a sound file do not make it do.
+            ModelFileError: the library fails, which the rules of a valid file do not cause.
         """
         backend = self._backend if parse_special else self._literal
         with backend_errors("the tokenizer fails on this text"):
             try:
                 ids = backend.encode(text, add_special_tokens=False).ids
-            except TypeError:  # what the library makes of a surrogate
+            except TypeError:  # the library's error for lone surrogates
                 whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
                 ids = backend.encode(whole, add_special_tokens=False).ids
         if not add_special:
@@ -129,12 +127,15 @@ class Tokenizer:
         return [*first, *ids, *last]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`; bytes that are not UTF-8 read as U+FFFD, a leading space of SentencePiece's stays."""
+        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, and a leading SentencePiece space is kept."""
         spelled = b"".join([self.token_bytes(token_id, skip_special=skip_special) for token_id in ids])
         return spelled.decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
-        """The bytes a token stands for; none for an id outside the vocabulary, or for a control token if skipped."""
+        """Return the bytes of a token.
+
+        The result is empty for an id outside the vocabulary, and for control tokens if `skip_special`.
+        """
         added = self._added.get(token_id)
         if added is not None:
             if not added.special:
@@ -144,24 +145,24 @@ class Tokenizer:
         return b"" if token is None else self._spell(token)
 
     def token_id(self, text: str) -> int | None:
-        """The id of the token written exactly `text` in the vocabulary, or None."""
+        """Return the id of the token spelled exactly `text` in the vocabulary, or None."""
         return self._backend.token_to_id(text)
 
     def token_text(self, token_id: int | None) -> str | None:
-        """The token as the vocabulary writes it, or None."""
+        """Return the token as spelled in the vocabulary, or None."""
         if token_id is None or token_id < 0:
             return None
-        added = self._added.get(token_id)  # the library would answer with what it looks for in normalized text
+        added = self._added.get(token_id)  # the library would return the normalized text of the token
         return self._backend.id_to_token(token_id) if added is None else added.content
 
     def added_text(self, token_id: int) -> str:
-        """The text of a token that was added to the vocabulary, as control tokens and other markers are; else ""."""
+        """Return the text of an added token, such as a control token or marker; "" for other tokens."""
         added = self._added.get(token_id)
         return "" if added is None else added.content
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:
-        """A twin over the same model that does not look for control tokens."""
+        """A tokenizer with the same model that does not match control tokens."""
         twin = tokenizers.Tokenizer(self._backend.model)
         if self._backend.normalizer is not None:
             twin.normalizer = self._backend.normalizer
@@ -173,14 +174,14 @@ class Tokenizer:
 
 
 def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
-    """The id of a token that a configuration names by its text, plain or as an object."""
+    """Return the id of a token that a configuration gives as a string or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return backend.token_to_id(token) if isinstance(token, str) else None
 
 
 def _configured_ends(path: Path, vocab_size: int) -> list[int]:
-    """The end tokens in the first configuration that names some. It is advice: what is not understood is left out."""
+    """Return the end tokens of the first configuration that has any; unknown values are ignored."""
     for name in ("generation_config.json", "config.json"):
         try:
             config = read_object(path / name)

@@ -1,4 +1,4 @@
-"""BERT's WordPiece as GGUF files have it: `▁` before a token that begins a word, nothing before one that does not."""
+"""BERT's WordPiece in GGUF files: `▁` before tokens that begin a word, no prefix before other tokens."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -7,10 +7,10 @@ from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenT
 
 
 def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
-    """The tokenizer of words in whose vocabulary, as everywhere but in GGUF files, `##` continues a word.
+    """Return a WordPiece tokenizer with the common spelling: `##` before tokens that continue a word.
 
     Raises:
-        ModelFileError: when two tokens are spelled the same in that way.
+        ModelFileError: two tokens have the same spelling after the conversion.
     """
     spelled = [_spelled(token, kind) for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)]
     ids = {token: token_id for token_id, token in enumerate(spelled)}

@@ -1,1 +1,1 @@
-"""GGUF files."""
+"""GGUF files: headers, configuration and tensors."""

@@ -1,6 +1,6 @@
-"""From GGUF's stored bytes to weights: plain types become tensors, block types keep their codes and scales exactly.
+"""Convert GGUF's stored bytes to weights; block types keep their exact codes and scales.
 
-A block is a stretch of codes along K beside its scale, or its scales.
+A block is a run of codes along K with its scale or scales.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from helexa.neuron.weights.gguf.k_blocks import K_BLOCKS
 from helexa.neuron.weights.gguf.table_blocks import TABLE_BLOCKS
 
 PLAIN_TYPES = {GgmlType.F32: torch.float32, GgmlType.F16: torch.float16, GgmlType.BF16: torch.bfloat16}
-"""The types that become plain tensors, and their torch types."""
+"""GGUF types read as plain tensors, with their torch dtypes."""
 
 
 def _q4_0(blocks: Tensor) -> GroupwiseTensor:
@@ -49,7 +49,7 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return fields(packed, 1).bitwise_left_shift_(4)
 
 
-# Each makes one row of one block.
+# Each function decodes one block to one row.
 _BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q4_0: _q4_0,
     GgmlType.Q4_1: _q4_1,
@@ -61,16 +61,16 @@ _BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
 }
 
 SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)
-"""The types that `decode` reads."""
+"""The types that `decode` supports."""
 
 
 def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight:
-    """The weight of `shape` in `stored`.
+    """Return the weight of `shape` in `stored`.
 
     Args:
-        kind: one of `SUPPORTED_TYPES`.
-        stored: uint8, a tensor's bytes as `GgufFile.read` gives them; plain types share this memory.
-        shape: the tensor's shape; its last dimension is a whole number of blocks.
+        kind: a type of `SUPPORTED_TYPES`.
+        stored: uint8, a tensor's bytes as returned by `GgufFile.read`; plain tensors share this memory.
+        shape: shape of the tensor; its last dimension must be a multiple of the block size.
     """
     raw = torch.from_numpy(stored)
     if kind in PLAIN_TYPES:
@@ -80,7 +80,7 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
 
 
 def growth(kind: GgmlType) -> float:
-    """Memory that a weight of this type takes once it is decoded and packed, as a multiple of its place in the file."""
+    """Return the size of a decoded and packed weight of this type relative to its size in the file."""
     elements, nbytes = BLOCK_SIZES[kind]
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
     if isinstance(block, Tensor):

@@ -1,4 +1,4 @@
-"""A GGUF model as a checkpoint: Hugging Face's names, configuration and layout."""
+"""A GGUF model as a checkpoint with Hugging Face's names, configuration and layout."""
 
 import logging
 from dataclasses import replace
@@ -26,17 +26,17 @@ _MUCH_GROWTH = 1.25
 class GgufCheckpoint:
     """The weights of a GGUF model; see `Checkpoint`.
 
-    Tensors have the names, shapes and numbers of a text-only model of Hugging Face, with one difference: the experts of
-    a layer are three tensors, `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H] and `down_proj.weight`
-    [E, H, I]. The gpt_oss models have biases to them, `mlp.experts.gate_proj.bias` [E, I] and so on; there gate and up
-    do not alternate, and no tensor is transposed.
+    Tensors have the names, shapes and values of a text-only Hugging Face model, except for the experts of a layer.
+    Experts are three tensors: `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H], and `down_proj.weight` [E,
+    H, I]. The gpt_oss models also have biases, `mlp.experts.gate_proj.bias` [E, I] and so on; unlike Hugging Face's
+    gpt_oss tensors, gate and up are separate and no tensor is transposed.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file at `path`, and with the first of several parts the others.
+        """Open the file at `path` and, for a model in parts, the other parts.
 
         Raises:
-            ModelFileError: when the file is not sound, or holds a type or a model that is not supported.
+            ModelFileError: the file is invalid, or a tensor type or the model architecture is not supported.
         """
         self._file = GgufFile.open(path)
         self.config: dict[str, Any] = gguf_config(self._file)
@@ -54,15 +54,15 @@ class GgufCheckpoint:
         self.close()
 
     def names(self) -> list[str]:
-        """Tensor names, in the file's order."""
+        """Return tensor names in the file's order."""
         return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of tensor `name`."""
+        """Return the shape of tensor `name`."""
         return self._layout.shape(name, self._find(name).shape)
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Tensor `name`, or of a tensor of several matrices the one at `index`, of which only the bytes are read."""
+        """Return tensor `name`, or the matrix at `index` of a stacked tensor; only this matrix is read."""
         tensor = self._find(name)
         stored = self._file.read(tensor.name, index)
         shape = self.shape(name) if index is None else tensor.shape[1:]
@@ -100,7 +100,7 @@ class GgufCheckpoint:
             translated = hugging_face_name(architecture, name, layers)
             if translated is not None:
                 tensors[translated] = tensor
-            elif not name.endswith((".scale", ".input_scale")):  # beside NVFP4 weights
+            elif not name.endswith((".scale", ".input_scale")):  # scales of NVFP4 weights
                 others.append(name)
         if others:
             names = ", ".join(others[:3]) + (" .." if len(others) > 3 else "")
@@ -122,7 +122,7 @@ class GgufCheckpoint:
         return None if beside is tensor else beside
 
     def _scaled(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
-        """The weight times the number that may stand beside it: one for the tensor, or one for each of its matrices."""
+        """Multiply the weight by its separate scale, if any: one number per tensor or per stacked matrix."""
         beside = self._scale_of(tensor)
         if beside is None:
             return weight
@@ -142,7 +142,7 @@ class GgufCheckpoint:
         return replace(weight, scale=replace(weight.scale, unit=times(weight.scale.unit)), minimum=minimum)
 
     def _warn_of_growth(self) -> None:
-        """Once for each type that is kept in a larger form here."""
+        """Log one warning per type whose weights need much more memory than in the file."""
         for kind in sorted({tensor.type for tensor in self._tensors.values()}):
             factor = growth(kind)
             if factor > _MUCH_GROWTH:

@@ -1,8 +1,8 @@
-"""The codebooks of ggml's smallest types: the combinations of codes that their few bits choose from.
+"""Codebooks of ggml's smallest types: the allowed combinations of codes.
 
-A codebook is a set of numbers, ascending. The digits of a number, lowest first, are the codes of neighbouring weights:
-eight digits to base 3 for IQ1 and IQ2, four to base 8 for IQ3. Of all numbers that there could be, one bit tells those
-in the book; the bits are packed by zlib and base85. The sets are those of ggml (MIT): `kgrid_*` in `ggml-quants.c`.
+A codebook is an ascending set of numbers. The digits of a number, lowest first, are the codes of adjacent weights:
+eight digits in base 3 for IQ1 and IQ2, four digits in base 8 for IQ3. The set is stored as one bit per possible number,
+compressed with zlib and base85. The sets come from ggml (MIT): `kgrid_*` in `ggml-quants.c`.
 """
 
 import base64
@@ -74,9 +74,9 @@ _BOOKS: dict[GgmlType, tuple[int, int, str]] = {
 
 @functools.cache
 def codebook(kind: GgmlType) -> Tensor:
-    """The entries of a type's codebook, [256] to [2048].
+    """Return the entries of a type's codebook, [256] to [2048].
 
-    Each is an integer of as many bytes as there are codes, int64 for eight and int32 for four, the first code lowest.
+    An entry is an integer with one byte per code, lowest byte first: int64 for eight codes, int32 for four codes.
     """
     base, digits, packed = _BOOKS[kind]
     bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b85decode(packed)), np.uint8))

@@ -1,6 +1,6 @@
-"""A GGUF header in the terms of Hugging Face's `config.json`, without torch.
+"""Convert a GGUF header to the keys of Hugging Face's `config.json`, without torch.
 
-What each key means is what llama.cpp's converters (`conversion/`) put there.
+The meaning of each key follows llama.cpp's converters (`conversion/`).
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +14,14 @@ _Part = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """The model's configuration, flat, with all that the model's family needs.
+    """Return the model's flat configuration with all keys that the model's family needs.
 
-    What is said of the rotation is in `rope_parameters`; a model with several kinds of layers names them in
-    `layer_types`. Layers that predict further tokens (`nextn`) do not count.
+    `rope_parameters` holds the parameters of the rotary embedding. `layer_types` lists the layer kinds of models with
+    several kinds of layers. Multi-token prediction layers (`nextn`) are not counted.
 
     Raises:
-        ModelFileError: naming a key that is missing or of the wrong kind, or an architecture that is not supported.
+        ModelFileError: a key is missing or has the wrong type (the message names the key), or the architecture is not
+            supported.
     """
     metadata = Metadata(file)
     if metadata.architecture not in _FAMILIES:
@@ -37,7 +38,7 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
 def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     tensors = file.tensors
     blocks, further = metadata.integer("block_count"), metadata.integer("nextn_predict_layers", 0, least=0)
-    # A model is built from this number before its tensors are looked up.
+    # Reject a false layer count before a model is built from it.
     if blocks > len(tensors):
         raise metadata.wrong("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
     if further >= blocks:
@@ -103,7 +104,7 @@ def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, least=0):
         raise metadata.wrong("expert_count", "makes it a mixture of experts, which is not supported here")
     window = _window(metadata)
-    return {"model_type": "mistral", **window} if window else {}  # which differs in nothing else
+    return {"model_type": "mistral", **window} if window else {}  # a sliding window is the only difference from llama
 
 
 def _experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     window = _window(metadata)
     found = {
         "hidden_activation": "gelu_pytorch_tanh",
-        # The file does not say it. Only the model of 27 billion parameters differs, which alone has 62 layers.
+        # The file does not contain this value. It differs only in the 27B model, the only model with 62 layers.
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim,
         "rope_parameters": {"full_attention": config["rope_parameters"], "sliding_attention": local},
         "layer_types": _windowed(metadata, config, every=6) if window else ["full_attention"] * layers,
@@ -179,13 +180,16 @@ def _windowed(metadata: Metadata, config: Mapping[str, Any], every: int) -> list
 
 
 def _layer_types(metadata: Metadata, config: Mapping[str, Any], other: str, key: str, every: int) -> list[str]:
-    """`other` where the list at `key` says so; without one, full attention in every so many layers."""
+    """Return the layer types: `other` for the layers that the list at `key` marks.
+
+    Without a list, each `every`-th layer has full attention and all other layers are `other`.
+    """
     layers = config["num_hidden_layers"]
     others = metadata.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
     return [other if flag else "full_attention" for flag in others]
 
 
-# Architecture -> model type, and what its configuration has beside that which all have.
+# Architecture -> model type, and the functions that add family-specific keys.
 _FAMILIES: dict[str, tuple[str, tuple[_Part, ...]]] = {
     "llama": ("llama", (_dense, _llama)),
     "qwen2": ("qwen2", (_dense,)),

@@ -15,13 +15,13 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 
 
 class GgufFile:
-    """A GGUF model with checked headers.
+    """A GGUF model with validated headers.
 
     Attributes:
         path: the file, or the first of its parts.
-        version: of the format, 2 or 3.
-        metadata: numbers, booleans, strings and lists of them, by key; of the first part.
-        tensors: the tensor tables of all parts, by name, in the order of the files.
+        version: GGUF version, 2 or 3.
+        metadata: numbers, booleans, strings and lists by key, from the first part.
+        tensors: the tensor tables of all parts by name, in file order.
     """
 
     def __init__(self, path: Path, header: GgufHeader) -> None:
@@ -34,13 +34,12 @@ class GgufFile:
 
     @classmethod
     def open(cls, path: Path) -> "GgufFile":
-        """Read and check the header of the file at `path`; the file is closed again until a tensor is read.
+        """Read and validate the header of the file at `path`; tensor reads open the file again.
 
-        The first file of a model in parts (`..-00001-of-00003.gguf`) brings the others with it.
+        For the first file of a model in parts (`..-00001-of-00003.gguf`), the other parts are opened, too.
 
         Raises:
-            ModelFileError: when a file cannot be read or is not a sound GGUF file, or when the parts are not those of
-                one model.
+            ModelFileError: a file cannot be read or is not a valid GGUF file, or the parts do not belong to one model.
         """
         opened = cls(path, read_header(path))
         count = opened._number("split.count", 1)
@@ -53,7 +52,7 @@ class GgufFile:
         """The value of `general.architecture`.
 
         Raises:
-            ModelFileError: when the file does not say.
+            ModelFileError: the file has no valid `general.architecture`.
         """
         architecture = self.metadata.get("general.architecture")
         if not is_name(architecture):
@@ -61,13 +60,13 @@ class GgufFile:
         return architecture
 
     def read(self, name: str, index: int | None = None) -> "np.ndarray":
-        """The stored bytes of tensor `name`, or of a tensor of several matrices those of the one at `index`.
+        """Return the stored bytes of tensor `name`, or of the matrix at `index` of a stacked tensor.
 
         Returns:
-            uint8, as `TensorFile.read` gives it.
+            uint8, as returned by `TensorFile.read`.
 
         Raises:
-            ModelFileError: when there is no such tensor or matrix, or the file cannot be read.
+            ModelFileError: the tensor or matrix does not exist, or the file cannot be read.
         """
         tensor = self.tensors.get(name)
         if tensor is None:
@@ -81,7 +80,7 @@ class GgufFile:
         return self._files[name].read(offset, nbytes, name)
 
     def close(self) -> None:
-        """Let go of the files; headers and tables stay readable."""
+        """Close the files; headers and tables stay available."""
         for file in self._files.values():
             file.close()
 
@@ -121,7 +120,7 @@ class GgufFile:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all files of the model that the file `name` belongs to, by its name alone."""
+    """Return the names of all files of a model in parts, derived only from the name of one file."""
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
@@ -129,9 +128,9 @@ def part_names(name: str) -> list[str]:
 
 
 def gguf_models(folder: Path) -> list[Path]:
-    """The GGUF models in a folder, by name: files, and of models in parts the first part.
+    """Return the GGUF models in a folder, sorted by name; for models in parts, the first part.
 
-    Files of vision and audio encoders (`mmproj..`), which accompany a model, do not count.
+    Files of vision and audio encoders (`mmproj..`) are skipped.
     """
     models: dict[str, Path] = {}
     for path in sorted(folder.glob("*.gguf")):

@@ -1,10 +1,10 @@
-"""The tensor types that a GGUF file can name, and the size of their blocks."""
+"""Tensor types of GGUF files and their block sizes."""
 
 from enum import IntEnum
 
 
 class GgmlType(IntEnum):
-    """A ggml tensor type; the value is the id in the file."""
+    """A ggml tensor type; the value is the type id in the file."""
 
     F32 = 0
     F16 = 1
@@ -50,7 +50,7 @@ class GgmlType(IntEnum):
     Q1_0 = 41
 
 
-# Elements and bytes per block. Types that the format has dropped have no entry.
+# Elements and bytes per block. Types removed from the format have no entry.
 BLOCK_SIZES: dict[GgmlType, tuple[int, int]] = {
     GgmlType.F32: (1, 4),
     GgmlType.F16: (1, 2),

@@ -1,6 +1,6 @@
-"""Reading the header of a GGUF file (versions 2 and 3): metadata and tensor table, without torch.
+"""Header of GGUF files (versions 2 and 3): metadata and tensor table, without torch.
 
-Nothing in the file is trusted: each size, count and offset is checked against the size of the file before it is used.
+The file is untrusted input: each size, count and offset is checked against the file size before use.
 """
 
 import math
@@ -18,7 +18,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 
-# Far above any real file, and low enough that a hostile one cannot exhaust memory.
+# Larger than any real header, and small enough that a malicious file cannot exhaust memory.
 _MAX_HEADER_BYTES = 128 << 20
 _MAX_ARRAY_ELEMENTS = 4 << 20
 _MAX_ARRAYS = 1 << 15
@@ -39,10 +39,10 @@ class GgufTensor:
 
     Attributes:
         name: the tensor's name in the file.
-        type: how its elements are stored.
+        type: ggml type of the elements.
         shape: dimensions in torch's order, slowest first ([N, K] for a linear layer).
-        offset: where its bytes begin, from the start of the file.
-        nbytes: how many bytes it has.
+        offset: first byte of the tensor, from the start of the file.
+        nbytes: number of bytes of the tensor.
     """
 
     name: str
@@ -54,13 +54,13 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A file's header, checked.
+    """Validated header of a file.
 
     Attributes:
         size: bytes of the whole file.
-        version: of the format, 2 or 3.
-        metadata: numbers, booleans, strings and lists of them, by key.
-        tensors: the tensor table, by name, in the file's order.
+        version: GGUF version, 2 or 3.
+        metadata: numbers, booleans, strings and lists by key.
+        tensors: the tensor table by name, in file order.
     """
 
     size: int
@@ -70,10 +70,10 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """The header of the file at `path`.
+    """Return the header of the file at `path`.
 
     Raises:
-        ModelFileError: when the file cannot be read or is not a sound GGUF file.
+        ModelFileError: the file cannot be read or is not a valid GGUF file.
     """
     try:
         with path.open("rb", buffering=1 << 18) as file:
@@ -84,12 +84,12 @@ def read_header(path: Path) -> GgufHeader:
 
 
 def is_name(value: Any) -> TypeGuard[str]:
-    """Whether a value of the metadata can stand in a message as it is."""
+    """Return whether a metadata value can appear unchanged in an error message."""
     return isinstance(value, str) and len(value) <= _MAX_NAME_BYTES and value.isprintable()
 
 
 class _HeaderReader:
-    """One pass over a file's header."""
+    """Reader that passes once over a file's header."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file = file
@@ -149,7 +149,7 @@ class _HeaderReader:
             if data + offset + nbytes > self._size:
                 self._fail("truncated: its data ends beyond the end of the file")
             tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
-        # Or a small file would be a large model.
+        # Reject overlapping tensors, with which a small file could describe a large model.
         for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
             if one.offset + one.nbytes > other.offset:
                 self._where = f"tensor {other.name}"
@@ -175,7 +175,7 @@ class _HeaderReader:
             self._fail(f"rows of {shape[-1]} elements are not whole {kind.name} blocks of {elements}")
         if offset % alignment:
             self._fail(f"offset {offset} is not aligned to {alignment}")
-        # Python integers do not overflow, so a product that would wrap elsewhere is simply larger than the file.
+        # Python integers do not overflow, so an oversized product fails the check against the file size.
         return kind, shape, offset, math.prod(shape) // elements * block_bytes
 
     def _value(self, kind: int, depth: int) -> Any:
@@ -210,7 +210,7 @@ class _HeaderReader:
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
 
     def _strings(self, count: int) -> list[str]:
-        # A vocabulary is read here: the loop is spelled out because it runs some hundred thousand times.
+        # An inlined loop, since a vocabulary has several hundred thousand entries.
         read, unpack = self._file.read, struct.Struct("<Q").unpack
         position, limit = self._position, min(self._size, _MAX_HEADER_BYTES)
         strings: list[str] = []

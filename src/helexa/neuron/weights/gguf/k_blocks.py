@@ -1,4 +1,4 @@
-"""The K types: 256 codes to a block, in groups whose small scales multiply the block's."""
+"""The K types: 256 codes per block, in groups whose small scales multiply the block's scale."""
 
 from collections.abc import Callable
 
@@ -14,14 +14,14 @@ _Q3_TABLE = torch.tensor([*range(-4, 4), *[0] * 8], dtype=torch.int8)
 
 def _q2_k(blocks: Tensor) -> GroupwiseTensor:
     codes, small = planes(blocks[:, 16:80], 2), blocks[:, :16]
-    # The file subtracts a minimum; here it is added.
+    # ggml subtracts the minimum; `GroupwiseTensor` adds it.
     scale, minimum = GroupScale(half(blocks, 80), small & 0x0F), GroupScale(-half(blocks, 82), small >> 4)
     return GroupwiseTensor(codes, scale, minimum, zero=0, bits=4, group_size=16)
 
 
 def _q3_k(blocks: Tensor) -> GroupwiseTensor:
     codes = planes(blocks[:, 32:96], 2).bitwise_or_(planes(blocks[:, :32], 1).bitwise_left_shift_(2))
-    # Twelve bytes hold 16 scales of 6 bits: low nibbles in the first eight, the upper two bits in the last four.
+    # Twelve bytes hold 16 scales of 6 bits: low nibbles in the first eight bytes, upper two bits in the last four.
     low, high = nibbles(blocks[:, 96:104], 8), blocks[:, 104:108]
     upper = torch.cat([high >> shift & 3 for shift in (0, 2, 4, 6)], dim=-1)
     scale = GroupScale(half(blocks, 108), (low | upper << 4).view(torch.int8) - 32)
@@ -58,14 +58,15 @@ K_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q6_K: _q6_k,
     GgmlType.Q8_K: _q8_k,
 }
-"""Each makes one row of one block, uint8 [blocks, bytes] -> [blocks, 256]."""
+"""Decoders by type: one row per block, uint8 [blocks, bytes] -> [blocks, 256]."""
 
 
 def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
-    """The eight scales and minima of each block of Q4_K or Q5_K.
+    """Return the eight scales and minimums of each block of Q4_K or Q5_K.
 
-    Twelve bytes hold their 6-bit codes: four scales, four minima, then the low nibbles of the other four of each, whose
-    upper two bits are those of the first eight bytes. The file subtracts a minimum; here it is added.
+    Twelve bytes hold the 6-bit codes: four scales, four minimums, then the low nibbles of the other four scales and
+    minimums. The upper two bits of the first eight bytes are the upper bits of the latter. ggml subtracts the minimum;
+    `GroupwiseTensor` adds it.
     """
     scales, minima, rest = blocks[:, 4:16].unflatten(-1, (3, 4)).unbind(1)
     scale = torch.cat((scales & 0x3F, rest & 0x0F | scales >> 6 << 4), dim=-1)

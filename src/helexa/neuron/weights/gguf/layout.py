@@ -1,6 +1,6 @@
-"""Where GGUF's tensors differ from Hugging Face's in more than their names, and the way back.
+"""Convert the layout of GGUF's tensors to Hugging Face's layout.
 
-The changes are those of llama.cpp's converters: `conversion/llama.py`, `gemma.py` and `qwen.py`.
+The conversions undo the changes of llama.cpp's converters: `conversion/llama.py`, `gemma.py` and `qwen.py`.
 """
 
 import re
@@ -19,17 +19,17 @@ _LAYER = re.compile(r"model\.layers\.\d+\.", re.ASCII)
 
 
 class GgufLayout:
-    """The changes that one model's tensors need.
+    """The layout conversions that one model's tensors need.
 
-    * llama: the rows of q and k lie in pairs, for ggml's interleaved rotary embedding.
-    * gemma3, qwen3next, qwen35, qwen35moe: norms hold `1 + w`, but for the one inside linear attention.
-    * Linear attention: `A_log` is stored as `-exp(A_log)`, the convolution without its middle dimension of 1.
-    * qwen35, qwen35moe: value heads lie in turns, one of each key head, and not key head by key head.
-    * A shared expert's gate may be a vector.
+    * llama: the rows of q and k are interleaved in pairs for ggml's rotary embedding.
+    * gemma3, qwen3next, qwen35, qwen35moe: norms hold `1 + w`, except the norm inside linear attention.
+    * Linear attention: `A_log` is stored as `-exp(A_log)`, and the convolution lacks its middle dimension of 1.
+    * qwen35, qwen35moe: value heads are ordered round-robin over the key heads instead of grouped by key head.
+    * The gate of a shared expert may be a vector.
 
     Args:
-        architecture: the file's.
-        config: as `gguf_config` gives it.
+        architecture: architecture of the GGUF file.
+        config: configuration from `gguf_config`.
     """
 
     def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
@@ -40,7 +40,7 @@ class GgufLayout:
         self._turns = _ValueHeads(config) if architecture in _HEADS_IN_TURNS else None
 
     def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of tensor `name`, in Hugging Face's terms, that is stored as `stored`."""
+        """Return the Hugging Face shape of tensor `name` for the stored shape `stored`."""
         if name.endswith(".linear_attn.conv1d.weight") and len(stored) == 2:
             return (stored[0], 1, stored[1])
         if name.endswith(".mlp.shared_expert_gate.weight") and len(stored) == 1:
@@ -48,10 +48,10 @@ class GgufLayout:
         return stored
 
     def restore(self, name: str, weight: Weight) -> Weight:
-        """Tensor `name`, in Hugging Face's terms and of the shape above, with Hugging Face's numbers in their places.
+        """Return tensor `name` in Hugging Face's layout, with the shape that `shape` returns.
 
         Raises:
-            ModelFileError: it does not have the rows or columns that the configuration makes it.
+            ModelFileError: the number of rows or columns does not match the configuration.
         """
         part = _LAYER.sub("", name)
         if self._one_added and part.endswith("norm.weight") and part != "linear_attn.norm.weight":
@@ -67,7 +67,10 @@ class GgufLayout:
 
 
 class _ValueHeads:
-    """Value heads of linear attention, brought from (k0 v0, k1 v0, .., k0 v1, ..) to (k0 v0, k0 v1, .., k1 v0, ..)."""
+    """Reorder value heads of linear attention.
+
+    The order changes from (k0 v0, k1 v0, .., k0 v1, ..) to (k0 v0, k0 v1, .., k1 v0, ..).
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         keys, self._count = config["linear_num_key_heads"], config["linear_num_value_heads"]
@@ -75,7 +78,7 @@ class _ValueHeads:
             raise ModelFileError(f"{self._count} value heads of linear attention do not share {keys} key heads")
         self._keys, self._width = keys, config["linear_value_head_dim"]
         before = 2 * keys * config["linear_key_head_dim"]
-        self._rows = {  # of each tensor: rows before the value heads, rows of each
+        self._rows = {  # per tensor: rows before the value heads, rows per head
             "in_proj_qkv.weight": (before, self._width),
             "in_proj_z.weight": (0, self._width),
             "in_proj_a.weight": (0, 1),
@@ -106,8 +109,8 @@ class _ValueHeads:
             return self._moved(weight)
         scales = [scale for scale in (weight.scale, weight.minimum) if scale is not None]
         if any(scale.unit.shape[-1] % self._count for scale in scales):
-            return self._moved(weight.dequantize())  # a scale of 256 columns belongs to more than one head
-        return weight.each(self._moved)  # of each head its codes, and all that belongs to them
+            return self._moved(weight.dequantize())  # a scale of 256 columns spans several heads
+        return weight.each(self._moved)  # moves the codes, scales and minimums of each head
 
     def _moved(self, columns: Tensor) -> Tensor:
         heads = columns.unflatten(-1, (self._count // self._keys, self._keys, -1))
@@ -115,7 +118,7 @@ class _ValueHeads:
 
 
 def _in_halves(name: str, weight: Weight, heads: int) -> Weight:
-    """Rows of each head from (0, h, 1, h + 1, ..) back to (0, 1, .., h, h + 1, ..), h half a head."""
+    """Reorder the rows of each head from (0, h, 1, h + 1, ..) to (0, 1, .., h, h + 1, ..), h = half a head."""
     if weight.shape[0] % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
 

@@ -11,13 +11,13 @@ _LARGEST = 2**31 - 1
 
 
 class Metadata:
-    """What a file says of its model; keys are meant below the architecture's prefix.
+    """Metadata of a GGUF model; keys are relative to the architecture's prefix.
 
     Attributes:
         architecture: the value of `general.architecture`.
 
     Raises:
-        ModelFileError: naming a key that is missing or of the wrong kind.
+        ModelFileError: a key is missing or has the wrong type; the message names the key.
     """
 
     def __init__(self, file: GgufFile) -> None:
@@ -28,7 +28,7 @@ class Metadata:
         return f"{self.architecture}.{key}" in self._file.metadata
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """A whole number; it may be stated once per layer if it is the same for each."""
+        """Return an integer; a list with one equal value per layer is accepted, too."""
         value = self._value(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
@@ -37,28 +37,28 @@ class Metadata:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
             raise self.wrong(key, "is not a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Yes or no."""
+        """Return a boolean."""
         value = self._value(key, default)
         if type(value) is not bool:
             raise self.wrong(key, "is neither true nor false")
         return value
 
     def word(self, key: str, default: str) -> str:
-        """A name."""
+        """Return a string."""
         value = self._value(key, default)
         if not is_name(value):
             raise self.wrong(key, "is not a name")
         return value
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
-        """Yes or no for each of the first `layers` layers; None where the file has no list."""
+        """Return one boolean for each of the first `layers` layers, or None if the file has no list."""
         value = self._value(key, False)
         if not isinstance(value, list):
             return None
@@ -67,14 +67,14 @@ class Metadata:
         return [bool(flag) for flag in value[:layers]]
 
     def token(self, kind: str) -> int | None:
-        """The id of the token of a kind, `bos` or `eos`."""
+        """Return the token id of kind `bos` or `eos`, or None."""
         value = self._file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
         if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST):
             raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token's id")
         return value
 
     def wrong(self, key: str, problem: str) -> ModelFileError:
-        """An error that names the key."""
+        """Return an error that names the key."""
         return ModelFileError(f"{self._file.path.name}: key {self.architecture}.{key} {problem}")
 
     def _value(self, key: str, default: Any) -> Any:

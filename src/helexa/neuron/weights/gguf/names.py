@@ -1,4 +1,4 @@
-"""Tensor names of GGUF files in Hugging Face's terms, family by family, without torch."""
+"""Map tensor names of GGUF files to Hugging Face's names for each family, without torch."""
 
 import re
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ _LATER_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
 _GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
 
-# With their kind (`.weight`, `.bias`) where the two differ in that as well.
+# Entries include the suffix (`.weight`, `.bias`) if the suffixes differ, too.
 _LAYER: dict[str, Mapping[str, str]] = {
     "llama": _ATTENTION | _NORM | _DENSE,
     "qwen2": _ATTENTION | _NORM | _DENSE,
@@ -64,14 +64,14 @@ _NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<part>\w+)(?P<kind>\.wei
 
 
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
-    """The name of the same tensor in a text-only model of Hugging Face, or None where that has none.
+    """Return the Hugging Face name of a tensor in a text-only model, or None if there is no equivalent.
 
-    Names are those of transformers but for experts, which are a tensor of gates, one of ups and one of downs:
+    Names are those of transformers, except for experts. Experts are one tensor each for gate, up and down:
     `mlp.experts.gate_proj.weight`, [E, N, K], with `.bias` [E, N]. Rotation factors keep the name `rope_freqs.weight`.
 
     Args:
-        architecture: one that `gguf_config` takes.
-        layers: of the model; what lies in later ones predicts further tokens, and is left out.
+        architecture: an architecture that `gguf_config` supports.
+        layers: number of layers of the model; later layers are multi-token prediction layers and get None.
     """
     match = _NAME.fullmatch(name)
     if match is None or int(match["layer"]) >= layers:

@@ -1,7 +1,8 @@
-"""The types whose codes stand for numbers in a table: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
+"""Types whose codes are table indexes: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
 
-None of them has more than 16 such numbers, so that four bits say each weight exactly. IQ1 to IQ3 store several weights
-as one entry of a codebook, and the signs apart; here the upper half of the table is the lower one with other signs.
+Each table has at most 16 values, so a 4-bit code represents each weight exactly. IQ1 to IQ3 store several weights as
+one codebook entry and the signs separately; here the upper half of the table has the values of the lower half with
+opposite signs.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,13 @@ def _both_signs(*numbers: int) -> Tensor:
     return _table(*lower, *[-number for number in lower])
 
 
-_IQ1 = _table(-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7)  # eighths: -1, 0 and 1, each moved up or down by one
+_IQ1 = _table(-7, 1, 9, 0, 0, 0, 0, 0, -9, -1, 7)  # in units of 1/8: -1, 0 and 1, each shifted up or down by 1/8
 _IQ2 = _both_signs(8, 25, 43)
 _IQ3_XXS = _both_signs(4, 12, 20, 28, 36, 44, 52, 62)
 _IQ3_S = _both_signs(1, 3, 5, 7, 9, 11, 13, 15)
 _IQ4 = _table(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_FP4 = _both_signs(0, 1, 2, 3, 4, 6, 8, 12)  # halves
-_TERNARY = _table(-1, 0, 1, 2)  # no quantiser writes the 2
+_FP4 = _both_signs(0, 1, 2, 3, 4, 6, 8, 12)  # in units of 1/2
+_TERNARY = _table(-1, 0, 1, 2)  # quantizers never write the 2
 _BINARY = _table(-1, 1)
 
 _POWERS_OF_TWO = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
@@ -48,7 +49,7 @@ def _iq1_s(blocks: Tensor) -> GroupwiseTensor:
 
 def _iq1_m(blocks: Tensor) -> GroupwiseTensor:
     parts = words(blocks[:, 48:], torch.int16).int()
-    # The float16 scale lies in the uppermost nibbles of four words.
+    # The bits of the float16 scale are the upper nibbles of four words.
     unit = ((parts >> 12 & 15) << torch.arange(0, 16, 4)).sum(-1, keepdim=True).short().view(torch.float16)
     high = fields(blocks[:, 32:48], 4)
     codes = _chosen(GgmlType.IQ1_S, blocks[:, :32].int() | (high & 7).int() << 8)
@@ -98,10 +99,10 @@ def _iq4_xs(blocks: Tensor) -> GroupwiseTensor:
 
 
 def _tq1_0(blocks: Tensor) -> GroupwiseTensor:
-    """Five ternary digits to a byte, as a fraction of 256: times 3, a digit is what leaves the byte."""
+    """Decode five ternary digits per byte, stored as a fraction of 256: the overflow of byte * 3 is a digit."""
     runs = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)
-    rests = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]  # wraps around on purpose
+    rests = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]  # uint8 overflow is intended
     codes = (torch.cat(rests, dim=-1).short() * 3 >> 8).byte()
     return _weights(codes, _repeated(half(blocks, 52), 8), 32, _TERNARY)
 
@@ -118,7 +119,7 @@ def _mxfp4(blocks: Tensor) -> GroupwiseTensor:
     codes, unit = nibbles(blocks[:, 1:], 16), _POWERS_OF_TWO[blocks[:, :1].int()]
     narrow = unit.half()
     lost = (narrow.float() != unit).squeeze(-1)
-    kept = not (codes[lost] & 7).any()  # the scale of a group of zeros does not matter
+    kept = not (codes[lost] & 7).any()  # the scale of a group of zeros is irrelevant
     return _weights(codes, GroupScale(narrow if kept else unit), 32, _FP4)
 
 
@@ -143,7 +144,7 @@ TABLE_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.MXFP4: _mxfp4,
     GgmlType.NVFP4: _nvfp4,
 }
-"""Each makes one row of one block, uint8 [blocks, bytes] -> [blocks, weights]."""
+"""Decoders by type: one row per block, uint8 [blocks, bytes] -> [blocks, weights]."""
 
 
 def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -> GroupwiseTensor:
@@ -151,22 +152,22 @@ def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -
 
 
 def _chosen(kind: GgmlType, entries: Tensor) -> Tensor:
-    """The codes of codebook entries, [blocks, ...] -> uint8 [blocks, 256]."""
+    """Return the codes of codebook entries, [blocks, ...] -> uint8 [blocks, 256]."""
     return codebook(kind)[entries.flatten(1).int()].view(torch.uint8)
 
 
 def _signed(codes: Tensor, signs: Tensor) -> Tensor:
-    """`codes` [blocks, 256], moved to the table's other half where a bit of `signs` [blocks, 32] is set."""
+    """Move `codes` [blocks, 256] to the other half of the table if the bit in `signs` [blocks, 32] is set."""
     return codes | fields(signs, 1) << 3
 
 
 def _seven_bit_signs(packed: Tensor) -> Tensor:
-    """The signs of 32 weights in the lower 28 bits of int32 [blocks, 8] -> uint8 [blocks, 32]."""
+    """Return the signs of 32 weights from the low 28 bits of int32 [blocks, 8] -> uint8 [blocks, 32]."""
     return _EVEN[packed[..., None] >> torch.arange(0, 28, 7) & 127].flatten(1)
 
 
 def _odd(unit: Tensor, small: Tensor, divisor: int) -> GroupScale:
-    """Scales `unit * (2 * small + 1) / divisor`; a float16 unit would lose bits if it were divided as it is."""
+    """Return scales `unit * (2 * small + 1) / divisor`; dividing a float16 unit directly would lose bits."""
     exact = unit if divisor == 1 else unit.float() / divisor
     return GroupScale(exact, (2 * small + 1).byte())
 

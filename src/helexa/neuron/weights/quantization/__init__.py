@@ -1,1 +1,1 @@
-"""Quantization at load."""
+"""Quantization of weights during loading."""

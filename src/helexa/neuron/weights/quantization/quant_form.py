@@ -1,4 +1,4 @@
-"""The forms in which a matrix can be quantised at load, and the names that they go by."""
+"""Formats for quantization during loading, and their names."""
 
 from dataclasses import dataclass
 
@@ -7,16 +7,16 @@ from helexa.core.errors import HelexaError
 
 @dataclass(frozen=True)
 class QuantForm:
-    """How codes and scales of a quantised matrix are kept (see `GroupwiseTensor`).
+    """Format of the codes and scales of a quantized matrix (see `GroupwiseTensor`).
 
     Attributes:
-        name: that of ggml's type of the same form.
-        bits: of each code.
-        group_size: columns that share a scale.
-        minimum: each group has a minimum as well; else the middle code stands for nought.
-        stretch: columns that share a float16 unit, of which the scale of a group is a small multiple; None where each
-            scale is a float16.
-        weight_bits: what a weight takes with its part of the scales.
+        name: name of the equivalent ggml type.
+        bits: bits per code.
+        group_size: number of columns that share a scale.
+        minimum: whether each group has a minimum; otherwise the middle code has the value 0.
+        stretch: number of columns that share a float16 unit, with group scales as small multiples of the unit; None if
+            each scale is a float16.
+        weight_bits: bits per weight, including its part of the scales.
     """
 
     name: str
@@ -28,11 +28,11 @@ class QuantForm:
 
     @property
     def zero(self) -> int:
-        """The code that stands for nought, before the minimum."""
+        """Code of the value 0, before the minimum is added."""
         return 0 if self.minimum else 1 << (self.bits - 1)
 
     def fits(self, columns: int) -> bool:
-        """Whether rows of so many columns divide into whole stretches and groups."""
+        """Return whether rows of `columns` columns divide into whole stretches and groups."""
         return columns % (self.stretch or self.group_size) == 0
 
 
@@ -49,14 +49,14 @@ FORMS = {
         QuantForm("q6k", 6, 16, False, 256, 6.5625),
     )
 }
-"""By name."""
+"""Formats by name."""
 
 AUTO = "auto"
 PLAIN = ("bf16", "f16", "f32")
 NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
-"""What `quant_named` returns: as memory allows, a form, or nothing quantised."""
+"""Results of `quant_named`: automatic choice, a format, or no quantization."""
 
-# Other names of the same; what has no form of its own here gets the next that is no worse.
+# Other names of the same formats; a name without its own format maps to the next better format.
 _ALIASES = {
     "q4": "q4k",
     "q4km": "q4k",
@@ -75,10 +75,10 @@ _MEANT = {name.replace("_", ""): name for name in NAMES} | _ALIASES
 
 
 def quant_named(text: str) -> str:
-    """The one of `NAMES` that `text` means; case and underscores do not matter.
+    """Return the name in `NAMES` for `text`; case and underscores are ignored.
 
     Raises:
-        HelexaError: it is none.
+        HelexaError: `text` names no quantization.
     """
     meant = _meant(text)
     if meant is None:
@@ -87,17 +87,19 @@ def quant_named(text: str) -> str:
 
 
 def share_left(text: str) -> float:
-    """Of what weights of 16 bits take, about how much is left when they are quantised so; by `auto`, at least.
+    """Return the approximate size of quantized weights relative to 16-bit weights.
+
+    For `auto`, this is the smallest possible ratio.
 
     Raises:
-        HelexaError: it is no name of a quantisation.
+        HelexaError: `text` names no quantization.
     """
     quant = quant_named(text)
     return 1.0 if quant in PLAIN else FORMS["q4k" if quant == AUTO else quant].weight_bits / 16
 
 
 def is_quant(text: str) -> bool:
-    """Whether `quant_named` knows it."""
+    """Return whether `quant_named` accepts `text`."""
     return _meant(text) is not None
 
 

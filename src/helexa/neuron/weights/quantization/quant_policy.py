@@ -1,34 +1,34 @@
-"""What load-time quantisation does to which tensor; docs/quantization.md says why."""
+"""Choice of the load-time quantization of each tensor; docs/quantization.md gives the reasons."""
 
 import re
 from collections.abc import Mapping
 
 from helexa.neuron.weights.quantization.quant_form import FORMS, PLAIN, QuantForm
 
-# Matrices that many weights are in. Whatever is not among them stays as it is: norms, biases, routers, gates of whole
-# layers, convolutions, decays, sinks.
+# Quantizable matrices, which contain most weights. All other tensors stay unchanged: norms, biases, routers, gates of
+# whole layers, convolutions, decays, sinks.
 _MATRIX = re.compile(
     r"(?:model\.layers\.(?P<layer>\d+)\.)?(?:[\w.]+\.)?"
     r"(?P<part>\w+_proj|in_proj_(?:qkv|qkvz|z)|embed_tokens|lm_head)(?:\.weight)?(?:#\d+)?",
     re.ASCII,
 )
-_SENSITIVE = ("down_proj", "v_proj")  # in the first and last layers
+_SENSITIVE = ("down_proj", "v_proj")  # these get a better format in the first and last layers
 _WORDS = ("embed_tokens", "lm_head")
-_EDGE = 8  # the part of all layers that are first, or last
+_EDGE = 8  # 1 / 8 of all layers count as first, and as many as last
 
 _BETTER = {"q4_0": "q6k", "q4_1": "q6k", "q4k": "q6k", "q5_0": "q6k", "q5_1": "q6k", "q5k": "q6k", "q6k": "q8_0"}
-_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # where rows do not divide into stretches
+_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # for rows that do not divide into stretches
 
 _AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")
-_COMFORTABLE = 0.5  # of the memory that is free
+_COMFORTABLE = 0.5  # of the free memory
 
 
 class QuantPolicy:
-    """Chooses a form for each matrix of one model.
+    """Chooses a format for each matrix of one model.
 
     Args:
-        quant: one of `NAMES` but `auto`, or empty for nothing quantised.
-        layers: how many the model has.
+        quant: a name of `NAMES` except `auto`; empty for no quantization.
+        layers: number of layers of the model.
     """
 
     def __init__(self, quant: str, layers: int) -> None:
@@ -36,10 +36,10 @@ class QuantPolicy:
         self._layers = layers
 
     def form(self, name: str, columns: int) -> QuantForm | None:
-        """The form of the matrix `name` with rows of so many columns; None leaves it as it is.
+        """Return the format of matrix `name` with rows of `columns` columns; None leaves it unchanged.
 
         Args:
-            name: as checkpoints have it; `#7` behind it tells one expert's matrix.
+            name: tensor name in the checkpoint; the suffix `#7` selects the matrix of expert 7.
         """
         match = _MATRIX.fullmatch(name) if self.quant else None
         if match is None:
@@ -56,7 +56,7 @@ class QuantPolicy:
         return FORMS[form]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """What the weights of a checkpoint take in memory, those that are not quantised as bfloat16."""
+        """Return the bytes of a checkpoint's weights in memory, with unquantized weights as bfloat16."""
         total = 0.0
         for name, shape in shapes.items():
             count = 1
@@ -72,11 +72,11 @@ class QuantPolicy:
 
 
 def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: int, free_bytes: int) -> str:
-    """What `auto` is for a model: as much as goes well into the memory that is free, and `q4k` where nothing does.
+    """Return the resolved quantization of `auto`: the best that fits comfortably in free memory, else `q4k`.
 
     Args:
-        shapes: of the checkpoint's tensors.
-        file_bytes: what they take as they are stored.
+        shapes: shapes of the checkpoint's tensors by name.
+        file_bytes: bytes of the tensors as stored.
     """
     room = _COMFORTABLE * free_bytes
     if file_bytes <= room:

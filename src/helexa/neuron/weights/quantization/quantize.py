@@ -1,8 +1,8 @@
-"""Load-time quantisation in plain torch: from a matrix to codes and scales; the oracle for faster ones.
+"""Load-time quantization in plain torch; the oracle for faster implementations.
 
-Codes are found by rounding, scales by least squares over what rounding makes of a few first guesses, as llama.cpp does
-for its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c); here all columns weigh the same, which real
-weights like better.
+Rounding gives the codes. Least squares over the rounded codes of several starting points gives the scales, as in
+llama.cpp for its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c). Unlike in llama.cpp, all columns have
+the same weight, which gives better results on real weights.
 """
 
 from functools import lru_cache
@@ -14,20 +14,24 @@ from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 STEPS = (-1.0, -0.4, 0.2, 0.8)
-"""First guesses: codes spread over so many levels more than there are."""
+"""Starting points: amounts added to the number of levels to choose the first scale."""
 
 LARGEST = 32768.0
-"""Weights beyond would not fit float16 scales."""
+"""Larger weights would not fit float16 scales."""
 
-_CHUNK = 1 << 18  # weights that are worked on at once: what they need stays in the processor's cache
-_LARGE_CHUNK = 1 << 22  # the same on a GPU, which would wait for the next operation more than it works
+_CHUNK = 1 << 18  # weights processed at once, sized for the processor's cache
+_LARGE_CHUNK = 1 << 22  # larger on a GPU, where small operations are bound by launches
 
 
 def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
-    """The matrix in `form`, or None where it cannot be: a weight is not a finite number, or beyond `LARGEST`.
+    """Quantize a matrix to `form`.
 
     Args:
-        weight: floating point [N, K]; `form.fits(K)`. If it is on torch's meta device, so is the result.
+        weight: floating point [N, K]; `form.fits(K)` must hold. For a weight on torch's meta device, the result is on
+            the meta device, too.
+
+    Returns:
+        None if a weight is not finite or larger than `LARGEST`.
     """
     if weight.is_meta:
         return _on_meta(form, weight.shape)
@@ -60,7 +64,7 @@ def _rows(rows: Tensor, form: QuantForm) -> GroupwiseTensor | None:
 
 
 def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Scale and minimum (at most nought) of each group [N, G, n], for codes from 0 to `most`."""
+    """Fit scale and minimum (at most 0) of each group [N, G, n], for codes from 0 to `most`."""
     low, high = groups.amin(-1).clamp_(max=0), groups.amax(-1)
     count, total = groups.shape[-1], groups.sum(-1)
     slope = _inverse(high - low)
@@ -71,10 +75,10 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
         level = _inverse(count * sum_ll - sum_l * sum_l)
         m = (sum_ll * total - sum_l * sum_lx) * level
         s = (count * sum_lx - total * sum_l) * level
-        through = (m > 0) | ((level == 0) & (sum_ll > 0))  # a line through nought
+        through = (m > 0) | ((level == 0) & (sum_ll > 0))  # the fitted line goes through 0
         m = m.masked_fill_(through, 0)
         s = torch.where(through, (sum_lx * _inverse(sum_ll)).clamp_(min=0), s)
-        explained = s * sum_lx + m * total  # of the sum of squares
+        explained = s * sum_lx + m * total  # part of the sum of squares
         better = explained > best
         best = torch.where(better, explained, best)
         scale, minimum = torch.where(better, s, scale), torch.where(better, m, minimum)
@@ -82,9 +86,9 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _ray(groups: Tensor, bits: int) -> Tensor:
-    """Scale, of either sign, of each group [N, G, n], for signed codes."""
+    """Fit the scale, of either sign, of each group [N, G, n], for signed codes."""
     peak = groups.gather(-1, groups.abs().argmax(-1, keepdim=True)).squeeze(-1)
-    if bits == 8:  # nothing to gain from a search
+    if bits == 8:  # a search would not improve 8-bit codes
         return peak.abs() / 127
     least = 2 ** (bits - 1)
     scale, best = torch.zeros_like(peak), torch.zeros_like(peak)
@@ -99,7 +103,7 @@ def _ray(groups: Tensor, bits: int) -> Tensor:
 
 
 def _scale(values: Tensor, stretches: int | None, most: int) -> GroupScale:
-    """`values` [N, G] as float16, or as multiples of a float16 for each stretch, of which the largest is `most`."""
+    """Encode `values` [N, G] as float16, or as multiples of one float16 unit per stretch, at most `most`."""
     if stretches is None:
         return GroupScale(values.half())
     values = values.unflatten(-1, (stretches, -1))

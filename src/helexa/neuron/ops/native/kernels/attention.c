@@ -1,14 +1,14 @@
-/* Causal attention over the paged cache. A tile of queries goes through its sequence's pages, 64 positions at a time,
- * with a softmax that is rescaled as it goes; every SPAN_POSITIONS the result so far is closed and merged into what
- * came before. Whether a tile does all its spans itself or leaves them to others, and whatever else is in the tile, a
- * row's result is the same: pages and spans begin at fixed positions, and positions that a row may not see add nothing.
- */
+/* Causal attention over the paged cache. A tile of queries reads its sequence's KV pages, 64 positions at a time, and
+ * rescales its softmax after each page. After every SPAN_POSITIONS positions, the result of the span is merged into
+ * the result of the earlier spans. The result of a row does not depend on the other rows of the tile, or on whether
+ * one item or several items compute the spans: pages and spans begin at fixed positions, and masked positions add
+ * nothing. */
 #include "slices.h"
 #include "tape.h"
 
 #if SLICE == LANES
-#define TOGETHER 6 /* queries whose sums stay in registers, */
-#define PARTS 4    /* and slices of each */
+#define TOGETHER 6 /* queries whose sums stay in registers */
+#define PARTS 4    /* slices of each query */
 #else
 #define TOGETHER 4
 #define PARTS 2
@@ -17,12 +17,13 @@
 
 static const words INDICES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-/* A softmax that has seen some positions: sums of 2^(score - peak), unless peak is -inf: then it has seen none. */
+/* Softmax over some positions: total = sum of 2^(score - peak). A peak of -inf means no positions yet. */
 typedef struct {
     float peak, total;
 } state;
 
-/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], their first `parts` slices */
+/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], for the first `parts` slices of
+ * positions */
 INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                        const int rows, const int parts) {
     slice acc[TOGETHER][PARTS];
@@ -42,7 +43,7 @@ INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int
         for (int i = 0; i < parts; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
-/* acc [rows, parts] += weights at positions p and p + 1 times the values there, as far as they are `seen`. */
+/* acc [rows, parts] += weights at positions p and p + 1 times the values of these positions. `seen` masks values. */
 INLINE void weigh_pair(slice (*acc)[PARTS], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
                        int64_t dim, const uint32_t seen, const int rows, const int parts) {
     slice_bits part[PARTS];
@@ -57,7 +58,7 @@ INLINE void weigh_pair(slice (*acc)[PARTS], bfloat16 (*weights)[PAGE_SIZE], cons
 }
 
 /* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], `parts` slices.
- * Behind the last visible position may be what is no number. */
+ * Values after the last visible position may be NaN and are not used. */
 INLINE void weigh_rows(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums,
                        const float *keep, int64_t visible, const int rows, const int parts) {
     slice acc[TOGETHER][PARTS];
@@ -79,7 +80,7 @@ INLINE void score_parts(const bfloat16 *const *queries, const bfloat16 *keys, in
     if (rows == 1) score_rows(queries, keys, dim, scores, 1, parts);
 }
 
-/* What nobody sees is not looked at: `visible` positions of the page. */
+/* Scores of the first `visible` positions of the page; later positions are skipped. */
 static void score(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                   int rows, int64_t visible) {
     for (; visible > 0; visible -= PARTS * SLICE, keys += 2 * PARTS * SLICE) {
@@ -108,7 +109,7 @@ static void weigh(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_
             weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, 1, 1);
 }
 
-/* One page of an 8-bit cache as bfloat16. */
+/* Convert one page of an 8-bit cache to bfloat16. */
 static void widen(const uint8_t *block, int64_t dim, bfloat16 *to) {
     const int8_t *keys = (const int8_t *)block, *values = keys + PAGE_SIZE * dim;
     const float *scales = (const float *)(block + 2 * PAGE_SIZE * dim);
@@ -128,14 +129,14 @@ static void widen(const uint8_t *block, int64_t dim, bfloat16 *to) {
     }
 }
 
-/* The first position of the first page of which a tile sees something. */
+/* Return the first position of the first page with a position that a query of the tile sees. */
 static int64_t first_seen(int64_t window, const tile *t) {
     int64_t first = t->position - window + 1;
     return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
-/* The next weights of one query, of which positions [unseen, seen) of a page count, and what its softmax becomes.
- * Returns what is left of that which was before, as a power of two. */
+/* Compute the next weights of one query and update its softmax. Only positions [unseen, seen) of the page count.
+ * Returns the factor for the earlier sums, as an exponent of two. */
 INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_t seen, state *s, float *added_up,
                         bfloat16 *weights) {
     const int masked = seen < PAGE_SIZE || unseen > 0;
@@ -158,14 +159,14 @@ INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_
     return before - most;
 }
 
-/* Positions [from, to) of one tile's queries for one KV head; `states` and `sums` begin anew. */
+/* Attend to positions [from, to) for one tile's queries and one KV head; resets `states` and `sums`. */
 static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
                         state *states, float *sums) {
     static __thread float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
     static __thread bfloat16 weights[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
     static __thread bfloat16 wide[2 * PAGE_SIZE * MAX_DIM] __attribute__((aligned(64)));
     int64_t group = a->heads / a->kv_heads, dim = a->dim, window = a->window, first = first_seen(window, t);
-    float scale = a->scale * LOG2_E; /* of scores as powers of two */
+    float scale = a->scale * LOG2_E; /* scores become exponents of two */
     const bfloat16 *queries[MAX_QUERIES];
     float keep[MAX_QUERIES] = {0}, added_up[MAX_QUERIES];
     for (int q = 0; q < t->rows * group; q++) {
@@ -179,7 +180,7 @@ static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_hea
         const uint8_t *block = a->cache + (page * a->kv_heads + kv_head) * bytes;
         const bfloat16 *keys = (const bfloat16 *)block;
         if (a->narrow) widen(block, dim, wide), keys = wide;
-        /* Rows before this page see nothing of it, nor do those whose window begins behind it. */
+        /* Rows before this page see none of its positions, and neither do rows whose window begins after the page. */
         int64_t skip = start - t->position, rows = start + PAGE_SIZE + window - 1 - t->position;
         if (skip < 0) skip = 0;
         if (rows > t->rows) rows = t->rows;
@@ -197,7 +198,7 @@ static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_hea
     }
 }
 
-/* into = what both have seen, `into` before `from`. */
+/* Merge the results of two position ranges into `into`; the range of `into` comes first. */
 static void merge(state *into, float *sums, const state *from, const float *more, int64_t dim) {
     if (from->peak == -INFINITY) return;
     if (into->peak == -INFINITY) {
@@ -212,7 +213,7 @@ static void merge(state *into, float *sums, const state *from, const float *more
         store(sums + i, fused(load(more + i), all(share), load(sums + i) * keep));
 }
 
-/* A sink is a score that takes its share and has no value. */
+/* Divide the sums by the total. A sink is a score that takes its share of the softmax and has no value. */
 static void finish(float *out, const state *s, const float *sums, int64_t dim, const float *sink) {
     float keep = 1.0f, total = s->total;
     if (sink) {
@@ -224,7 +225,7 @@ static void finish(float *out, const state *s, const float *sums, int64_t dim, c
     for (int64_t i = 0; i < dim; i += LANES) store(out + i, load(sums + i) * inverse);
 }
 
-/* Items are tiles by KV heads. */
+/* One item per tile and KV head. */
 KERNEL(attend, item) {
     if (item < 0) return *a->tile_count * a->kv_heads;
     const tile *t = a->tiles + item / a->kv_heads;

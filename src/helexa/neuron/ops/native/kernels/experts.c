@@ -1,14 +1,13 @@
-/* Mixtures of experts. A row and one of its experts are a pair; pairs lie in ascending order of experts, then of rows, so
- * that the pairs of an expert are rows of one product. How many they are is known only while a tape runs: `starts`
- * says where those of each expert begin, and kernels that go through experts ask it.
- */
+/* Mixtures of experts. A pair is a row and one of its experts. Pairs are sorted by expert, then by row, so that the
+ * pairs of an expert are consecutive rows of one product. The number of pairs per expert is known only at run time:
+ * kernels read the first pair of each expert from `starts`. */
 #include "lanes.h"
 #include "tape.h"
 
 int64_t multiply(const multiply_arguments *, int64_t), multiply_plain(const multiply_plain_arguments *, int64_t);
 int64_t quantise(const quantise_arguments *, int64_t);
 
-/* The `chosen` experts with the largest of `scores`, of equals the first; in ascending order. */
+/* Find the `chosen` experts with the largest scores, in ascending order; the lower index wins a tie. */
 static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t *found) {
     float best[chosen];
     for (int64_t expert = 0; expert < experts; expert++) {
@@ -49,10 +48,10 @@ KERNEL(route, item) {
     return 0;
 }
 
-/* Runs item number `item` of one expert's `count` pairs from `start` on; for item -1, returns how many they make. */
+/* Runs item `item` of one expert's `count` pairs from `start` on; for item -1, returns the number of items. */
 typedef int64_t of_expert(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item);
 
-/* The items of all experts, one expert's after another's. */
+/* Runs item `item` of all experts' items, ordered by expert; for item -1, returns the number of items. */
 INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *arguments, int64_t item,
                            of_expert *run) {
     int64_t items = 0;

@@ -1,6 +1,5 @@
-/* Constants, structs and kernel arguments that C and Python share. `kernel_header.py` parses this file; it accepts only
- * `#define`s of whole numbers and structs of numbers and pointers. The kernel NAME takes a struct NAME_arguments.
- */
+/* Constants, structs and kernel arguments shared by C and Python. `kernel_header.py` parses this file; it accepts
+ * only `#define`s of integers and structs of numbers and pointers. The kernel NAME takes a struct NAME_arguments. */
 #ifndef KERNELS_H
 #define KERNELS_H
 
@@ -9,22 +8,22 @@
 #define nullable /* the pointer may be null */
 typedef uint16_t bfloat16;
 
-#define LANES 16               /* numbers of a vector; rows of a weight tile */
+#define LANES 16               /* numbers in a vector; rows of a weight tile */
 #define PAGE_SIZE 64           /* positions per page of the KV cache */
 #define SPAN_POSITIONS 512     /* positions per partial result of attention */
-#define SPLIT_ROWS 8           /* most rows of a batch whose attention is split among threads */
+#define SPLIT_ROWS 8           /* maximum sequences per batch for attention split among threads */
 #define MAX_DIM 256            /* largest head size */
-#define MAX_QUERIES 32         /* most rows of an attention tile times query heads per KV head */
-#define GROUP 32               /* columns per group of a quantised matrix */
-#define SPAN_GROUPS 8          /* groups that share a unit, in formats with two levels of scales */
+#define MAX_QUERIES 32         /* maximum rows of an attention tile times query heads per KV head */
+#define GROUP 32               /* columns per group of a quantized matrix */
+#define SPAN_GROUPS 8          /* groups that share a unit, in formats with two scale levels */
 #define BLOCK_BYTES 80         /* bytes of GROUP rounded activations */
-#define SPARE_BLOCKS 8         /* blocks that `multiply` may read behind the last rounded activations */
-#define MAX_EXPERTS 4096       /* most experts of a mixture */
-#define MAX_INSTRUCTIONS 16384 /* most instructions of a tape */
+#define SPARE_BLOCKS 8         /* blocks that `multiply` may read after the last rounded activations */
+#define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
+#define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a tape */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
-#define NON_FINITE -1          /* instead of the token of a row whose largest logit is NaN or infinite */
+#define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
-/* Types of plain weights and of units. */
+/* Types of plain weights and of scale units. */
 #define FLOAT16 0
 #define BFLOAT16 1
 #define FLOAT32 2
@@ -33,7 +32,7 @@ typedef uint16_t bfloat16;
 #define SILU 1
 #define GELU_TANH 2
 
-/* A format of quantised matrices. A table says what a code of 4 bits stands for, from 0 to 255, with zero 128. */
+/* A format of quantized matrices. A table maps each 4-bit code to a value from 0 to 255; its zero is 128. */
 typedef struct {
     int bits, levels, minimum, zero, group, table, unit;
 } format;
@@ -41,15 +40,15 @@ typedef struct {
 
 /* Queries of consecutive rows of one sequence. */
 typedef struct {
-    int64_t row, rows, position; /* first row, how many, and the first one's position */
+    int64_t row, rows, position; /* first row, number of rows, position of the first row */
     int64_t pages;               /* index of the sequence's first page number */
     int64_t first_span, spans;   /* spans to attend to */
     int64_t partial;             /* index of the first partial result to write; -1: merge all spans and finish */
 } tile;
 
-/* A row whose spans are separate partial results. */
+/* A row whose spans are computed as separate partial results. */
 typedef struct {
-    int64_t row, partial, spans; /* `partial` is the index of the first */
+    int64_t row, partial, spans; /* `partial` is the index of the first partial result */
 } split;
 
 /* x += delta; out = x / rms(x) * weight. */
@@ -78,7 +77,7 @@ typedef struct {
 
 typedef struct {
     const float *x; /* [rows, width] */
-    int64_t *out;   /* [rows], column of each row's maximum, the first of equals, or NON_FINITE */
+    int64_t *out;   /* [rows], column of each row's first maximum, or NON_FINITE */
     int64_t rows, width;
 } argmax_arguments;
 
@@ -90,9 +89,10 @@ typedef struct {
     float factor;
 } rope_tables_arguments;
 
-/* Normalise and rotate queries and keys; store keys and values at `slots` of the cache, which is [pages, kv_heads] of
+/* Normalize and rotate queries and keys; store keys and values at `slots` of the cache. The cache is [pages,
+ * kv_heads] of
  *   bfloat16: keys [dim / 2, PAGE_SIZE, 2], values [PAGE_SIZE / 2, dim, 2]
- *   8 bits:   the same, then key scales float32 [PAGE_SIZE], value scales [PAGE_SIZE] */
+ *   8 bits: the same layout in bytes, then key scales float32 [PAGE_SIZE], value scales [PAGE_SIZE] */
 typedef struct {
     const float *qkv;             /* [rows, heads + 2 * kv_heads, dim] */
     const float *cosines, *sines; /* [rows, half] */
@@ -116,7 +116,7 @@ typedef struct {
     const float *nullable sinks; /* [heads] */
     int64_t heads, kv_heads, dim;
     int64_t narrow;              /* whether the cache has 8 bits */
-    int64_t window;              /* positions that a query attends to, its own included */
+    int64_t window;              /* positions that a query attends to, including its own position */
     float scale;
 } attend_arguments;
 
@@ -146,7 +146,7 @@ typedef struct {
     float factor;
 } embed_plain_arguments;
 
-/* Round x, or with a gate gate(first half) * second half, to blocks of `x_bits` for `multiply`. */
+/* Round x to blocks of `x_bits` for `multiply`. With a gate, round gate(first half) * second half. */
 typedef struct {
     const float *x; /* [rows, columns], or [rows, 2 * columns] with a gate */
     uint8_t *out;
@@ -181,7 +181,7 @@ typedef struct {
     int32_t *pairs;      /* [rows * chosen], the row of each pair */
     int64_t *starts;     /* [experts + 1], index of each expert's first pair */
     int64_t *places;     /* [rows, chosen], indexes of each row's pairs */
-    float *weights;      /* [rows, chosen], shares of the softmax over the chosen if `normalised`, else over all */
+    float *weights;      /* [rows, chosen], softmax over the chosen experts if `normalised`, else over all experts */
     int64_t rows, experts, chosen, normalised;
 } route_arguments;
 
@@ -193,7 +193,7 @@ typedef struct {
     int64_t experts, columns, gate, x_bits;
 } quantise_experts_arguments;
 
-/* `multiply` for the pairs of each expert, or `multiply_plain` if the number of the format is -1. */
+/* `multiply` for the pairs of each expert, or `multiply_plain` if the format number is -1. */
 typedef struct {
     const int64_t *starts;      /* [experts + 1] */
     const void *x;              /* blocks, or bfloat16 [pairs, columns] */
@@ -203,15 +203,15 @@ typedef struct {
     int64_t experts, columns, outputs, stride, number, x_bits;
 } multiply_experts_arguments;
 
-/* Change gate and up in place: silu(gate) * up of the new values is gate * sigmoid(alpha * gate) * (up + 1) of the old,
- * with gate at most `limit` and up between -limit and limit. */
+/* Change gate and up in place: silu(gate) * up of the new values equals gate * sigmoid(alpha * gate) * (up + 1) of
+ * the old values. gate is at most `limit`; up is between -limit and limit. */
 typedef struct {
     float *gate_up; /* [rows, 2 * width] */
     int64_t rows, width;
     float alpha, limit;
 } clamp_gate_up_arguments;
 
-/* out = the weighted sum of each row's pairs. */
+/* out = weighted sum of each row's pairs. */
 typedef struct {
     const float *x;        /* [pairs, width] */
     const int64_t *places; /* [rows, chosen] */
@@ -228,30 +228,30 @@ typedef struct {
     int64_t rows, width;
 } add_gated_arguments;
 
-/* Pack a quantised matrix; rows beyond `outputs` become zero. */
+/* Pack a quantized matrix; rows after `outputs` become zero. */
 typedef struct {
     const uint8_t *codes;              /* [outputs, columns] */
     const void *unit;                  /* [outputs, units] of the format's unit type */
     const void *nullable scale;        /* 8-bit codes [outputs, columns / group] */
-    const void *nullable minimum_unit; /* unit and codes of the minimums */
+    const void *nullable minimum_unit; /* unit and codes of the minimums, or null */
     const void *nullable minimum;
     const uint8_t *nullable table;     /* [16] */
     uint8_t *matrix;
     int64_t outputs, columns, number;
 } pack_arguments;
 
-/* The same for a plain matrix. */
+/* Pack a plain matrix. */
 typedef struct {
     const bfloat16 *weights; /* [outputs, columns] */
     uint8_t *matrix;
     int64_t outputs, columns;
 } pack_plain_arguments;
 
-/* Quantise a plain matrix to the format `number`. */
+/* Quantize a plain matrix to the format `number`. */
 typedef struct {
     const void *weights; /* [outputs, columns] of the type `source` */
     uint8_t *matrix;
-    uint8_t *faults;     /* [tiles], 1 for a tile that is not written since a weight is not finite or too large */
+    uint8_t *faults;     /* [tiles], 1 for a tile that is not written because a weight is not finite or too large */
     int64_t source, outputs, columns, number;
 } quantize_weights_arguments;
 

@@ -1,7 +1,6 @@
-/* Vectors of 16 lanes, and the few operations on them that C has no word for. The compiler splits a vector where
- * registers are narrower. Sums are formed in one fixed order on every path and by every caller, and products are fused
- * only where it is written, so that a row's result never depends on which rows are computed beside it.
- */
+/* Vectors of 16 lanes and operations on them. The compiler splits a vector if registers are narrower. All code paths
+ * form sums in the same fixed order and fuse only explicitly fused products, so the result of a row never depends on
+ * other rows in the batch. */
 #ifndef LANES_H
 #define LANES_H
 
@@ -41,7 +40,7 @@ INLINE bits load_bits(const void *from) {
     return value;
 }
 
-/* a * b + c, rounded once where the processor can. */
+/* Return a * b + c, rounded once if the processor supports it. */
 INLINE lanes fused(lanes a, lanes b, lanes c) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -56,7 +55,7 @@ INLINE lanes fused(lanes a, lanes b, lanes c) {
 #endif
 }
 
-/* 16 float16 numbers, exactly. */
+/* Load 16 float16 numbers as float32, exactly. */
 INLINE lanes load_half(const void *from) {
     halves stored;
     memcpy(&stored, from, sizeof stored);
@@ -69,7 +68,7 @@ INLINE lanes load_half(const void *from) {
 #endif
 }
 
-/* 16 small whole numbers, as numbers. */
+/* Load 16 signed 8-bit integers as float32. */
 INLINE lanes load_signed(const void *from) {
 #if defined(__AVX512F__)
     return (lanes)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
@@ -80,7 +79,7 @@ INLINE lanes load_signed(const void *from) {
 #endif
 }
 
-/* As bfloat16, to nearest, ties to even. */
+/* Store as bfloat16, rounded to nearest, ties to even. */
 INLINE void store_rounded(uint16_t *to, lanes value) {
 #if defined(__AVX512BF16__)
     __m256bh top = _mm512_cvtneps_pbh((__m512)value);
@@ -149,10 +148,10 @@ INLINE int32_t sum_words(words value) {
 #endif
 }
 
-/* 2^x for x <= 0 (up to 127 works, too): a whole power and a polynomial for what is left, |r| <= 1/2. */
+/* Return 2^x for x <= 0 (valid up to 127): an integer power times a polynomial of the rest r, |r| <= 1/2. */
 INLINE lanes power_of_two(lanes x) {
     x = larger(x, all(-126.0f));
-    lanes shifted = x + 12582912.0f; /* adding 1.5 * 2^23 rounds to a whole number */
+    lanes shifted = x + 12582912.0f; /* adding 1.5 * 2^23 rounds to an integer */
     lanes r = x - (shifted - 12582912.0f);
     lanes e = fused(r, all(1.535336188e-4f), all(1.339887440e-3f));
     e = fused(e, r, all(9.618437358e-3f));
@@ -163,13 +162,13 @@ INLINE lanes power_of_two(lanes x) {
     return e * (lanes)(((bits)shifted + (127 - 0x4b400000)) << 23);
 }
 
-/* x / (1 + e^-z) for z of the same sign as x, from e^-|z|, which never overflows. */
+/* Return x / (1 + e^-z) for z of the same sign as x, computed from e^-|z|, which never overflows. */
 INLINE lanes times_sigmoid(lanes x, lanes z) {
     lanes small = power_of_two((lanes)((bits)z | 0x80000000u) * 1.44269504f);
     return x * where(x < 0.0f, small, all(1.0f)) / (small + 1.0f);
 }
 
-/* What a gate lets through. Far below nought that is nought already. */
+/* Apply a gate. Far below zero the result is zero. */
 INLINE lanes gated(lanes x, const int gate) {
     if (gate == SILU) {
         x = larger(all(-100.0f), x);

@@ -1,11 +1,11 @@
-/* Quantised matrices are laid out, and rows of them taken back. */
+/* Pack quantized matrices and dequantize rows of packed matrices. */
 #include "tape.h"
 #include "tiles.h"
 
-/* Returns FORMAT_COUNT formats. */
+/* Return the FORMAT_COUNT formats. */
 const format *known_formats(void) { return FORMATS; }
 
-/* Bytes of a packed matrix, or 0 for what is none. */
+/* Return the bytes of a packed matrix, or 0 if the matrix cannot be packed. */
 int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
     int64_t most = 1 << 30;
     if (number < 0 || number >= FORMAT_COUNT) return 0;
@@ -15,7 +15,7 @@ int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
     return head_bytes(f) + (outputs + LANES - 1) / LANES * tile_bytes(f, columns);
 }
 
-/* The codes of one group of one row. */
+/* Pack the codes of one group of one row. */
 static void pack_codes(const format f, const uint8_t *codes, uint32_t *to) {
     uint32_t quads[QUADS];
     memcpy(quads, codes, sizeof quads);
@@ -77,7 +77,7 @@ KERNEL(embed, item) {
     if (item < 0) return a->count;
     const uint8_t *tile = a->matrix + head_bytes(f) + a->tokens[item] / LANES * tile_bytes(f, columns);
     float *out = a->out + item * columns;
-    int lane = a->tokens[item] % LANES, of = lane % SLICE; /* lanes, and those of its slice */
+    int lane = a->tokens[item] % LANES, of = lane % SLICE; /* lane of the row, and its lane within the slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
         slice scale[2], minimum[2];
         unpack_scales(f, tile, g, lane - of, scale, minimum);

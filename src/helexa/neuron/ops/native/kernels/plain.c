@@ -1,6 +1,5 @@
-/* Matrix products with weights that are not quantised: bfloat16, in tiles of 16 rows of which each lane takes two
- * columns at once, [columns / 2, 16, 2]. As with quantised weights, a row of x always goes through the same operations.
- */
+/* Matrix products with bfloat16 weights, in tiles of 16 rows. Each lane holds two columns at once: [columns / 2, 16,
+ * 2]. A row of x always goes through the same operations. */
 #include "slices.h"
 #include "tape.h"
 

@@ -1,37 +1,36 @@
 /* Matrix products of activations with packed weights: `out[t, n] = sum over k of x[t, k] * w[n, k]`.
  *
- * Activations are rounded to 16 or 8 bits with one scale for each 32 columns, and products of codes are summed in whole
- * numbers. With VNNI these are sums of bytes: first of the upper ones, then, with these 256 times as large, of the lower
- * ones, if there are any. A row of x goes through the same operations in the same order whatever rows are beside it.
- */
+ * Activations are rounded to 16 or 8 bits with one scale per 32 columns; products of codes are summed as integers.
+ * With VNNI, the kernel first sums products of the upper bytes, multiplies the sums by 256 and then adds products of
+ * the lower bytes, if any. A row of x goes through the same operations in the same order, independent of other rows. */
 #include "tape.h"
 #include "tiles.h"
 
-#define MAX_ROWS 6 /* rows of x that are multiplied at once; their sums stay in registers */
+#define MAX_ROWS 6 /* rows of x multiplied at once; their sums stay in registers */
 #if SLICE == LANES
 #define MAX_TILES 2
 #else
-#define MAX_TILES 1 /* for lack of registers */
+#define MAX_TILES 1 /* limited by registers */
 #endif
 #define CACHED 131072 /* bytes */
 #define LEAST_ROWS 48
 #ifdef __AVX512VNNI__
 #define UNROLL_QUADS _Pragma("GCC unroll 8")
-#define PARTS 2 /* a code of 16 bits is 256 * upper + lower; one of 8 bits has no lower byte */
+#define PARTS 2 /* a 16-bit code is 256 * upper + lower; an 8-bit code has no lower byte */
 #else
-#define UNROLL_QUADS _Pragma("GCC unroll 1") /* GCC would multiply all, and then add, for which registers are too few */
+#define UNROLL_QUADS _Pragma("GCC unroll 1") /* unrolled, GCC needs too many registers */
 #define PARTS 1
 #endif
 
 /* 32 activations of one row. */
 typedef struct {
-    float scale, scaled_sum; /* the sum is that of the rounded activations */
-    int32_t first, second;   /* -32 times the sums of the codes of either half */
+    float scale, scaled_sum; /* `scaled_sum` is the sum of the rounded activations */
+    int32_t first, second;   /* -32 times the sum of the codes of each half */
     quad codes[PARTS][QUADS];
 } block;
 _Static_assert(sizeof(block) == BLOCK_BYTES && MAX_ROWS <= SPARE_BLOCKS, "as memory for activations is taken");
 
-/* Adds the products of `count` quads from `j` on with one part of x; `dots` are [rows, tiles]. */
+/* Add the products of `count` quads from `j` on with one part of x; `dots` are [rows, tiles]. */
 INLINE void add_quads(const format f, const slice_bits table, const uint8_t *const *from, const block *x, const int part,
                       slice_words *dots, const int j, const int count, const int rows, const int tiles) {
     UNROLL_QUADS
@@ -62,8 +61,8 @@ INLINE void dot_quads(const format f, const slice_bits table, const uint8_t *con
     add_quads(f, table, from, x, PARTS - 1, dots, j, count, rows, tiles);
 }
 
-/* `rows` rows of x, of which `stride` are interleaved, times the slice from `lane` on of `tiles` tiles that lie `distance`
- * bytes apart; sums are [rows, tiles]. */
+/* Multiply `rows` rows of x by the slice from `lane` on of `tiles` tiles. The tiles are `distance` bytes apart;
+ * `stride` rows of x are interleaved; sums are [rows, tiles]. */
 INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                            int64_t groups, int64_t stride, lanes *sums, const int rows, const int tiles, int64_t ahead,
                            int64_t x_bits, int64_t lane) {
@@ -116,7 +115,8 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
     for (int i = 0; i < rows * tiles; i++) memcpy((float *)(sums + i) + lane, acc + i, sizeof *acc);
 }
 
-/* Few rows are bound by memory, many by arithmetic: then two tiles share what is loaded of x. */
+/* Products of few rows are bound by memory. Products of many rows are bound by arithmetic: two tiles share the loads
+ * of x. */
 #define MULTIPLY(NUMBER, STRIDE, ROWS, TILES) \
     for (int64_t lane = 0; lane < LANES; lane += SLICE) \
     multiply_slice(FORMATS[NUMBER], matrix, tile, distance, x, groups, STRIDE, sums, ROWS, TILES, ahead, x_bits, lane)
@@ -129,7 +129,7 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         else MULTIPLY(NUMBER, rows, MAX_ROWS, MAX_TILES); \
         return;
 
-/* Up to MAX_ROWS rows. What lies behind the last of them may be multiplied, too, for nothing. */
+/* Multiply up to MAX_ROWS rows. The kernel may also multiply blocks after the last row; their results are ignored. */
 static void multiply_any(int64_t number, const uint8_t *matrix, const uint8_t *tile, int64_t distance, const block *x,
                          int64_t groups, lanes *sums, int64_t rows, int64_t tiles, int64_t ahead, int64_t x_bits) {
     switch (number) { EACH_FORMAT(BY_ROWS) }
@@ -142,14 +142,14 @@ INLINE void put(float *out, lanes value, int64_t count) {
         memcpy(out, &value, count * sizeof *out);
 }
 
-/* Rows that go through a tile before the next: few enough that their blocks stay in the second cache and that threads
- * end together, many enough that a tile is not fetched too often. */
+/* Return the rows that one item multiplies: few enough for the L2 cache and an even load of the threads, many enough
+ * that a tile is not loaded too often. */
 static int64_t rows_per_item(int64_t groups) {
     int64_t rows = CACHED / (groups * (int64_t)sizeof(block));
     return (rows < LEAST_ROWS ? LEAST_ROWS : rows) / MAX_ROWS * MAX_ROWS;
 }
 
-/* Tiles that one item takes: enough work to be worth asking for, few enough to share out evenly. */
+/* Return the tiles per item: enough work to justify an item, few enough for an even load of the threads. */
 static int64_t tiles_per_item(int64_t tiles, int64_t bytes, int64_t rows) {
     int64_t enough = 24576 / bytes / rows + MAX_TILES, even = tiles / (8 * threads());
     return even < 1 ? 1 : even < enough ? even : enough;
@@ -173,10 +173,10 @@ KERNEL(multiply, item) {
         for (int64_t tile = first, width; tile < last; tile += width) {
             lanes sums[MAX_ROWS * MAX_TILES];
             width = last - tile < pair ? 1 : pair;
-            for (int64_t r = 0; r < together; r++) /* by the time there is something to write, it can be written */
+            for (int64_t r = 0; r < together; r++) /* prefetch the output while the product runs */
                 for (int64_t t = 0; t < width; t++)
                     __builtin_prefetch(out + (row + r) * stride + (tile + t) * LANES, 1);
-            int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* one stream the processor sees itself */
+            int64_t ahead = row == begin && width > 1 ? width * bytes : 0; /* hardware prefetches one stream */
             multiply_any(number, a->matrix, weights + tile * bytes, bytes, x + row * groups, groups, sums, together,
                          width, ahead, a->x_bits);
             for (int64_t t = 0; t < width; t++) {
@@ -193,14 +193,14 @@ KERNEL(multiply, item) {
 
 INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
     const float most = x_bits == 8 ? 127.0f : 127 * 256 + 127.0f;
-    float off = sum((low - low) + (high - high)); /* nought, or no number if one of them is none: nor is the scale then */
+    float off = sum((low - low) + (high - high)); /* 0 if all numbers are finite, else NaN, which makes the scale NaN */
     if (off != 0.0f) low = high = (lanes){0};
     lanes size = larger((lanes)((bits)low & 0x7fffffff), (lanes)((bits)high & 0x7fffffff));
     float peak = largest(size), inverse = peak > 1e-30f ? most / peak : 0.0f;
     lanes values[2] = {low * inverse, high * inverse};
     int32_t sums[2] = {0, 0};
     for (int half = 0; half < 2; half++) {
-        /* Adding 1.5 * 2^23 rounds to a whole number, which the low bits then hold. */
+        /* Adding 1.5 * 2^23 rounds to an integer in the low bits. */
         words codes = (words)(values[half] + 12582912.0f) - 0x4b400000;
         quad *quads = to->codes[0] + half * QUADS / 2;
 #if defined(__AVX512VNNI__)
@@ -231,7 +231,7 @@ INLINE void round_row(block *to, const float *from, int64_t groups, int64_t dist
     }
 }
 
-/* Blocks of MAX_ROWS rows are interleaved. */
+/* Round rows to blocks; the blocks of MAX_ROWS rows are interleaved. */
 KERNEL(quantise, item) {
     block *out = (block *)a->out;
     int64_t rows = a->rows, columns = a->columns, gate = a->gate, groups = columns / GROUP;

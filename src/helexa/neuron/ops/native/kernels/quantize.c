@@ -1,19 +1,19 @@
-/* Load-time quantisation: from plain weights to tiles. Each group of a row gets the scale, and the minimum if its format
- * has one, that least squares find best after a few first guesses. `weights/quantization/quantize.py` does the same in torch.
+/* Quantization of plain weights into tiles during loading. Each group of a row gets a scale, and a minimum if the
+ * format has minimums. Both are fitted by least squares from several starting points.
+ * `weights/quantization/quantize.py` does the same in torch.
  *
- * Rows go side by side, one per lane, so nothing is ever summed across lanes.
- */
+ * Each lane processes one row, so no sum crosses lanes. */
 #include "lanes.h"
 #include "tape.h"
 #include "tiles.h"
 
-#define STRETCH 256 /* columns that are worked on at once: those that share a unit where scales are in two levels */
-#define SCALES 16   /* of them, at most */
+#define STRETCH 256 /* columns processed at once: the columns that share a unit in formats with two scale levels */
+#define SCALES 16   /* maximum number of scales of a stretch */
 #define ROUNDS 4
-#define LARGEST 32768.0f /* weights beyond would not fit float16 scales */
-#define MAGIC 12582912.0f /* 1.5 * 2^23: added, it rounds to a whole number, which the low bits then hold */
+#define LARGEST 32768.0f /* larger weights would not fit float16 scales */
+#define MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
 
-/* First guesses: codes spread over so many levels more than there are. */
+/* Starting points: amounts added to the number of levels to choose the first scale. */
 static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 
 #if defined(__clang__)
@@ -23,7 +23,7 @@ static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
 #endif
 #define LIST(...) __VA_ARGS__
 
-/* Lanes whose number has the bit `BY` change places with the others of the vector `BY` further on. */
+/* Exchange the lanes that have the bit `BY` set with the other lanes of the vector `BY` further on. */
 #define EXCHANGE(BY, FIRST, SECOND) \
     for (int i = 0; i < LANES; i++) \
         if (!(i & BY)) { \
@@ -31,7 +31,7 @@ static const float STEPS[ROUNDS] = {-1.0f, -0.4f, 0.2f, 0.8f};
             m[i] = MIX(a, b, FIRST), m[i + BY] = MIX(a, b, SECOND); \
         }
 
-/* 16 vectors of 16 words: rows become columns. */
+/* Transpose 16 vectors of 16 words. */
 INLINE void transpose(bits *m) {
 #pragma GCC unroll 16
     EXCHANGE(8, LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
@@ -57,40 +57,40 @@ INLINE lanes smaller(lanes a, lanes b) {
 
 INLINE lanes size_of(lanes x) { return (lanes)((bits)x & 0x7fffffff); }
 
-/* To the nearest whole number, ties to even, for sizes below 2^22. */
+/* Round to the nearest integer, ties to even, for magnitudes below 2^22. */
 INLINE lanes rounded(lanes x) { return (x + MAGIC) - MAGIC; }
 
-/* 1 / x, or nought where x is nought. */
+/* Return 1 / x, or 0 if x is 0. */
 INLINE lanes inverse(lanes x) { return where(x == 0.0f, all(0.0f), 1.0f / x); }
 
-/* float16 numbers in the low halves of words, exactly; what is not finite becomes 65536 or more. */
+/* Convert float16 in the low halves of words to float32, exactly; non-finite numbers become 65536 or more. */
 INLINE lanes widened(bits half) { return (lanes)((bits)((lanes)((half & 0x7fff) << 13) * 0x1p112f) | (half & 0x8000) << 16); }
 
-/* As float16, to nearest, ties to even; infinite beyond its range. */
+/* Convert to float16, rounded to nearest, ties to even; infinite if out of range. */
 INLINE bits narrowed(lanes value) {
     bits sign = ((bits)value >> 16) & 0x8000, size = (bits)value & 0x7fffffff;
-    bits small = (bits)((lanes)size + 0.5f) - 0x3f000000; /* the sum rounds where a subnormal number ends */
+    bits small = (bits)((lanes)size + 0.5f) - 0x3f000000; /* the sum rounds at the last bit of a subnormal number */
     bits whole = (size + 0xc8000fff + ((size >> 13) & 1)) >> 13;
     words is_small = size < 0x38800000, fits = size < 0x477ff000;
     whole = (whole & (bits)fits) | (0x7c00 & ~(bits)fits);
     return (small & (bits)is_small) | (whole & ~(bits)is_small) | sign;
 }
 
-/* Writes float16[16]; returns what can be read there. */
+/* Write float16[16]; return the written values as float32. */
 INLINE lanes put_halves(uint8_t *to, lanes value) {
     halves half = __builtin_convertvector(narrowed(value), halves);
     memcpy(to, &half, sizeof half);
     return load_half(to);
 }
 
-/* Writes one byte for each lane. */
+/* Write one byte per lane. */
 INLINE void put_bytes(uint8_t *to, words value) {
     bytes16 low = __builtin_convertvector((bits)value & 255, bytes16);
     memcpy(to, &low, sizeof low);
 }
 
-/* `width` columns of rows that lie `stride` bytes apart, one column to a vector; rows beyond the last repeat it. Returns
- * whether all of them are finite and small enough. */
+/* Load `width` columns of rows that are `stride` bytes apart, one column per vector. Lanes after the last row repeat
+ * the last row. Returns whether all numbers are finite and small enough. */
 INLINE int gather(lanes *x, const uint8_t *from, int64_t width, int64_t stride, int64_t rows, const int source) {
     const int64_t step = source == FLOAT32 ? 16 : 32; /* columns in 64 bytes */
     lanes peak = {0}, total = {0};
@@ -105,7 +105,7 @@ INLINE int gather(lanes *x, const uint8_t *from, int64_t width, int64_t stride, 
         }
         for (int64_t i = k; i < k + step; i++) peak = larger(peak, size_of(x[i])), total += x[i];
     }
-    words sound = (peak <= LARGEST) & (total == total); /* what is no number spoils the sum, but not the maximum */
+    words sound = (peak <= LARGEST) & (total == total); /* NaN changes the sum but not the maximum */
     for (int lane = 0; lane < LANES; lane++)
         if (!sound[lane]) return 0;
     return 1;
@@ -117,7 +117,7 @@ static int gather_any(lanes *x, const uint8_t *from, int64_t width, int64_t stri
     return gather(x, from, width, stride, rows, FLOAT32);
 }
 
-/* Scale and minimum, at most nought, of a group for codes from 0 to `most`. */
+/* Fit scale and minimum (at most 0) of a group for codes from 0 to `most`. */
 static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
     lanes low = {0}, high = x[0], total = {0}, best = {0};
     for (int i = 0; i < GROUP; i++) low = smaller(low, x[i]), high = larger(high, x[i]), total += x[i];
@@ -134,20 +134,20 @@ static void fit_line(const lanes *x, float most, lanes *scale, lanes *minimum) {
         lanes level = inverse((float)GROUP * sum_ll - sum_l * sum_l);
         lanes m = (sum_ll * total - sum_l * sum_lx) * level;
         lanes s = ((float)GROUP * sum_lx - total * sum_l) * level;
-        words through = (m > 0.0f) | ((level == 0.0f) & (sum_ll > 0.0f)); /* a line through nought */
+        words through = (m > 0.0f) | ((level == 0.0f) & (sum_ll > 0.0f)); /* the fitted line goes through 0 */
         m = where(through, all(0.0f), m);
         s = where(through, larger(sum_lx * inverse(sum_ll), all(0.0f)), s);
-        lanes explained = fused(s, sum_lx, m * total); /* of the sum of squares */
+        lanes explained = fused(s, sum_lx, m * total); /* part of the sum of squares */
         words better = explained > best;
         best = where(better, explained, best), *scale = where(better, s, *scale), *minimum = where(better, m, *minimum);
     }
 }
 
-/* Scale, of either sign, of `n` numbers for codes from -least to least - 1. */
+/* Fit the scale, of either sign, of `n` numbers for codes from -least to least - 1. */
 INLINE lanes fit_ray(const lanes *x, const int n, float least) {
     lanes peak = {0}, scale = {0}, best = {0};
     for (int i = 0; i < n; i++) peak = where(size_of(x[i]) > size_of(peak), x[i], peak);
-    if (least == 128.0f) return size_of(peak) * (1.0f / 127.0f); /* nothing to gain from a search */
+    if (least == 128.0f) return size_of(peak) * (1.0f / 127.0f); /* a search would not improve 8-bit codes */
     lanes slope = -inverse(peak);
     for (int round = 0; round < ROUNDS; round++) {
         lanes factor = slope * (least + STEPS[round]), sum_ll = {0}, sum_lx = {0};
@@ -173,7 +173,8 @@ static void fit_all(const format f, const lanes *x, int64_t count, lanes *scale,
     }
 }
 
-/* Writes `count` values as multiples of a unit, of which the largest is `most`; they become what can be read back. */
+/* Write `count` values as multiples of a unit, with the largest value at code `most`. Replace the values by the
+ * written values. */
 INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int count, float most) {
     lanes peak = {0};
     for (int i = 0; i < count; i++) peak = where(size_of(values[i]) > size_of(peak), values[i], peak);
@@ -185,7 +186,7 @@ INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int coun
     }
 }
 
-/* Writes the scales of a stretch whose first group is `g`. */
+/* Write the scales of a stretch whose first group is `g`. */
 static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, lanes *scale, lanes *minimum) {
     if (f.levels == 2) {
         uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f);
@@ -200,7 +201,7 @@ static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, 
     }
 }
 
-/* The codes of 16 columns, four to a quad. */
+/* Encode 16 columns, four columns per quad. */
 INLINE void encode(bits *quads, const lanes *x, lanes factor, lanes minimum, lanes zero, lanes most) {
     for (int j = 0; j < QUADS / 2; j++) {
         quads[j] = (bits){0};
@@ -211,7 +212,7 @@ INLINE void encode(bits *quads, const lanes *x, lanes factor, lanes minimum, lan
     }
 }
 
-/* Writes the codes of a group. */
+/* Write the codes of a group. */
 static void put_codes(const format f, uint8_t *to, const bits *quads) {
     if (f.bits == 8) {
         memcpy(to, quads, QUADS * sizeof *quads);
@@ -229,7 +230,7 @@ static void put_codes(const format f, uint8_t *to, const bits *quads) {
     memcpy(to + 256, plane, (f.bits - 4) * sizeof *plane);
 }
 
-/* Rows beyond the last repeat it. */
+/* One item per tile. Lanes after the last row repeat the last row. */
 KERNEL(quantize_weights, tile) {
     int64_t source = a->source, rows = a->outputs - tile * LANES, columns = a->columns;
     int64_t stride = columns * (source == FLOAT32 ? 4 : 2);

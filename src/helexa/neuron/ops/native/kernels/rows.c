@@ -1,5 +1,5 @@
-/* What surrounds the products, one row at a time: normalisation, activation, rotation, and the plain-weight product's
- * rounding. */
+/* Row operations around the products: normalization, activation, rotation, and rounding for products with plain
+ * weights. */
 #include "lanes.h"
 #include "tape.h"
 
@@ -34,7 +34,7 @@ KERNEL(choose_rows, item) {
     return 0;
 }
 
-/* The last `width % 16` are compared one by one. */
+/* A scalar loop compares the last `width % 16` numbers. */
 KERNEL(argmax, item) {
     int64_t width = a->width, i = 0;
     const float *x = a->x + item * width;
@@ -67,7 +67,8 @@ KERNEL(rope_tables, item) {
     return 0;
 }
 
-/* One head of `dim` numbers: normalised if there is a weight, then its first 2 * half rotated; in `to`, float32. */
+/* Prepare one head of `dim` numbers in `to`, float32: normalize if there is a weight, then rotate the first 2 * half
+ * numbers. */
 static void prepare_head(const float *from, const float *weight, float eps, const float *cosines, const float *sines,
                          int64_t dim, int64_t half, float *to) {
     lanes squares = {0};
@@ -88,8 +89,8 @@ static void prepare_head(const float *from, const float *weight, float eps, cons
     }
 }
 
-/* 8 bits and a scale, where the largest number becomes 127. A scale is NaN if any number is infinite or NaN, which
- * `larger` may lose. */
+/* Return the scale of 8-bit codes, with the largest number at 127. The scale is NaN if any number is infinite or NaN,
+ * which `larger` may lose. */
 static float scale_of(const float *from, int64_t count) {
     lanes size = {0}, nothing = {0};
     for (int64_t i = 0; i < count; i += LANES) {

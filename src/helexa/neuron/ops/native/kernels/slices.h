@@ -1,6 +1,6 @@
-/* A slice is as many of 16 lanes as a register of the processor holds. What a loop is to keep in registers has to be of
- * this width: wider vectors the compiler leaves in memory. Lane by lane, all widths compute the same.
- */
+/* A slice is the part of 16 lanes that fits one register of the processor. Loops that must keep values in registers
+ * use slices, since the compiler keeps wider vectors in memory. All slice widths compute the same result in each
+ * lane. */
 #ifndef SLICES_H
 #define SLICES_H
 
@@ -26,7 +26,7 @@ INLINE slice_bits slice_load(const void *from) {
     return value;
 }
 
-/* a * b + c, rounded once where the processor can. */
+/* Return a * b + c, rounded once if the processor supports it. */
 INLINE slice slice_fused(slice a, slice b, slice c) {
 #if defined(__AVX512F__)
     return (slice)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -37,21 +37,21 @@ INLINE slice slice_fused(slice a, slice b, slice c) {
 #endif
 }
 
-/* acc + the product of two bfloat16 numbers in each lane and the same two for all lanes. */
+/* Return acc + the product of two bfloat16 numbers per lane and the same two numbers for all lanes. */
 INLINE slice slice_dot2(slice acc, slice_bits pairs, uint32_t pair) {
 #if defined(__AVX512BF16__)
     return (slice)_mm512_dpbf16_ps((__m512)acc, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32((int)pair));
 #else
     slice_bits same = (slice_bits){0} + pair;
 #if SLICE == 8
-    __asm__("" : "+x"(same)); /* or GCC takes the two apart before it spreads them over the lanes, each by itself */
+    __asm__("" : "+x"(same)); /* without it, GCC splits the pair first and broadcasts each half separately */
 #endif
     acc = slice_fused((slice)(pairs & 0xffff0000u), (slice)(same & 0xffff0000u), acc);
     return slice_fused((slice)(pairs << 16), (slice)(same << 16), acc);
 #endif
 }
 
-/* float16 numbers, exactly. */
+/* Load float16 numbers as float32, exactly. */
 INLINE slice slice_of_halves(const uint8_t *from) {
 #if defined(__AVX512F__)
     return (slice)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
@@ -67,7 +67,7 @@ INLINE slice slice_of_halves(const uint8_t *from) {
 #endif
 }
 
-/* bfloat16 numbers, exactly. */
+/* Load bfloat16 numbers as float32, exactly. */
 INLINE slice slice_of_bfloats(const uint8_t *from) {
     uint16_t stored[SLICE];
     slice_bits wide;
@@ -76,7 +76,7 @@ INLINE slice slice_of_bfloats(const uint8_t *from) {
     return (slice)(wide << 16);
 }
 
-/* Whole numbers from 0 to 255, as numbers. */
+/* Load integers from 0 to 255 as float32. */
 INLINE slice slice_of_unsigned(const uint8_t *from) {
 #if defined(__AVX512F__)
     return (slice)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from)));
@@ -89,7 +89,7 @@ INLINE slice slice_of_unsigned(const uint8_t *from) {
 #endif
 }
 
-/* Whole numbers from -128 to 127, as numbers. */
+/* Load integers from -128 to 127 as float32. */
 INLINE slice slice_of_signed(const uint8_t *from) {
 #if defined(__AVX512F__)
     return (slice)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
@@ -102,8 +102,8 @@ INLINE slice slice_of_signed(const uint8_t *from) {
 #endif
 }
 
-/* What four codes of a lane are multiplied with, the same for all lanes. Without VNNI numbers of 16 bits: the first, third,
- * second and fourth. */
+/* Four numbers to multiply with the four codes of each lane, the same for all lanes. Without VNNI, the numbers have
+ * 16 bits in the order first, third, second, fourth. */
 typedef struct {
 #if defined(__AVX512VNNI__)
     int32_t bytes;
@@ -113,8 +113,8 @@ typedef struct {
 } quad;
 
 #if !defined(__AVX512VNNI__)
-/* acc + the product of two numbers of 16 bits in each lane, the first of which are not negative, and the same two for all
- * lanes. */
+/* Return acc + the product of two 16-bit numbers per lane, which must not be negative, and the same two numbers for
+ * all lanes. */
 INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 #if defined(__AVX512BW__)
     return acc + (slice_words)_mm512_madd_epi16((__m512i)numbers, _mm512_set1_epi32(pair));
@@ -126,7 +126,7 @@ INLINE slice_words dot_pair(slice_words acc, slice_bits numbers, int32_t pair) {
 }
 #endif
 
-/* acc + the product of four codes (0 to 255) in each lane and the same four numbers for all lanes. */
+/* Return acc + the product of four codes (0 to 255) per lane and the same four numbers for all lanes. */
 INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
 #if defined(__AVX512VNNI__)
     return (slice_words)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)codes, _mm512_set1_epi32(four->bytes));
@@ -136,14 +136,14 @@ INLINE slice_words dot4(slice_words acc, slice_bits codes, const quad *four) {
 #endif
 }
 
-/* 16 bytes, as `look_up` wants them. */
+/* Load a table of 16 bytes for `look_up`. */
 INLINE slice_bits load_table(const void *from) {
     slice_bits table;
     for (int i = 0; i < SLICE / 4; i++) memcpy((uint8_t *)&table + 16 * i, from, 16);
     return table;
 }
 
-/* For each byte, which is below 16, that of the table at its place. */
+/* Replace each byte (below 16) by the table entry at this index. */
 INLINE slice_bits look_up(slice_bits table, slice_bits places) {
 #if defined(__AVX512BW__)
     return (slice_bits)_mm512_shuffle_epi8((__m512i)table, (__m512i)places);

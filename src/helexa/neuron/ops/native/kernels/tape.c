@@ -1,9 +1,7 @@
-/* The threads, and how they go through a tape. One pool of our own: whatever runtime torch brought along stays asleep.
- * Each thread has a run of items of its own, which it reads from memory in one stream, and then helps the others with
- * theirs, item by item: a core which is taken away for a while holds up one item, not half of them.
- * A thread that has looked for a while in vain sleeps: a core that falls idle is what makes the system move a thread
- * which waits behind another process.
- */
+/* The thread pool and the execution of tapes. The pool is independent of torch's threads. Each thread has a
+ * contiguous range of items, which it reads from memory in order, and then takes single items of the other threads. A
+ * core that the system takes away for a while therefore delays only one item. A thread sleeps after it has polled for
+ * a while: an idle core makes the system move waiting threads to it. */
 #include "tape.h"
 
 #include <pthread.h>
@@ -11,21 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOKS 1500 /* at a flag, before a thread sleeps */
+#define LOOKS 1500 /* polls of a flag before a thread sleeps */
 
 typedef _Atomic int64_t counter;
 
-/* A number that only grows, and those who sleep until it does. */
+/* A counter that only grows, and the threads that sleep until it grows. */
 typedef struct {
     _Atomic int64_t number, sleepers;
     pthread_mutex_t mutex;
     pthread_cond_t grown;
 } signal_count;
 
-static counter *counters[MAX_THREADS]; /* items taken of each thread's own, for each instruction */
+static counter *counters[MAX_THREADS]; /* per thread and instruction: items taken of the thread's range */
 static const instruction *tape;
 static int64_t length, crew = 1;
-static int64_t unwatched[8] __attribute__((aligned(64))); /* a cache line: other threads read its neighbors */
+static int64_t unwatched[8] __attribute__((aligned(64))); /* a cache line, since threads read adjacent data */
 static volatile int64_t *progress = unwatched; /* written by the thread that runs the tape, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
@@ -59,7 +57,7 @@ static void wait_beyond(signal_count *signal, int64_t number) {
     pthread_mutex_unlock(&signal->mutex);
 }
 
-/* Returns when all threads have come here. */
+/* Return once all threads have called this function. */
 static void meet(void) {
     int64_t now = atomic_load_explicit(&meetings.number, memory_order_relaxed);
     if (atomic_fetch_add(&arrived, 1) == crew - 1) {
@@ -71,7 +69,7 @@ static void meet(void) {
 }
 
 static void play(int64_t self) {
-    const instruction *now = tape; /* once all have met at the end, others may change these */
+    const instruction *now = tape; /* after the last `meet`, `tape` and `length` may change */
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
@@ -98,7 +96,7 @@ static void *work(void *self) {
     return NULL;
 }
 
-/* Starts the pool, or makes it larger; returns how many threads it has. Not while a tape runs. */
+/* Start or enlarge the pool; return its number of threads. Must not be called while a tape runs. */
 int64_t start_threads(int64_t count) {
     if (count > MAX_THREADS) count = MAX_THREADS;
     if (!counters[0]) counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
@@ -107,19 +105,19 @@ int64_t start_threads(int64_t count) {
         counters[crew] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
         if (!counters[crew] || pthread_create(&thread, NULL, work, (void *)crew)) break;
         pthread_detach(thread);
-        wait_beyond(&ready, crew - 1); /* it knows which job is its first */
+        wait_beyond(&ready, crew - 1); /* the new thread has read the job counter */
         crew++;
     }
     return counters[0] ? crew : 0;
 }
 
-/* From now on `where` grows with each item and each instruction that is done. Not while a tape runs. */
+/* Set the address whose counter grows with each finished item and instruction. Must not be called while a tape runs. */
 void report_progress(int64_t *where) { progress = where; }
 
-/* Runs a tape to its end. Only one thread at a time may call it. Returns 0, or -1 when the tape is too long. */
+/* Run a tape to its end. Only one thread at a time may call this function. Returns 0, or -1 if the tape is too long. */
 int64_t run_tape(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
-    if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* nobody need be woken */
+    if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */
         instructions->run(instructions->arguments, 0);
         ++*progress;
         return 0;

@@ -1,4 +1,5 @@
-/* A tape is a list of kernel calls that run one after another, each cut into items that all threads share. */
+/* A tape is a captured graph: a list of kernel calls that run one after another. All threads share the items of a
+ * call. */
 #ifndef TAPE_H
 #define TAPE_H
 
@@ -6,7 +7,7 @@
 
 #define MAX_THREADS 256
 
-/* Runs item number `item`; for item -1, returns how many items these arguments make. */
+/* Runs item `item`; for item -1, returns the number of items for these arguments. */
 typedef int64_t kernel(const void *arguments, int64_t item);
 
 /* Defines a kernel with arguments `a` and an item ITEM. */
@@ -16,7 +17,7 @@ typedef int64_t kernel(const void *arguments, int64_t item);
 
 typedef struct {
     kernel *run;
-    int64_t waits; /* whether the next instruction must wait until this one is done */
+    int64_t waits; /* whether the next instruction waits until this instruction is done */
     uint8_t arguments[ARGUMENT_BYTES] __attribute__((aligned(8)));
 } instruction;
 

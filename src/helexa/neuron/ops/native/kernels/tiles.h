@@ -1,15 +1,16 @@
-/* How quantised matrices lie. Codes stay exactly as they are in files, in tiles of 16 rows, one per lane; each lane
- * takes four columns at once. A matrix is its tiles, one after another, behind its table in 64 bytes if it has one.
+/* Layout of quantized matrices. Codes are unchanged from the model file. They are stored in tiles of 16 rows, one row
+ * per lane; each lane holds four columns at once. A matrix is a sequence of tiles; a table, if present, is in 64
+ * bytes before the first tile.
  *
- * A tile is a list of groups of 32 columns, or, for formats with scales in two levels, of spans of 8 such groups:
- *   group: codes; scale, 16 bits [16]; minimum float16 [16] if there is one
- *   span: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16]; minimum
- *         codes, as many, if there are any; codes of 8 groups
- * where a group has as many halves as scales. Codes of a group: columns 4 j to 4 j + 3 of all rows are the quad j, 64
- * bytes. Up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and the bits above follow in planes.
+ * A tile is a list of groups of 32 columns or, for formats with two scale levels, of spans of 8 groups:
+ *   group: codes; scale, 16 bits [16]; minimum float16 [16] if present
+ *   span: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16];
+ *     minimum codes of the same shape, if present; codes of 8 groups
+ * The number of halves of a group is its number of scales. Codes of a group: columns 4 j to 4 j + 3 of all rows form
+ * quad j, 64 bytes. With up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and planes with the
+ * upper bits follow.
  *
- * weight = scale * (code - zero) + minimum.
- */
+ * weight = scale * (code - zero) + minimum. */
 #ifndef TILES_H
 #define TILES_H
 
@@ -46,19 +47,19 @@ INLINE int64_t scale_bytes(const format f) {
 
 INLINE int64_t span_bytes(const format f) { return 64 + SPAN_GROUPS * (code_bytes(f) + scale_bytes(f)); }
 
-/* Bytes of a tile of `columns` columns. */
+/* Return the bytes of a tile of `columns` columns. */
 INLINE int64_t tile_bytes(const format f, int64_t columns) {
     int64_t groups = columns / GROUP;
     return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / SPAN_GROUPS * span_bytes(f);
 }
 
-/* Where the codes of group `g` of a tile begin. */
+/* Return the address of the codes of group `g` of a tile. */
 INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     if (f.levels == 1) return tile + g * (code_bytes(f) + scale_bytes(f));
     return tile + g / SPAN_GROUPS * span_bytes(f) + 64 + SPAN_GROUPS * scale_bytes(f) + g % SPAN_GROUPS * code_bytes(f);
 }
 
-/* Quad `j` of a group, from the lane on to which `from` was moved (see `lane_codes`). */
+/* Return quad `j` of a group from the lane that `from` points to (see `lane_codes`). */
 INLINE slice_bits quad_codes(const format f, const uint8_t *from, const int j) {
     if (f.bits == 8) return slice_load(from + 64 * j);
     slice_bits both = slice_load(from + 64 * (j % 4));
@@ -74,7 +75,7 @@ INLINE slice_bits quad_codes(const format f, const uint8_t *from, const int j) {
     return codes;
 }
 
-/* Where the codes of group `g` begin for the lanes from `lane` on. */
+/* Return the address of the codes of group `g` for the lanes from `lane` on. */
 INLINE const uint8_t *lane_codes(const format f, const uint8_t *tile, int64_t g, int64_t lane) {
     return codes_of(f, tile, g) + 4 * lane;
 }
@@ -84,8 +85,8 @@ INLINE slice load_unit(const format f, const uint8_t *from, int64_t lane) {
     return f.unit == FLOAT32 ? (slice)slice_load(from + 4 * lane) : slice_of_halves(from + 2 * lane);
 }
 
-/* For the lanes from `lane` on, the scale of each half of a group, and its minimum: without one, what an unsigned code is
- * off by, times the scale, or nothing where products of codes are corrected as whole numbers. */
+/* Return the scale of each half of a group, and its minimum, for the lanes from `lane` on. Formats without minimums
+ * return -zero * scale, or no minimum if they correct products of codes as integers. */
 INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_t lane, slice *scale, slice *minimum) {
     if (f.levels == 1) {
         const uint8_t *at = codes_of(f, tile, g) + code_bytes(f);

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: which kernel takes which spans, and in tiles of what shape."""
+"""Attention over the paged cache: selection of kernels and tile shapes."""
 
 from dataclasses import dataclass
 
@@ -17,23 +17,23 @@ from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.launch import launch
 
 WIDEST = 256
-"""Numbers of a head that kernels take."""
+"""Largest head dimension that the kernels support."""
 _FEW = 1 + MAX_DRAFTS
-_MOST_DRAFTED = 4 * MAX_DRAFTS  # rows beside one of each span, for all of whose parts there is room
+_MOST_DRAFTED = 4 * MAX_DRAFTS  # rows in addition to one row per span; sizes the buffers of partial results
 _NO_WINDOW = 1 << 30
-_SHARES = 256  # of a row's work, all KV heads together, where it is long enough
-_WAVES = 4  # programs for each processor, so that none is idle for long while others end
+_SHARES = 256  # maximum segments of a row, summed over all KV heads
+_WAVES = 4  # programs per processor, so that no processor idles for long at the end
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a kernel is cut.
+    """Tile shape of an attention kernel.
 
     Attributes:
-        rows: queries to a product.
-        block: positions to a step.
-        warps: to a program.
-        stages: steps whose loads are under way at a time.
+        rows: queries per product.
+        block: positions per loop iteration.
+        warps: warps per program.
+        stages: iterations whose loads are in flight at a time.
     """
 
     rows: int
@@ -43,10 +43,10 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
-    """See `Ops.attend`; heads and their numbers lie side by side in a row of `queries`.
+    """See `Ops.attend`; the heads of a row of `queries` must be contiguous.
 
-    A row's result depends on one thing beside its span: whether there is a long one in the batch, or many of a few rows
-    (a sequence and guesses of what follows); then these are taken like long ones.
+    The result of a row depends on its span and on one property of the batch. If the batch has a long span, or too many
+    spans of several rows (a sequence with draft tokens), all spans of more than one row use the kernel for long spans.
     """
     rows, heads, dim = queries.shape
     paged = Paged.of(cache)
@@ -94,7 +94,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
 
 
 def has_long(batch: Batch, rows: int) -> bool:
-    """Whether a batch of so many rows has a span that is not a short one."""
+    """Return whether a batch of `rows` rows has a long span."""
     return batch.most_rows > _few(batch, rows)
 
 
@@ -103,22 +103,24 @@ def _few(batch: Batch, rows: int) -> int:
 
 
 def parts_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
-    """The most that `attend` takes for results of segments before they are put together."""
+    """Return the maximum bytes of `attend` for partial results of segments."""
     return (sequences + _MOST_DRAFTED) * heads * segments(kv_heads) * (dim + 2) * 4
 
 
 def segments(kv_heads: int) -> int:
-    """The most segments that a row of a short span is cut into."""
+    """Return the maximum number of segments of a row in a short span."""
     return triton.next_power_of_2(max(_SHARES // kv_heads, 8))
 
 
 def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """The fewest queries that tensor cores take, and much on its way: two programs on a processor where they have room,
-    each with two blocks or three ahead."""
+    """Return a tile with the fewest queries that tensor cores support, and many loads in flight.
+
+    Two programs share a processor if shared memory permits, each with two or three blocks prefetched.
+    """
     rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
-    if not card.tensor_cores or itemsize == 4:  # sums are in registers, and nothing is copied ahead
+    if not card.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
         return Tile(rows, 32 if width <= 128 else 16, 4, 1)
-    own = rows * width * (2 + 4)  # queries, and sums on their way out
+    own = rows * width * (2 + 4)  # queries, and sums before they are stored
     for room in (card.shared_memory // 2 - own, card.shared_memory - own):
         for block in (PAGE_SIZE, 32) if width <= 128 else (32,):
             ahead = room // (2 * block * width * itemsize)
@@ -128,12 +130,12 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
 
 
 def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
-    """As many queries as sums have registers: keys and values are read once for all of them."""
+    """Return a tile with as many queries as registers permit, since all queries share the loads of K and V."""
     width, warps = triton.next_power_of_2(dim), 8
     large = card.shared_memory > 200 * 1024
     fit = (128 if large else 64) * 128 // width
     rows, block = 128 if large or width <= 128 else 64, min(fit, 128 if large else 64)
-    if itemsize == 1:  # bytes take registers, too, while they become numbers
+    if itemsize == 1:  # converting bytes to numbers needs registers, too
         rows, block = (rows, block // 2) if large else (64, block)
     rows = max(rows, triton.next_power_of_2(group))
     own = rows * width * 2 + (rows * block * 2 if rows < 16 * warps else 0)  # queries; weights that warps exchange

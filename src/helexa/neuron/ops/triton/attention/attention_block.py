@@ -1,6 +1,6 @@
-"""What kernels of attention are made of: tiles of queries, and what these do with one block of positions.
+"""Functions shared by the attention kernels: tiles of queries, and attention to one block of positions.
 
-Scores are in units of log2(e), as `exp2` is what processors have.
+Scores are in units of log2(e), since processors compute `exp2`.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportPossiblyUnboundVariable=false
@@ -37,16 +37,16 @@ def take_block(
             power of two.
         queries: [M, W].
         places: [M], the position of each query.
-        cache: the first key of the head, by pages; its values lie `values_offset` numbers behind the keys.
-        scales: those of a cache of bytes, as float32; None for another cache.
-        page: that the positions lie in (see `page_of`).
-        end: where the sequence ends; what lies behind is not read.
-        window: positions that a query sees, its own included.
-        factor: of scores.
-        MASKED: some query does not see some of the positions.
+        cache: address of the head's first key in page 0; values are `values_offset` numbers after the keys.
+        scales: scales of an 8-bit cache, as float32; None for other caches.
+        page: page of the positions (see `page_of`).
+        end: end of the sequence; later positions are not read.
+        window: number of positions that a query sees, including its own position.
+        factor: factor applied to scores.
+        MASKED: whether some query does not see some of the positions.
 
     Returns:
-        `running`, with the block.
+        `running`, updated with the block.
     """
     largest, total, summed = running
     columns = tl.arange(0, queries.shape[1])
@@ -61,14 +61,14 @@ def take_block(
     keys = tl.load(numbers, there, 0)
     scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * factor
     if scales is not None:
-        # A page of bytes: keys, values, then the scales of keys and of values.
+        # Layout of an 8-bit page: keys, values, scales of keys, scales of values.
         beside = scales + page * (page_stride // 4) + PAGE * DIM // 2 + inside
         scores *= tl.load(beside, positions < end, 0.0)[None, :]
     if MASKED:
         seen = (positions[None, :] <= places[:, None]) & (positions[None, :] > places[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
     rising = tl.maximum(largest, tl.max(scores, 1))
-    # A query that has seen nothing yet has no largest score.
+    # Until a query has seen a position, its largest score is -inf.
     base = tl.where(rising == float("-inf"), 0.0, rising) if MASKED else rising
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(largest - base)
@@ -82,10 +82,10 @@ def take_block(
 
 @triton.jit
 def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """The page of positions from `start` on, or of each of them if they fill more than one; any beyond the end.
+    """Return the page of the positions from `start` on, or one page per position if the block spans several pages.
 
-    Kernels load it a step ahead: for a load that awaits another one in the same step, Triton would keep half as many
-    blocks on their way.
+    Positions after `end` get an arbitrary page. Kernels load the page one iteration ahead. If a load depends on another
+    load of the same iteration, Triton keeps only half as many blocks in flight.
     """
     positions = start if BLOCK <= PAGE else start + tl.arange(0, BLOCK)
     return tl.load(pages + positions // PAGE, positions < end, 0).to(tl.int64)
@@ -93,14 +93,14 @@ def page_of(pages, start, end, PAGE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def tile_of(kv_head, first, count, TILE: tl.constexpr, GROUP: tl.constexpr):
-    """Which queries the TILE rows of a product are: all heads of a KV head for one token, for the next, and so on.
+    """Map the TILE rows of a product to queries: all heads of a KV head for one token, then the next token.
 
     Args:
-        first: token of the tile.
-        count: of tokens that there are.
+        first: first token of the tile.
+        count: number of tokens in the span.
 
     Returns:
-        Token and head of each row, and whether it is one; the last rows may be none.
+        Token and head of each row, and whether the row is in use; the last rows may be unused.
     """
     rows = tl.arange(0, TILE)
     tokens = first + rows // GROUP

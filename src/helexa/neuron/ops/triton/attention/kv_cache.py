@@ -1,7 +1,7 @@
-"""The KV cache of a layer, in 16 or 32 bits as plain torch has it, or in 8.
+"""KV cache of a layer: 16 or 32 bits in the layout of plain torch, or 8 bits.
 
-In 8 bits it is uint8 [pages, kv_heads, bytes]: of each page and head the keys [PAGE_SIZE, D] and the values, then for
-each of these a float32 that a byte is times of, so that the largest of a token's numbers is 127.
+An 8-bit cache is uint8 [pages, kv_heads, bytes]. Each page and head has keys [PAGE_SIZE, D], values [PAGE_SIZE, D],
+then one float32 scale per key and per value. The scale maps the largest number of a token to 127.
 """
 
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ _SCALES = 2 * PAGE_SIZE * 4
 
 
 def page_bytes(kv_heads: int, dim: int) -> int:
-    """Bytes of a page of one layer, in 8 bits."""
+    """Return the bytes of a page of one layer in an 8-bit cache."""
     return kv_heads * (2 * PAGE_SIZE * dim + _SCALES)
 
 
 def new_cache(kv_heads: int, pages: int, dim: int, device: torch.device) -> Tensor:
-    """A zeroed cache in 8 bits."""
+    """Return a zeroed 8-bit cache."""
     return torch.zeros((pages, kv_heads, page_bytes(1, dim)), dtype=torch.uint8, device=device)
 
 
 @dataclass(frozen=True)
 class Paged:
-    """A cache as kernels address it: page * page_stride + head * head_stride + offset in the page * D.
+    """Address parameters of a cache: page * page_stride + head * head_stride + offset in the page * D.
 
-    Kernels say that what grows with the cache has 64 bits. Else Triton would go by the number, and compile anew for a
-    cache that is larger than the one that it met first.
+    Kernels declare strides that grow with the cache as 64-bit integers. Otherwise Triton would choose the type by value
+    and recompile for larger caches.
 
     Attributes:
-        numbers: keys; the values of a position lie `values_offset` behind its key.
-        scales: of a cache of bytes, from the same address on.
+        numbers: keys; the values of a position are `values_offset` numbers after its key.
+        scales: scales of an 8-bit cache, from the same address on; None for other caches.
     """
 
     numbers: Tensor
@@ -45,7 +45,7 @@ class Paged:
 
     @classmethod
     def of(cls, cache: Tensor) -> "Paged":
-        """How a cache is addressed."""
+        """Return the address parameters of a cache."""
         if cache.dim() == 3:
             _, kv_heads, size = cache.shape
             strides = (size, kv_heads * size, (size - _SCALES) // 2)

@@ -1,4 +1,4 @@
-"""Attention of spans of many rows: a program takes a tile of queries through all that they see."""
+"""Attention of long spans: one program attends with a tile of queries to all visible positions."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
@@ -34,12 +34,12 @@ def attend_long(
     BLOCK: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """One program for each tile, KV head and span of more than `few` rows."""
+    """Attend with one program per tile, KV head and span of more than `few` rows."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, kv_head = tl.program_id(2), tl.program_id(1)
     row = tl.load(starts + span)
     count = tl.load(starts + span + 1) - row
-    # The last tiles see most and begin first.
+    # The last tiles see the most positions and begin first.
     first = (tl.cdiv(count, TILE // GROUP) - 1 - tl.program_id(0)) * (TILE // GROUP)
     if (count <= few) | (first < 0):
         return
@@ -52,7 +52,7 @@ def attend_long(
 
     places = prefix + tokens
     end = prefix + count
-    seen = tl.minimum(prefix + first + TILE // GROUP, end)  # by the last query
+    seen = tl.minimum(prefix + first + TILE // GROUP, end)  # end of the positions that the last query sees
     cache += kv_head.to(tl.int64) * head_stride
     if scales is not None:
         scales += kv_head.to(tl.int64) * (head_stride // 4)
@@ -63,7 +63,7 @@ def attend_long(
     if WINDOWED:
         whole = tl.maximum(prefix + first - window + 1, 0) // BLOCK * BLOCK
     else:
-        whole = (prefix + first + 1) // BLOCK * BLOCK  # what all queries see
+        whole = (prefix + first + 1) // BLOCK * BLOCK  # positions before `whole` are visible to all queries
         page = page_of(pages, 0, end, PAGE, BLOCK)
         for start in range(0, whole, BLOCK):
             largest, total, summed = take_block(

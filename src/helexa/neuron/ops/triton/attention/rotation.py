@@ -1,4 +1,4 @@
-"""What is done with queries, keys and values before attention: norms, rotation and storage, in one kernel."""
+"""Norms, rotation and storage of queries, keys and values before attention, in one kernel."""
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
 
@@ -12,13 +12,13 @@ from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.triton.attention.kv_cache import Paged
 from helexa.neuron.ops.triton.launch import launch
 
-_HEADS = 4  # to a program: of 128 numbers each, they are two times 16 bytes for each thread of a warp
+_HEADS = 4  # heads per program: 128 numbers each make two 16-byte loads per thread of a warp
 
 
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """See `Ops.rotate_store`; of a row with the slot -1 nothing is stored."""
+    """See `Ops.rotate_store`; a row with slot -1 is not stored."""
     rows, all_heads, dim = qkv.shape
     cos, sin = rope
     paged = Paged.of(cache)
@@ -65,7 +65,7 @@ def _rotate_store(
     cells = there[:, None] & (columns < HALF)[None, :]
     first = tl.load(source + columns[None, :], cells, 0.0).to(tl.float32)
     second = tl.load(source + HALF + columns[None, :], cells, 0.0).to(tl.float32)
-    others = 2 * HALF + tl.arange(0, triton.next_power_of_2(max(DIM - 2 * HALF, 1)))  # what is not rotated
+    others = 2 * HALF + tl.arange(0, triton.next_power_of_2(max(DIM - 2 * HALF, 1)))  # numbers that are not rotated
     other_cells = there[:, None] & (others < DIM)[None, :]
     rest = tl.load(source + others[None, :], other_cells, 0.0).to(tl.float32)
 
@@ -99,7 +99,7 @@ def _rotate_store(
         peak = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
         peak = tl.maximum(peak, tl.max(tl.abs(rest), 1))
         inverse = tl.where(peak > 1e-30, 127.0 / peak, 0.0)[:, None]
-        # What is no number has no peak and no byte: its scale says so, as the number itself does in other caches.
+        # A non-finite number makes the scale NaN, so the row stays non-finite as in 16-bit caches.
         total = tl.sum(first, 1) + tl.sum(second, 1) + tl.sum(rest, 1)
         step = tl.where(total == total, peak / 127.0, total)
         tl.store(scales + at // 4 + PAGE * DIM // 2 + inside + is_value * PAGE, step, stored)
@@ -115,7 +115,7 @@ def _rotate_store(
 
 @triton.jit
 def _normed(x, scale, query_norm, key_norm, columns, end, asking, turning, DTYPE: tl.constexpr):
-    """Heads of queries and of keys times their weights, rounded as they are where the norm is a step of its own."""
+    """Apply the norm weights of queries and keys, with the same rounding as a separate norm kernel."""
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
     normed = (x * scale * tl.where(asking, query_weight, key_weight)).to(DTYPE).to(tl.float32)

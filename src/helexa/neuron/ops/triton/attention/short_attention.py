@@ -1,7 +1,7 @@
-"""Attention of spans of few rows: many programs share what a query sees, and others put together what they found.
+"""Attention of short spans: many programs share the positions of a query, and a second kernel merges the results.
 
-What is seen is cut into segments by the length of a span alone, so it makes no difference to a row's result how many
-programs there are, and what else is in the batch.
+The segments of positions depend only on the length of a span. The result of a row therefore does not depend on the
+number of programs or on other sequences in the batch.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false
@@ -12,7 +12,7 @@ import triton.language as tl
 from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, page_of, take_block, tile_of
 
 LEAST_SEGMENT = tl.constexpr(256)
-_TAKEN = tl.constexpr(16)  # partial results that are put together at a time
+_TAKEN = tl.constexpr(16)  # partial results merged per iteration
 
 
 @triton.jit(do_not_specialize=("pages", "starts", "prefixes", "pages_stride", "few", "most", "segments"))
@@ -42,13 +42,13 @@ def attend_short(
     BLOCK: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """A program for each tile of each span, each KV head, and each share of the segments.
+    """Attend with one program per tile of each span, KV head and share of the segments.
 
     Args:
-        sums: [T, heads, segments, 2], of each segment the largest score and the sum of weights.
-        found: [T, heads, segments, DIM], of each segment the weighted values.
-        few: rows up to which a span is a short one.
-        most: rows that any of these has, at most.
+        sums: [T, heads, segments, 2], largest score and sum of weights of each segment.
+        found: [T, heads, segments, DIM], weighted values of each segment.
+        few: maximum number of rows of a short span.
+        most: upper bound of the rows of all short spans in the batch.
     """
     W: tl.constexpr = triton.next_power_of_2(DIM)
     TOKENS: tl.constexpr = TILE // GROUP
@@ -97,7 +97,7 @@ def attend_short(
             tl.store(sums + 2 * part, largest, present)
             tl.store(sums + 2 * part + 1, total, present)
             tl.store(found + part[:, None] * DIM + columns[None, :], summed, cells)
-        largest = tl.where(complete, float("-inf"), largest)  # so that nothing is left of the sums, either
+        largest = tl.where(complete, float("-inf"), largest)  # a largest score of -inf also clears the sums
 
 
 @triton.jit(do_not_specialize=("starts", "prefixes", "few", "most", "segments"))
@@ -116,7 +116,7 @@ def put_together(
     DIM: tl.constexpr,
     SEGMENTS: tl.constexpr,
 ):
-    """A program for each row of each span, and each head."""
+    """Merge the segments with one program per row of each span and head."""
     W: tl.constexpr = triton.next_power_of_2(DIM)
     span, token, head = tl.program_id(0) // most, tl.program_id(0) % most, tl.program_id(1)
     row = tl.load(starts + span)
@@ -153,7 +153,7 @@ def put_together(
 
 @triton.jit
 def _segment_size(length, SEGMENTS: tl.constexpr):
-    """Positions to a segment, a power of two: as few as make at most SEGMENTS of a span."""
+    """Return the positions per segment: the smallest power of two that makes at most SEGMENTS segments."""
     size = length * 0 + LEAST_SEGMENT
     while size * SEGMENTS < length:
         size *= 2

@@ -1,8 +1,8 @@
 """The gated delta rule over long spans, chunk by chunk (see `ops.gated_delta.chunked` for the algebra).
 
-Four kernels: what the rule takes of each row; for each chunk, whatever does not depend on the state before it; the
-state through the chunks, one after another; the norm and the gate. A chunk begins where its span does or 64 rows after
-another, so that what is computed of a sequence does not depend on its company.
+Four kernels run: prepare the inputs of each row; solve each chunk, independent of the state before the chunk; carry the
+state through the chunks; apply norm and gate. Chunks begin at the start of a span and every 64 rows after it. The
+result of a sequence therefore does not depend on other sequences in the batch.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved, gates
 from helexa.neuron.ops.triton.launch import launch
 
 CHUNK = 64
-_VALUES = 32  # columns of a state that one program carries along: as many programs as can be, for one sequence alone
+_VALUES = 32  # state columns per program: small, so that a single sequence uses many programs
 
 
 def advance_chunks(
@@ -30,7 +30,7 @@ def advance_chunks(
     out: Tensor,
     constants: dict[str, int],
 ) -> None:
-    """Take the settled rows of all spans that have more than FEW of them into `out` and into their states."""
+    """Apply the rule to the settled rows of all spans with more than FEW rows; write `out` and the states."""
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride = inputs
     kernel, rate, bias, norm, eps = shared
     rows, heads = len(out), constants["HEADS"]
@@ -89,7 +89,10 @@ def advance_chunks(
 
 @triton.jit
 def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexpr):
-    """A chunk's first row in the batch, its rows in their span, and which of them there are; none of short spans."""
+    """Return a chunk's first row in the batch, its rows in the span, and a mask of existing rows.
+
+    The mask is empty for short spans.
+    """
     first, own = tl.load(starts + span), tl.load(settled + span)
     own = tl.where((own > FEW) & (tl.load(starts + span + 1) > first), own, 0)
     row = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -102,7 +105,10 @@ def _take_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One head's queries or keys of unit length, queries times 1 / sqrt(Dk), or values, in the rows of a chunk."""
+    """Write one head's unit-length queries or keys, or its values, for the rows of a chunk.
+
+    Queries are multiplied by 1 / sqrt(Dk).
+    """
     head, span = tl.program_id(0), singles + tl.program_id(2)
     at, row, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
     if tl.max(there.to(tl.int32)) == 0:
@@ -130,11 +136,13 @@ def _solve_chunks(
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Of one value head in one chunk: its changes are `wanted - stale S` for the state S before it, its rows find
+    """Solve one value head in one chunk, independent of the state S before the chunk.
+
+    The state changes of the rows are `wanted - stale S`. The outputs of the rows are
 
         exp(since) q S + seen (wanted - stale S)
 
-    and `left` is how much of each row's change is left behind the chunk.
+    `left` is the decay of each row's change until the end of the chunk.
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
     at, _, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
@@ -154,7 +162,7 @@ def _solve_chunks(
     tl.store(left + of_head + places * HEADS, tl.exp(tl.sum(between, 0)), there)
     grown = tl.exp(tl.cumsum(g, 0))
     tl.store(since + of_head + places * HEADS, grown, there)
-    # How much of one row is left at a later one: sums from each row on, as differences of sums lose small decays.
+    # Decay of a row at a later row. Sums start at each row, since differences of sums lose small decays.
     between = tl.exp(tl.cumsum(between, 0))
 
     of_keys = parts + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
@@ -169,8 +177,8 @@ def _solve_chunks(
     )
     system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None]
     system = tl.where(later, system * between, 0.0)
-    # The inverse of 1 + system: of blocks along the diagonal, and of pairs of them out of those, until one is left.
-    # This is forward substitution by blocks, which stays exact where keys repeat.
+    # Invert 1 + system: first the blocks on the diagonal, then pairs of inverted blocks, until one block is left. This
+    # is forward substitution by blocks, which stays exact if keys repeat.
     apart = places[:, None] ^ places[None, :]
     inverse = tl.where(apart == 0, 1.0, tl.where(apart == 1, -system, 0.0))
     for level in range(1, LEVELS):
@@ -192,7 +200,7 @@ def _carry_states(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of one head's state through all chunks of a span; what its rows find takes the place of `wanted`."""
+    """Carry some columns of one head's state through all chunks of a span; outputs overwrite `wanted`."""
     head, span = tl.program_id(1), singles + tl.program_id(2)
     first, own = tl.load(starts + span), tl.load(settled + span)
     if (own <= FEW) | (tl.load(starts + span + 1) == first):

@@ -1,23 +1,23 @@
-"""What the gated delta rule takes of a row, as the kernels of both of its forms compute it."""
+"""Inputs of the gated delta rule for a row, shared by the row kernel and the chunk kernels."""
 # pyright: reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
 
 TABLES = ["starts", "prefixes", "settled", "slots"]
-"""Arguments whose alignment differs from step to step, and must not make another kernel."""
+"""Arguments whose alignment varies between steps; kernels must not be recompiled for their alignment."""
 
 
 @triton.jit
 def convolved(
     here, stride, ring, kernel, columns, within, row, prefix, MIXED: tl.constexpr, KERNEL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
-    """SiLU of the convolution of some columns of a row, or of several rows; what is not `within` is 0.
+    """Return SiLU of the convolution of some columns, for one or several rows; 0 outside the mask `within`.
 
     Args:
-        here: where the row lies.
-        ring: of its sequence; position p lies in row p mod K.
-        row: its place in its span, whose first row is at position `prefix`.
+        here: address of the row in the batch.
+        ring: ring buffer of the sequence; position p is in row p mod K.
+        row: index of the row in its span, whose first row has position `prefix`.
     """
     total = tl.zeros(within.shape, tl.float32)
     for back in tl.static_range(KERNEL):
@@ -33,12 +33,13 @@ def convolved_row(
     here, stride, ring, kernel, columns, within, place, prefix,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, TAPS: tl.constexpr, AXIS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The same of one row, at position `place`: all that the convolution sees is loaded at once, by different threads.
+    """Return the convolution of one row at position `place`; different threads load all taps at once.
 
     Args:
-        TAPS: K, or the next power of two.
-        AXIS: along which they lie, that of the state along which the columns do not: what is found then has a layout
-            that says nothing about the state's. Otherwise the compiler keeps the state in registers twice.
+        TAPS: K, rounded up to a power of two.
+        AXIS: axis of the taps, which is the axis of the state that the columns do not use. With this axis, the layout
+            of the result does not constrain the layout of the state. Otherwise the compiler keeps the state in
+            registers twice.
     """
     taps = tl.expand_dims(tl.arange(0, TAPS), 1 - AXIS)
     columns, within = tl.expand_dims(columns, AXIS), tl.expand_dims(within, AXIS)
@@ -52,9 +53,9 @@ def convolved_row(
 
 @triton.jit
 def gates(a, b, rate, bias) -> tuple[tl.tensor, tl.tensor]:
-    """The logarithm of the decay, and beta, of a head in a row or in several, from numbers of any dtype."""
+    """Return the logarithm of the decay, and beta, for inputs of any dtype."""
     step = a.to(tl.float32) + bias
-    # log(1 + e^-|x|), exact where e^-|x| is next to nothing: the rounding of 1 + y is taken back.
+    # Compute log(1 + e^-|x|) accurately for small e^-|x| by correcting the rounding of 1 + y.
     small = tl.exp(-tl.abs(step))
     grown = 1.0 + small
     log = tl.where(grown == 1.0, small, tl.log(grown) * (small / tl.where(grown == 1.0, 1.0, grown - 1.0)))

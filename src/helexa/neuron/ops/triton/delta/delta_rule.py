@@ -1,8 +1,8 @@
-"""The gated delta rule over the states of sequences, row by row: one program goes through a span for one value head.
+"""The gated delta rule row by row: one program processes a span for one value head.
 
-What the convolution saw lies in a ring of K rows in each slot, position p in row p mod K: of a span of one row all
-programs can read what they need while one of them stores the row itself. Long spans are computed chunk by chunk
-(see `delta_chunks`).
+Each state slot has a ring buffer of K rows with the last inputs of the convolution; position p is in row p mod K. For a
+span of one row, all programs can read the buffer while one program stores the new row. Long spans are computed chunk by
+chunk (see `delta_chunks`).
 """
 # pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
@@ -20,9 +20,9 @@ from helexa.neuron.ops.triton.delta.delta_inputs import TABLES, convolved_row, g
 from helexa.neuron.ops.triton.launch import launch
 
 FEW_ROWS = 32
-"""Spans of more rows that are no drafts are computed chunk by chunk; whatever is decoded, with drafts, is shorter."""
+"""Settled spans with more rows are computed chunk by chunk; decode spans, with draft tokens, are shorter."""
 _ALL_ROWS = 1 << 30
-_COLUMNS = 1024  # of the ring that a program stores
+_COLUMNS = 1024  # columns of the ring buffer that a program stores
 
 
 class DeltaRule:
@@ -47,7 +47,7 @@ class DeltaRule:
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes, dtype: torch.dtype) -> int:
-        """Of one sequence in one layer."""
+        """Return the bytes of one sequence's state in one layer."""
         return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
 
     def new_cache(self, slots: int) -> DeltaCache:
@@ -60,7 +60,7 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """See `DeltaOp`; reads nothing but what is on the device."""
+        """See `DeltaOp`; reads only device memory."""
         sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
         inputs = (mixed, z, b, a, mixed.stride(0), z.stride(0), b.stride(0), a.stride(0))
@@ -68,7 +68,7 @@ class DeltaRule:
         places = _places(batch)
         if batch.most_rows > self._constants["FEW"]:
             advance_chunks(inputs, shared, cache, places, batch, out, self._constants)
-        # A thread holds 64 numbers of a state of 128 by 128.
+        # One thread holds 64 numbers of a 128 by 128 state.
         warps = max(1, min(8, self._constants["KEY_BLOCK"] * self._constants["VALUE_BLOCK"] // 2048))
         spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *places, out)
         for before, drafts in ((0, False), (batch.singles, True)):
@@ -78,7 +78,7 @@ class DeltaRule:
         return out if rows is None else out[rows]
 
     def _remember(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
-        """Store what the next convolution sees of spans of several rows, once nobody reads what it saw before."""
+        """Store the last convolution inputs of spans of several rows, after all programs have read the old inputs."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         launch(
             _remember_rows,
@@ -106,7 +106,7 @@ def _places(batch: Batch) -> tuple[Tensor, ...]:
 
 
 def _multiplies_float32(card: Card) -> bool:
-    """Tensor cores take float32, as the chunks need it. Without them a row after the other is quicker."""
+    """Return whether tensor cores multiply float32, which the chunk kernels need; else rows one by one are faster."""
     return card.tensor_cores and torch.version.hip is None
 
 
@@ -117,7 +117,7 @@ def _advance_rows(
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
     TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
-    """The settled rows of short spans, or the drafts of all, of which nothing is kept."""
+    """Apply the rule to the settled rows of short spans, or to the draft rows of all spans without storing state."""
     head, span = tl.program_id(0), before + tl.program_id(1)
     first, own = tl.load(starts + span), tl.load(settled + span)
     rows = tl.load(starts + span + 1) - first

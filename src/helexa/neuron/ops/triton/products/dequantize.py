@@ -1,4 +1,4 @@
-"""Matrices in codes written out as plain ones: rows that tokens ask for, and all of a part, for cuBLAS."""
+"""Dequantize packed matrices: the rows of given tokens, or a consecutive part for cuBLAS."""
 # pyright: reportArgumentType=false
 
 import triton
@@ -26,7 +26,7 @@ def dequantize_rows(matrix: PackedMatrix, rows: Tensor, factor: float, out: Tens
 def _launch(matrix: PackedMatrix, rows: Tensor | None, first: int, factor: float, out: Tensor, block: int) -> None:
     count, columns = out.shape
     pieces = columns // (LANES * fields(matrix.bits))
-    grid = (-(-columns // _COLUMNS) * -(-count // block),)  # in one dimension: others have 65535 places at most
+    grid = (-(-columns // _COLUMNS) * -(-count // block),)  # one dimension: the others allow only 65535 blocks
     parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
     form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
     launch(_dequantize, grid, *parts, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **form,

@@ -1,8 +1,8 @@
-"""Products of several rows on tensor cores; a matrix in codes is dequantised tile by tile, on its way to them.
+"""Products of several rows on tensor cores; tiles of a packed matrix are dequantized on the fly.
 
-Programs that run at a time share what they read: those of the same rows of the matrix stand beside one another. Where
-there are too few tiles to keep a GPU's memory busy, K is split, by the matrix' shape alone, and a second kernel adds up
-the parts in order.
+Programs for the same rows of the matrix are adjacent, so that they share loads. If the matrix has too few tiles to use
+the full memory bandwidth of the GPU, K is split. The split depends only on the shape of the matrix. A second kernel
+adds the parts in order.
 """
 # pyright: reportGeneralTypeIssues=false
 
@@ -19,18 +19,18 @@ from helexa.neuron.ops.triton.launch import launch
 from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, fields
 from helexa.neuron.ops.triton.products.weight_tile import weight_tile
 
-_PER_PROCESSOR = 4  # programs that read a matrix, so that enough of it is under way
-_LEAST_SPLIT = 512  # columns
+_PER_PROCESSOR = 4  # programs per processor that read a matrix, to keep enough loads in flight
+_LEAST_SPLIT = 512  # minimum columns per split
 _SUM_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a product is cut.
+    """Tile shape of a product.
 
     Attributes:
-        rows, outputs, columns: of one tile.
-        splits: parts of K.
+        rows, outputs, columns: sizes of one tile.
+        splits: number of parts of K.
     """
 
     rows: int
@@ -43,12 +43,12 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Rows in the order of their experts, cut into blocks that have one expert each (see `arrange`).
+    """Rows sorted by expert and cut into blocks with one expert each (see `arrange`).
 
     Attributes:
         order: int32 [T], rows by expert.
-        bounds: int32 [3, B]: of each block its expert, its first place in `order`, and the one behind its last; blocks
-            that stand for nothing have no places.
+        bounds: int32 [3, B]: for each block its expert, its first index in `order`, and the index after its last row.
+            Unused blocks have no rows.
     """
 
     order: Tensor
@@ -56,15 +56,15 @@ class Blocks:
 
 
 def on_tensor_cores(dtype: torch.dtype, card: Card) -> bool:
-    """Whether tiles of such numbers are multiplied on tensor cores."""
+    """Return whether tensor cores multiply tiles of this dtype."""
     return dtype.itemsize == 2 and card.tensor_cores
 
 
 def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Card) -> Tiles:
-    """The tiles of a product of so many rows of a dtype with a matrix.
+    """Return the tiles of a product of `rows` rows of a dtype with a matrix.
 
-    Up to 16 rows cost what reading the matrix costs, which wants many small programs; from 65 on what counts is how
-    often a tile that was read is used. Without tensor cores threads keep rows of tiles in registers, which must be
+    Up to 16 rows, the time equals the time of reading the matrix, so many small programs are best. From 65 rows on,
+    reuse of loaded tiles matters. Without tensor cores, threads keep rows of tiles in registers, so tiles must be
     small.
     """
     if not on_tensor_cores(dtype, card):
@@ -74,7 +74,7 @@ def tiles(rows: int, matrix: PackedMatrix | Tensor, dtype: torch.dtype, card: Ca
         return Tiles(16, 64, 128, _splits(outputs, columns, _PER_PROCESSOR * card.processors), 4, 3)
     if rows <= 64:
         return Tiles(64, 64, 128, _splits(outputs, columns, card.processors), 4, 2)
-    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # addresses take registers
+    looked_up = isinstance(matrix, PackedMatrix) and matrix.table is not None  # addresses use registers
     return Tiles(128, 64 if looked_up else 128, 64, 1, 8, 3)
 
 
@@ -90,14 +90,15 @@ def multiply_tiles(
     cut: Tiles,
     blocks: Blocks | None = None,
 ) -> None:
-    """`out = x @ matrix.T + bias`.
+    """Compute `out = x @ matrix.T + bias`.
 
     Args:
-        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
-        matrix: [N, K], or with blocks [E * N, K].
-        bias: float32, one for each row of the matrix.
-        out: [T, N]; numbers of a row lie side by side.
-        cut: without splits if there are blocks, and with their rows.
+        x: [T, K], contiguous; with fewer rows than `out`, each row of x makes the same number of consecutive rows of
+            `out`.
+        matrix: [N, K], or [E * N, K] with `blocks`.
+        bias: float32, one number per row of the matrix.
+        out: [T, N]; each row must be contiguous.
+        cut: tile shape; with `blocks`, without splits and with the row count of the blocks.
     """
     rows, outputs = out.shape
     columns = x.shape[1]
@@ -115,7 +116,7 @@ def multiply_tiles(
     order, bounds = (None, None) if blocks is None else (blocks.order, blocks.bounds)
     blocks_of_rows = -(-rows // cut.rows) if blocks is None else blocks.bounds.shape[1]
     share = rows // max(x.shape[0], 1)
-    step = -(-columns // (cut.splits * cut.columns)) * cut.columns  # columns to a split
+    step = -(-columns // (cut.splits * cut.columns)) * cut.columns  # columns per split
     arguments = (x, *parts, added, order, bounds, to, to.stride(-2), rows, outputs, columns // piece, step, share)
     launch(
         _multiply,

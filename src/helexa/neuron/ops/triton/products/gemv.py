@@ -1,11 +1,10 @@
-"""Products of single rows: what a step of one sequence reads its weights with, as fast as memory gives them.
+"""Products of single rows, which read the weights in decode steps at memory speed.
 
-A program has four rows of a matrix from end to end, so that nothing is to be added up by a second kernel; its threads
-share out the columns, 16 bytes of each row to a thread at a time. Of each field of a word nothing but its bits is
-taken: in the mantissa of a float32 they are a code times a power of two, a number too small to have an exponent, which
-GPUs multiply as quickly as others, and exactly. Compiled for sm_90, by Triton 3.6 and by 3.9, a code of 4 bits takes
-3.8 instructions with all that belongs to it, one of 6 bits 6.5, and one of 8 bits 4.3; shared memory is for the end
-alone.
+A program computes four complete rows of a matrix, so no second kernel adds partial sums. The threads share the columns;
+each thread reads 16 bytes of each row at a time. The kernel masks the bits of a code and reinterprets the bits as the
+mantissa of a float32: a subnormal number, the code times a power of two. GPUs multiply subnormal numbers exactly and at
+full speed. Compiled for sm_90 by Triton 3.6 and 3.9, a 4-bit code takes 3.8 instructions in total, a 6-bit code 6.5 and
+an 8-bit code 4.3. Shared memory is used only at the end.
 """
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
@@ -19,13 +18,13 @@ from helexa.neuron.ops.triton.products.packed import LANES as _LANES
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, fields
 
 LANES = constexpr(_LANES)
-ROWS = constexpr(4)  # of the matrix, to a program: as many as have their scales side by side
+ROWS = constexpr(4)  # matrix rows per program: the rows whose scales are adjacent
 
 TINY = constexpr(2.0**-85)
-"""What sums are smaller by: so that numbers up to 2 ** 64 do not overflow, and ordinary ones do not vanish."""
+"""Factor of partial sums: numbers up to 2 ** 64 do not overflow, and ordinary numbers do not underflow."""
 
 _MOST_WARPS = 4
-_PLAIN = 8  # numbers of 16 bits that a thread reads at a time
+_PLAIN = 8  # 16-bit numbers that a thread reads at a time
 _WASTE = 1.25
 
 
@@ -36,18 +35,19 @@ def multiply_rows(
     out: Tensor,
     experts: Tensor | None = None,
 ) -> None:
-    """`out = x @ matrix.T + bias`, row by row.
+    """Compute `out = x @ matrix.T + bias`, row by row.
 
     Args:
-        x: [T, K], in one piece; or fewer rows, of which each makes as many of `out` as the others.
-        matrix: [N, K], or with experts [E * N, K].
-        bias: float32, one for each row of the matrix.
-        out: [T, N]; numbers of a row lie side by side.
-        experts: int32 [T], which part of the matrix makes a row of `out`.
+        x: [T, K], contiguous; with fewer rows than `out`, each row of x makes the same number of consecutive rows of
+            `out`.
+        matrix: [N, K], or [E * N, K] with `experts`.
+        bias: float32, one number per row of the matrix.
+        out: [T, N]; each row must be contiguous.
+        experts: int32 [T], the part of the matrix that makes each row of `out`.
     """
     rows, outputs = out.shape
     columns, share = x.shape[1], rows // max(x.shape[0], 1)
-    grid = (rows * -(-outputs // ROWS.value),)  # in one dimension: others have 65535 places at most
+    grid = (rows * -(-outputs // ROWS.value),)  # one dimension: the others allow only 65535 blocks
     if isinstance(matrix, Tensor):
         pieces = columns // _PLAIN
         warps = _warps(pieces)
@@ -63,7 +63,11 @@ def multiply_rows(
 
 
 def _warps(threads: int) -> int:
-    """Of a program whose row so many threads could read at once: as many as are busy until the end."""
+    """Return the warps of a program, such that all threads are busy until the end.
+
+    Args:
+        threads: number of threads that could read a row at once.
+    """
     warps = _MOST_WARPS
     while warps > 1 and -(-threads // (32 * warps)) * 32 * warps > _WASTE * threads:
         warps //= 2
@@ -72,7 +76,7 @@ def _warps(threads: int) -> int:
 
 @triton.jit
 def _products(words, numbers, FIRST: constexpr, WIDTH: constexpr, FACTOR: constexpr):
-    """Numbers times the codes in bits FIRST to FIRST + WIDTH of words, times FACTOR * TINY."""
+    """Multiply numbers by the codes in bits FIRST to FIRST + WIDTH of words, times FACTOR * TINY."""
     codes = (words & (((1 << WIDTH) - 1) << FIRST)).to(tl.float32, bitcast=True)  # times 2 ** (FIRST - 149)
     codes = tl.reshape(codes, [words.shape[0] // (numbers.shape[0] * LANES), numbers.shape[0], LANES])
     return codes * (numbers * (FACTOR * TINY * 2.0**149 / (1 << FIRST)))[None, :, :]
@@ -85,12 +89,12 @@ def _packed(
 ):  # fmt: skip
     FIELDS: constexpr = 4 if BITS == 8 else 8
     WIDTH: constexpr = 32 // FIELDS
-    BELOW: constexpr = 23 // WIDTH  # fields that lie in a mantissa
+    BELOW: constexpr = 23 // WIDTH  # fields that fit in a mantissa
     CHUNK: constexpr = LANES * FIELDS  # columns
-    PARTS: constexpr = CHUNK // GROUP if CHUNK > GROUP else 1  # of a chunk, each of one group
-    PER_GROUP: constexpr = GROUP // CHUNK if GROUP > CHUNK else 1  # chunks
+    PARTS: constexpr = CHUNK // GROUP if CHUNK > GROUP else 1  # parts of a chunk, each within one group
+    PER_GROUP: constexpr = GROUP // CHUNK if GROUP > CHUNK else 1  # chunks per group
     K = pieces * CHUNK
-    row = tl.program_id(0) % T  # rows beside one another read the same of a matrix
+    row = tl.program_id(0) % T  # adjacent programs read the same part of the matrix
     quad = tl.program_id(0) // T
     x += (row // share).to(tl.int64) * K
     if experts is not None:
@@ -106,17 +110,17 @@ def _packed(
     fours = tl.arange(0, ROWS)
     outputs = quad * ROWS + fours
     lane = tl.arange(0, LANES)
-    place = tl.arange(0, ROWS * CHUNKS * LANES)  # one dimension leaves the compiler no choice of which thread has what
+    place = tl.arange(0, ROWS * CHUNKS * LANES)  # one dimension fixes the assignment of elements to threads
     at_row = tl.minimum(quad * ROWS + place // (CHUNKS * LANES), N - 1) * (pieces * LANES)
     total = tl.zeros([ROWS, CHUNKS], tl.float32)
     for first in range(0, pieces, CHUNKS):
         word = first * LANES + place % (CHUNKS * LANES)
-        # What is read beyond the end is whatever it is, but finite, and its scales are nought.
+        # Words after the end are finite and have a scale of 0.
         code_words = tl.load(words + (at_row + word), word < pieces * LANES)
         upper = code_words
         if BITS == 6:
             word = first * LANES + tl.arange(0, CHUNKS * LANES)
-            by_fours = word // LANES * LANES + word % LANES  # so that each thread gets what belongs to its words
+            by_fours = word // LANES * LANES + word % LANES  # each thread gets the data of its words
             at = tl.minimum(outputs, N - 1)[:, None] * (pieces * LANES) + by_fours[None, :]
             upper = tl.load(high + at, (word < pieces * LANES)[None, :]).to(tl.int32)
             upper = tl.reshape(upper, [ROWS * CHUNKS * LANES])

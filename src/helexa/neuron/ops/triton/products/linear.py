@@ -1,4 +1,4 @@
-"""Linear operators on quantised matrices: which kernel for how many rows."""
+"""Linear operators on quantized matrices: selection of kernels by row count."""
 
 from collections.abc import Sequence
 
@@ -12,17 +12,17 @@ from helexa.neuron.ops.triton.products.gemv import multiply_rows
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, alike, join
 
 SCRATCH_BYTES = 64 << 20
-"""Memory that large products dequantise matrices in, part by part."""
+"""Bytes of the scratch memory in which large products dequantize matrices part by part."""
 
-_MANY = 512  # rows up to which tiles are dequantised for each 128 of them; above, once (reckoned, not measured yet)
-_FEW = 8  # rows up to which, without tensor cores in Triton, the matrix is rather read for each of them
+_MANY = 512  # up to this row count, each 128 rows dequantize the tiles again; above, cuBLAS (estimated, not measured)
+_FEW = 8  # row count up to which each row reads the matrix, on GPUs without tensor cores in Triton
 
 
 def way(rows: int, dtype: torch.dtype, card: Card) -> str:
-    """How a product of so many rows is computed: `rows` one by one, by `tiles`, or `plain`, by cuBLAS.
+    """Return the kernel for a product of `rows` rows: `rows` (one by one), `tiles`, or `plain` (cuBLAS).
 
-    Within a way, and while the tiles are the same (up to 16 rows, up to 64, and above), a row's result does not depend
-    on how many others there are. cuBLAS makes no such promise.
+    For a given kernel and tile shape (up to 16 rows, up to 64 rows, and above), the result of a row does not depend on
+    the other rows. cuBLAS does not guarantee this.
     """
     if on_tensor_cores(dtype, card):
         return "rows" if rows == 1 else "tiles" if rows <= _MANY else "plain"
@@ -30,11 +30,11 @@ def way(rows: int, dtype: torch.dtype, card: Card) -> str:
 
 
 class PackedLinear:
-    """`x @ weight.T + bias` for matrices in codes, their outputs side by side.
+    """`x @ weight.T + bias` for packed matrices, with the outputs of all parts concatenated.
 
     Args:
-        parts: those that can be joined are one product.
-        bias: float32, of all outputs together.
+        parts: matrices; matrices of the same format are joined into one product.
+        bias: float32, for the concatenated outputs.
         scratch: uint8 [SCRATCH_BYTES].
     """
 
@@ -48,7 +48,7 @@ class PackedLinear:
 
     @property
     def nbytes(self) -> int:
-        """What the matrices take in memory."""
+        """Bytes of the packed matrices."""
         return sum(matrix.nbytes for matrix in self._matrices)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class PackedLinear:
 
 
 def joined(parts: Sequence[PackedMatrix]) -> list[PackedMatrix]:
-    """The same rows in as few matrices as can be."""
+    """Return the same rows in as few matrices as possible."""
     runs: list[list[PackedMatrix]] = []
     for part in parts:
         if runs and alike([*runs[-1], part]):

@@ -1,4 +1,4 @@
-"""Quantised matrices as the kernels of GPUs read them."""
+"""Quantized matrices in the layout of the GPU kernels."""
 
 import functools
 import math
@@ -12,29 +12,29 @@ from torch import Tensor
 from helexa.neuron.weights.formats import GroupwiseTensor
 
 LANES = 4
-"""Words that a thread reads at a time, and rows whose scales lie side by side."""
+"""Words that a thread reads at a time, and rows whose scales are adjacent."""
 
 _LARGEST_GROUP = 128
-_ROUNDING = 2.0**-11  # of float16
+_ROUNDING = 2.0**-11  # relative rounding error of float16
 
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A matrix [N, K], `weight = scale * (code - zero)`, or `scale * code + minimum`, or `scale * table[code]`.
+    """A matrix [N, K]: `weight = scale * (code - zero)`, `scale * code + minimum`, or `scale * table[code]`.
 
-    Codes lie in words, with 8 to a word of 4 bits or of the lower 4 of 6, and 4 to a word of 8 bits: field i of word w
-    of a chunk of four words is column `LANES * i + w` of the chunk's. So a thread that reads 16 bytes of a row has
-    columns that lie side by side, and a field of a few words is a few columns of `x` side by side, too.
+    Codes are packed into 32-bit words: 8 codes of 4 bits, 8 lower halves of 6-bit codes, or 4 codes of 8 bits. Field i
+    of word w in a chunk of four words is column `LANES * i + w` of the chunk. A thread that reads 16 bytes of a row
+    therefore has adjacent columns, and one field of a few words also matches adjacent columns of `x`.
 
     Attributes:
         words: int32 [N, K / fields].
-        high: int16 [N, K / 8], the upper 2 bits of codes of 6, 8 to a word in the same order; else None.
-        scale: float [ceil(N / 4), G, 4], of a group of columns for four rows.
-        minimum: the same, or None.
-        zero: the code that stands for nought, where there is no minimum.
+        high: int16 [N, K / 8], the upper 2 bits of 6-bit codes, 8 codes per number in the same order; else None.
+        scale: float [ceil(N / 4), G, 4], scales of a group of columns for four rows.
+        minimum: minimums in the layout of `scale`, or None.
+        zero: code of the value 0 in formats without minimums.
         bits: 4, 6 or 8.
         group_size: columns that share a scale: 16, 32, 64 or 128.
-        table: float32 [16], what a code of 4 bits stands for, or None.
+        table: float32 [16], values of the 4-bit codes, or None.
     """
 
     words: Tensor
@@ -48,25 +48,28 @@ class PackedMatrix:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix, (N, K)."""
+        """Shape of the matrix, (N, K)."""
         return self.words.shape[0], self.words.shape[1] * fields(self.bits)
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Bytes of the packed matrix."""
         return sum(part.nbytes for part in (self.words, self.high, self.scale, self.minimum) if part is not None)
 
 
 def fields(bits: int) -> int:
-    """Codes to a word."""
+    """Return the number of codes per word."""
     return 4 if bits == 8 else 8
 
 
 def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
-    """The matrix where it is, its codes as they are; None where its shape has no packed form.
+    """Pack a quantized weight on its device without changing its codes.
 
-    Scales of two levels are multiplied out and rounded to float16, which is far less than what codes are rounded to;
-    those that it does not hold are kept in bfloat16 or float32.
+    Two-level scales are multiplied out and rounded to float16, which is more precise than the codes. Scales out of
+    range for float16 become bfloat16 or float32.
+
+    Returns:
+        None if the shape cannot be packed.
     """
     layout = _layout(weight)
     if layout is None:
@@ -90,8 +93,12 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
 
 
 def packed_bytes(weight: GroupwiseTensor) -> int | None:
-    """Bytes of the matrix that `pack` makes of a weight, which may be on the meta device, if float16 holds its scales;
-    None where its shape has no packed form.
+    """Return the bytes of the matrix that `pack` makes of a weight, which may be on the meta device.
+
+    The result assumes float16 scales.
+
+    Returns:
+        None if the shape cannot be packed.
     """
     layout = _layout(weight)
     if layout is None:
@@ -102,7 +109,7 @@ def packed_bytes(weight: GroupwiseTensor) -> int | None:
 
 
 def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
-    """Bits of a code and columns that share a scale; None where the shape has no packed form."""
+    """Return the bits per code and the columns per scale, or None if the shape cannot be packed."""
     columns = weight.shape[1]
     bits = {4: 4, 5: 6, 6: 6, 8: 8}[weight.bits]
     if columns % (LANES * fields(bits)):
@@ -114,13 +121,13 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
 
 
 def alike(parts: Sequence[PackedMatrix]) -> bool:
-    """Whether matrices can be one, each one's rows below those of the one before."""
+    """Return whether the matrices can be stacked into one matrix."""
     first, *others = parts
     return all(part.shape[0] % LANES == 0 for part in parts[:-1]) and all(_same_form(first, part) for part in others)
 
 
 def join(parts: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Matrices that are `alike` as one."""
+    """Stack matrices that are `alike` into one matrix."""
     first = parts[0]
     if len(parts) == 1:
         return first
@@ -164,13 +171,13 @@ def _high(codes: Tensor) -> Tensor:
 
 
 def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
-    """[N, G] as [ceil(N / 4), G * repeats, 4]."""
+    """Reshape [N, G] to [ceil(N / 4), G * repeats, 4]."""
     values = F.pad(values.to(dtype), (0, 0, 0, -values.shape[0] % LANES))
     return values.repeat_interleave(repeats, 1).unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()
 
 
 def _dtype(numbers: Sequence[Tensor]) -> torch.dtype:
-    """The smallest type of scales and minima: powers of two, of any size, always have the same."""
+    """Return the smallest dtype for scales and minimums; powers of two always get the same dtype."""
     if all(torch.equal(part.bfloat16().float(), part) for part in numbers):
         return torch.bfloat16
     for part in numbers:

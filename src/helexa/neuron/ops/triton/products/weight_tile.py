@@ -1,4 +1,4 @@
-"""A tile of a matrix, dequantised: what kernels that multiply tiles, or write them out, have in common."""
+"""Dequantization of a tile of a matrix, shared by the kernels that multiply or write tiles."""
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 
 import triton
@@ -15,13 +15,13 @@ def weight_tile(
     words, high, scale, minimum, table, rows, first, pieces, dtype: constexpr,
     COLUMNS: constexpr, BITS: constexpr, GROUP: constexpr, ZERO: constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Columns `first` and following of some rows, [rows, COLUMNS]; nought beyond the last.
+    """Return columns `first` and following of some rows, [rows, COLUMNS]; 0 after the last column.
 
     Args:
-        words: of a `PackedMatrix`, or with BITS = 16 the plain matrix.
-        rows: int32; all of them are there.
+        words: words of a `PackedMatrix`, or the plain matrix with BITS = 16.
+        rows: int32; all row indexes must be valid.
         first: a multiple of COLUMNS.
-        pieces: of 16 bytes to a row; so the compiler knows that rows begin where 16 bytes may be loaded at a time.
+        pieces: number of 16-byte pieces per row, which tells the compiler that rows are aligned to 16 bytes.
     """
     if BITS == 16:
         columns = first + tl.arange(0, COLUMNS)
