@@ -26,7 +26,7 @@ from threading import Barrier, Lock, Thread
 
 import psutil
 
-from helexa.neuron import heap
+from helexa.neuron.processes import heap
 
 if sys.argv[1] == "bound":
     heap.bound()

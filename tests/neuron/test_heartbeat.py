@@ -7,7 +7,7 @@ from helexa.neuron.processes.heartbeat import Heartbeat
 
 
 def count_in_another_process(heartbeat: Heartbeat, beats: int) -> None:
-    code = f"from helexa.neuron import heartbeat; heartbeat.attach({heartbeat.fd})"
+    code = f"from helexa.neuron.processes import heartbeat; heartbeat.attach({heartbeat.fd})"
     code += f"\nfor _ in range({beats}): heartbeat.beat()"
     subprocess.run([sys.executable, "-c", code], pass_fds=[heartbeat.fd], check=True, timeout=60)
 

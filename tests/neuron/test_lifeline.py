@@ -10,8 +10,8 @@ import pytest
 
 BUSY = """
 import subprocess, sys
-from helexa.neuron import lifeline
-lifeline.hold()
+from helexa.neuron.processes import parent_death
+parent_death.hold()
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdin=subprocess.DEVNULL)
 print(child.pid, flush=True)
 while True:

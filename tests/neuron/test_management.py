@@ -246,7 +246,7 @@ async def node_with_an_endless_stream(
     """A node process with a fake engine, and a stream that it has begun."""
     script = (
         "import socket, sys\n"
-        "from helexa.neuron import app\n"
+        "from helexa.neuron.server import app\n"
         "from helexa.neuron.config import read_config\n"
         "app._DRAIN_SECONDS = 1\n"
         "listener = socket.socket(fileno=int(sys.argv[1]))\n"

@@ -118,7 +118,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from helexa.neuron.ops import packed_store
+from helexa.neuron.ops.native import packed_store
 from helexa.neuron.ops.native.compiler import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
 packed_store._SMALLEST = packed_store._SPARE = 0

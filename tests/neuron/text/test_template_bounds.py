@@ -59,7 +59,7 @@ LARGE = {
 # Runs every template in a fresh process, so that its children are the renderer's alone.
 _SCRIPT = """
 import json, resource, sys
-from helexa.neuron.text import template_renderer
+from helexa.neuron.text.templates import template_renderer
 template_renderer.MAX_SECONDS = 0.3
 def peak(whose):
     return resource.getrusage(whose).ru_maxrss >> 10
