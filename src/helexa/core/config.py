@@ -68,27 +68,27 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:
-    first = error.errors(include_url=False)[0]
-    where = tuple(str(part) for part in first["loc"])
-    origin = next((origins[where[:end]] for end in range(len(where), 0, -1) if where[:end] in origins), file)
-    key = ".".join(where)
-    if first["type"] != "extra_forbidden":
-        return ": ".join(part for part in (origin, key, first["msg"].removeprefix("Value error, ")) if part)
-    known = _known_keys(schema, where[:-1])
-    near = difflib.get_close_matches(where[-1], known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    first_error = error.errors(include_url=False)[0]
+    path = tuple(str(part) for part in first_error["loc"])
+    origin = next((origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins), file)
+    key = ".".join(path)
+    if first_error["type"] != "extra_forbidden":
+        return ": ".join(part for part in (origin, key, first_error["msg"].removeprefix("Value error, ")) if part)
+    known_keys = _known_keys(schema, path[:-1])
+    close_matches = difflib.get_close_matches(path[-1], known_keys, n=1)
+    hint = f"did you mean '{close_matches[0]}'?" if close_matches else f"known keys: {', '.join(sorted(known_keys))}"
     return f"{origin}: unknown key '{key}'; {hint}"
 
 
 def _known_keys(schema: type[BaseModel], path: tuple[str, ...]) -> list[str]:
-    for part in path:
-        field = schema.model_fields.get(part)
+    for name in path:
+        field = schema.model_fields.get(name)
         if field is None:
             continue  # a list index or a free-form table key: the schema stays that of its container
-        nested = _section_of(field.annotation)
-        if nested is None:
+        subsection = _section_of(field.annotation)
+        if subsection is None:
             return []
-        schema = nested
+        schema = subsection
     return list(schema.model_fields)
 
 
@@ -96,7 +96,7 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
-        if found is not None:
-            return found
+        section = _section_of(argument)
+        if section is not None:
+            return section
     return None

@@ -120,8 +120,8 @@ def invalid_body(message: str, param: str | None = None) -> ApiError:
 
 def unsupported_media_type(content_type: str) -> ApiError:
     """The body is not declared as JSON."""
-    found = repr(content_type) if content_type else "none"
-    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {found}")
+    received = repr(content_type) if content_type else "none"
+    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {received}")
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:

@@ -22,8 +22,8 @@ class ServerSentEvent:
 
 def frame(data: bytes, event: str | None = None) -> bytes:
     """One event on the wire; `data` must be one line, as JSON is."""
-    head = b"" if event is None else b"event: " + event.encode() + b"\n"
-    return head + b"data: " + data + b"\n\n"
+    event_line = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return event_line + b"data: " + data + b"\n\n"
 
 
 _EVENT_END = re.compile(rb"\n\r?\n")
@@ -31,8 +31,8 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
     """Return where the first event that ends in `data[begin:]` ends, 0 if none does."""
-    found = _EVENT_END.search(data, begin)
-    return 0 if found is None else found.end()
+    match = _EVENT_END.search(data, begin)
+    return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
@@ -65,8 +65,8 @@ class LineSplitter:
         self._line += chunk
         if b"\n" not in chunk:
             return []
-        *lines, rest = bytes(self._line).split(b"\n")
-        self._line = bytearray(rest)
+        *lines, partial_line = bytes(self._line).split(b"\n")
+        self._line = bytearray(partial_line)
         return lines
 
 

@@ -50,28 +50,28 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
         HelexaError: the model cannot be had.
         GenerationError: there is no answer.
     """
-    model, rest = _split(options)
-    return model.generate(prompt, n=n, on_token=on_token, **rest)
+    model, model_options = _split(options)
+    return model.generate(prompt, n=n, on_token=on_token, **model_options)
 
 
 async def agenerate(
     prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]
 ) -> Completion:
     """`generate` for coroutines; cancelling it ends the answer."""
-    model, rest = _split(options)
-    return await model.agenerate(prompt, n=n, on_token=on_token, **rest)
+    model, model_options = _split(options)
+    return await model.agenerate(prompt, n=n, on_token=on_token, **model_options)
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
     """Answer a prompt piece by piece; raises what `generate` raises, while it is iterated over."""
-    model, rest = _split(options)
-    return model.stream(prompt, **rest)
+    model, model_options = _split(options)
+    return model.stream(prompt, **model_options)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
     """`stream` for coroutines."""
-    model, rest = _split(options)
-    return model.astream(prompt, **rest)
+    model, model_options = _split(options)
+    return model.astream(prompt, **model_options)
 
 
 @overload
@@ -97,8 +97,8 @@ def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: 
         HelexaError: the model cannot be had.
         BatchError: a prompt has no answer; it has the results so far.
     """
-    model, rest = _split(options)
-    return model.batch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
+    model, model_options = _split(options)
+    return model.batch(prompts, on_error=on_error, **model_options)  # type: ignore[call-overload]
 
 
 @overload
@@ -117,8 +117,8 @@ async def abatch(
     prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]
 ) -> Any:
     """`batch` for coroutines; cancelling it ends the batch."""
-    model, rest = _split(options)
-    return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
+    model, model_options = _split(options)
+    return await model.abatch(prompts, on_error=on_error, **model_options)  # type: ignore[call-overload]
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
@@ -137,14 +137,14 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
         InvalidRequestError: the results are those of other prompts, or another process is writing them.
         OSError: a file cannot be read or written.
     """
-    model, rest = _split(options)
-    return model.batch_file(prompts, results, **rest)
+    model, model_options = _split(options)
+    return model.batch_file(prompts, results, **model_options)
 
 
 async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
     """`batch_file` for coroutines."""
-    model, rest = _split(options)
-    return await model.abatch_file(prompts, results, **rest)
+    model, model_options = _split(options)
+    return await model.abatch_file(prompts, results, **model_options)
 
 
 def load(
@@ -196,5 +196,5 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 
 def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
     """The model where `options` say, and the rest of them."""
-    rest: Any = dict(options)
-    return Model(Place(*(rest.pop(name, None) for name in _PLACE))), rest
+    model_options: Any = dict(options)
+    return Model(Place(*(model_options.pop(name, None) for name in _PLACE))), model_options

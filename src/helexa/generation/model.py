@@ -220,18 +220,18 @@ class Model:
     ) -> Completion:
         if n < 1:
             raise InvalidRequestError(f"n is {n}, but must be 1 or more")
-        ask = _ask(options)
-        requests = [ask.request(prompt, number) for number in range(n)]
+        defaults = _ask(options)
+        requests = [defaults.request(prompt, number) for number in range(n)]
         if on_token is None:
             return await caller.wait(self._answers(requests))
         if n > 1:
             raise InvalidRequestError("on_token is for one answer: the pieces of several would run into one another")
-        async with aclosing(across(caller, self._pieces(requests[0]))) as said:
-            async for piece in said:
-                if isinstance(piece, Completion):
-                    return piece
-                if not piece.thought:
-                    await caller.call(on_token, piece.text)
+        async with aclosing(across(caller, self._pieces(requests[0]))) as events:
+            async for event in events:
+                if isinstance(event, Completion):
+                    return event
+                if not event.thought:
+                    await caller.call(on_token, event.text)
         raise AssertionError("unreachable: an answer ends with a completion or an error")
 
     async def _batch(
@@ -242,33 +242,33 @@ class Model:
             raise InvalidRequestError(f"on_error is {on_error!r}, but must be 'raise' or 'return'")
         if isinstance(prompts, str | bytes | Mapping):
             raise InvalidRequestError("a batch is a list of prompts, not one; see generate")
-        ask = _ask(options)
-        requests = [_request(ask, prompt, number) for number, prompt in enumerate(prompts)]
-        done: list[Result | None] = [None] * len(requests)
-        async with aclosing(across(caller, self.results(requests, max_parallel))) as found:
-            async for index, result in found:
-                done[index] = result.at(index) if isinstance(result, GenerationError) else result
+        defaults = _ask(options)
+        requests = [_request(defaults, prompt, number) for number, prompt in enumerate(prompts)]
+        outcomes: list[Result | None] = [None] * len(requests)
+        async with aclosing(across(caller, self.results(requests, max_parallel))) as answers:
+            async for index, result in answers:
+                outcomes[index] = result.at(index) if isinstance(result, GenerationError) else result
                 if on_result is not None:
                     await caller.call(on_result, index, result)
                 if isinstance(result, GenerationError) and on_error == "raise":
-                    raise BatchError(result, done) from result
-        return done
+                    raise BatchError(result, outcomes) from result
+        return outcomes
 
     async def _batch_file(
         self, caller: Caller, prompts: str | Path, results: str | Path, options: BatchOptions
     ) -> FileSummary:
         max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
-        ask, model = _ask(options), self._place.wanted_model or ""
-        next(read_prompts(Path(prompts), ask, model), None)  # prompts that are not there leave no file of results
+        defaults, model = _ask(options), self._place.wanted_model or ""
+        next(read_prompts(Path(prompts), defaults, model), None)  # prompts that are not there leave no file of results
         with ResultFile(Path(results)) as file:
-            run = FileRun(Path(prompts), file, ask, model)
-            async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as found:
-                async for place, result in found:
-                    index = run.take(place, result)
+            file_run = FileRun(Path(prompts), file, defaults, model)
+            async with aclosing(across(caller, self.results(file_run.requests(), max_parallel))) as answers:
+                async for position, result in answers:
+                    index = file_run.take(position, result)
                     if on_result is not None:
                         await caller.call(on_result, index, result)
             file.put_in_order()
-        return run.summary
+        return file_run.summary
 
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
@@ -277,15 +277,15 @@ class Model:
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
         target = await self._open()
-        async with aclosing(results(target, requests, max_parallel or target.width)) as found:
-            async for item in found:
+        async with aclosing(results(target, requests, max_parallel or target.width)) as answers:
+            async for item in answers:
                 yield item
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Delta | Completion, None]:
         target = await background().targets.find(self._place)
-        async with aclosing(pieces(target, replace(request, streamed=True))) as said:
-            async for piece in said:
-                yield piece
+        async with aclosing(pieces(target, replace(request, streamed=True))) as events:
+            async for event in events:
+                yield event
 
     async def _answers(self, requests: list[Request]) -> Completion:
         target = await background().targets.find(self._place)
@@ -310,17 +310,17 @@ def _ask(options: AskOptions) -> Ask:
         TypeError: there is no such option.
         InvalidRequestError: `sampling` is something else.
     """
-    flat: dict[str, Any] = dict(options)
-    for name in flat:
+    settings: dict[str, Any] = dict(options)
+    for name in settings:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(_OPTIONS))}"
+            similar = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"did you mean '{similar[0]}'?" if similar else f"there are: {', '.join(sorted(_OPTIONS))}"
             raise TypeError(f"there is no option '{name}'; {hint}")
-    sampling = flat.pop("sampling", None) or Sampling()
+    sampling = settings.pop("sampling", None) or Sampling()
     if not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")
-    system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
-    return Ask(sampling.replaced(flat), system, AnswerSchema.of(schema), think)  # type: ignore[arg-type]
+    system, schema, think = settings.pop("system", None), settings.pop("schema", None), settings.pop("think", None)
+    return Ask(sampling.replaced(settings), system, AnswerSchema.of(schema), think)  # type: ignore[arg-type]
 
 
 def _request(ask: Ask, prompt: Prompt, number: int) -> Request | GenerationError:

@@ -58,16 +58,18 @@ class EngineSettings:
         """
         config = read_config(None)
         dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
-        said = {
+        options = {
             "device": self.device or environment.text(environment.DEVICE),
             "dtype": _DTYPES.get(dtype, dtype) if dtype else None,
         }
-        chosen = {name: value for name, value in said.items() if value}
+        overrides = {name: value for name, value in options.items() if value}
         try:
-            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | chosen)
+            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | overrides)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ConfigError(f"{first['loc'][0]} cannot be '{first['input']}': {first['msg']}") from None
+            first_error = error.errors()[0]
+            raise ConfigError(
+                f"{first_error['loc'][0]} cannot be '{first_error['input']}': {first_error['msg']}"
+            ) from None
         torch.admission.max_queue_depth = 1 << 20
         torch.admission.max_wait_secs = torch.admission.kv_max_wait_secs = _WAIT_SECONDS
         config.harness.torch = torch
@@ -113,9 +115,9 @@ class PrivateEngines:
         if device == "auto":
             quant = source.quant(quant)
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
-            choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path, quant)))
-            log.info("%s", choice)
-            device = choice.device
+            device_choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path, quant)))
+            log.info("%s", device_choice)
+            device = device_choice.device
         if device not in self._registries:
             self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self.spare.take)
         return self._registries[device]
@@ -135,10 +137,10 @@ class PrivateEngines:
 
     def _id(self, name: str, place: str) -> str:
         """The name, or one like it if that is another model's."""
-        taken = 1
-        while self._places.setdefault(found := name if taken == 1 else f"{name}-{taken}", place) != place:
-            taken += 1
-        return found
+        copies = 1
+        while self._places.setdefault(model_id := name if copies == 1 else f"{name}-{copies}", place) != place:
+            copies += 1
+        return model_id
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
@@ -202,8 +204,8 @@ class PrivateTarget:
                 async for event in events:
                     if isinstance(event, Failed):
                         raise event.error
-                    if (said := _said(event, model)) is not None:
-                        yield said
+                    if (event_delta := _said(event, model)) is not None:
+                        yield event_delta
         except ApiError as error:
             raise generation_error(error) from None
 
@@ -240,8 +242,8 @@ class PrivateTarget:
 def _bytes_of(model: Path, quant: str | None) -> int:
     """Of the weights in a file, in the parts of one that is split, or in a folder, of what those become."""
     if model.is_dir():
-        stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
-        return int(stored * share_left(quant)) if quant else stored
+        stored_bytes = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
+        return int(stored_bytes * share_left(quant)) if quant else stored_bytes
     return sum(model.with_name(name).stat().st_size for name in part_names(model.name))
 
 
@@ -260,14 +262,14 @@ def _said(event: InferenceEvent, model: ServedModel) -> Event | None:
                 completion=event.completion_tokens,
                 reasoning=event.reasoning_tokens,
             )
-            ready = model.engine.ready
+            engine_info = model.engine.ready
             return End(
                 reason=event.reason,
                 model=model.id,
                 usage=usage,
                 prefill_s=event.prefill_ms / 1000,
                 decode_s=event.decode_ms / 1000,
-                device=ready.device,
-                dtype=ready.dtype,
+                device=engine_info.device,
+                dtype=engine_info.dtype,
             )
     return None

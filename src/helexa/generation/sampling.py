@@ -54,5 +54,5 @@ class Sampling:
 
     def body(self) -> dict[str, Any]:
         """The fields of a request that say so; what is None is left out."""
-        said = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in said if value is not None}
+        options = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in options if value is not None}

@@ -47,8 +47,8 @@ class Place:
     @property
     def url(self) -> str | None:
         """The server that is asked for, None for none."""
-        said = self.target or environment.text(environment.BASE_URL)
-        return None if said == PRIVATE else said
+        target = self.target or environment.text(environment.BASE_URL)
+        return None if target == PRIVATE else target
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -58,8 +58,8 @@ class Place:
     @property
     def is_private(self) -> bool:
         """Whether only a private engine will do."""
-        own = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
-        return self.target == PRIVATE or (self.url is None and own is not None)
+        private_option = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
+        return self.target == PRIVATE or (self.url is None and private_option is not None)
 
 
 class Targets:
@@ -97,7 +97,7 @@ class Targets:
         await self._spare.close()
         for remote in remotes:
             remote.close()
-        await asyncio.gather(*(one.close() for one in engines), return_exceptions=True)
+        await asyncio.gather(*(engine.close() for engine in engines), return_exceptions=True)
 
     async def _choose(self, place: Place) -> Target:
         model = place.wanted_model

@@ -125,21 +125,21 @@ def bind(address: tuple[str, int]) -> socket.socket:
         HelexaError: the address is taken or not ours.
     """
     host, port = address
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    display_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        families = [entry[0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         # Whoever is told `localhost` tries 127.0.0.1; not all try ::1.
         family = socket.AF_INET if socket.AF_INET in families else families[0]
-        bound = socket.create_server(address, family=family, backlog=_BACKLOG)
+        server_socket = socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
-        raise HelexaError(f"cannot listen on {shown}: there can be no such host") from None
+        raise HelexaError(f"cannot listen on {display_address}: there can be no such host") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(f"cannot listen on {shown}: {os.strerror(errno.EADDRINUSE)}") from None
+            raise AddressInUseError(f"cannot listen on {display_address}: {os.strerror(errno.EADDRINUSE)}") from None
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise HelexaError(f"cannot listen on {shown}: {reason}") from None
-    enable_tcp_keep_alive(bound)  # inherited by the connections that are accepted
-    return bound
+        raise HelexaError(f"cannot listen on {display_address}: {reason}") from None
+    enable_tcp_keep_alive(server_socket)  # inherited by the connections that are accepted
+    return server_socket
 
 
 def collect_seldom() -> None:

@@ -138,20 +138,20 @@ class ChatRequest(GenerationRequest):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables that the client sets for the chat template."""
-        said = {
+        options = {
             "reasoning_effort": self.reasoning_effort,
             "thinking_budget": self.thinking_budget,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
         }
-        named = {name: value for name, value in said.items() if value is not None}
-        return named | (self.chat_template_kwargs or {})
+        variables = {name: value for name, value in options.items() if value is not None}
+        return variables | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
         """Whether the model is to think before it answers: as the client says, else `default`."""
-        said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
-        if isinstance(said, bool):
-            return said
+        thinking = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
+        if isinstance(thinking, bool):
+            return thinking
         if self.reasoning_effort is not None:
             return self.reasoning_effort != "none"
         return default if self.most_thoughts is None else True
@@ -159,8 +159,8 @@ class ChatRequest(GenerationRequest):
     @property
     def most_thoughts(self) -> int | None:
         """Tokens that the model may think, None when the client did not say."""
-        said = (self.chat_template_kwargs or {}).get("thinking_budget")
-        return said if type(said) is int and said > 0 else self.thinking_budget
+        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
+        return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
     def refuse_unsupported(self) -> None:
         """Refuse anything that is not text, by name, and calls of tools that there are not."""

@@ -26,16 +26,16 @@ _Prompts = (
 
 def _prompts(value: Any) -> list[Prompt]:
     """Return the prompts of `prompt`: one, or a list of several."""
-    several = isinstance(value, list) and bool(value) and all(isinstance(one, str | list) for one in value)
-    prompts: list[Any] = value if several else [value]
+    is_batch = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
+    prompts: list[Any] = value if is_batch else [value]
     if len(prompts) > MAX_ANSWERS:
         raise PydanticCustomError("prompt", "must be at most {most} prompts", {"most": MAX_ANSWERS})
     for index, prompt in enumerate(prompts):
-        place = f"prompt {index} " if len(prompts) > 1 else ""
+        label = f"prompt {index} " if len(prompts) > 1 else ""
         if not isinstance(prompt, str) and not _is_ids(prompt):
-            raise PydanticCustomError("prompt", "{place}must be a string or a list of token ids", {"place": place})
+            raise PydanticCustomError("prompt", "{place}must be a string or a list of token ids", {"place": label})
         if not prompt:
-            raise PydanticCustomError("prompt", "{place}must not be empty", {"place": place})
+            raise PydanticCustomError("prompt", "{place}must not be empty", {"place": label})
     return prompts
 
 
@@ -83,8 +83,8 @@ class CompletionRequest(GenerationRequest):
     def check_vocabulary(self, vocab_size: int) -> None:
         """Refuse token ids, in prompts too, that the model does not have."""
         super().check_vocabulary(vocab_size)
-        for place, prompt in enumerate(self.prompt):
-            field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
+        for position, prompt in enumerate(self.prompt):
+            field = f"prompt.{position}" if len(self.prompt) > 1 else "prompt"
             for index, token in enumerate(prompt if isinstance(prompt, list) else ()):
                 if not 0 <= token < vocab_size:
                     raise invalid_body(f"{field}.{index}: {token} is not a token id below {vocab_size}", "prompt")

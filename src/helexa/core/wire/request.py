@@ -61,8 +61,8 @@ class WireRequest(WireObject):
 
 def refusal_of(error: ValidationError) -> ApiError:
     """Return a 400 that names the first field that is wrong, or says why the body is not JSON."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    if first["type"] == "json_invalid":
-        return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])
-    path = ".".join(str(part) for part in first["loc"] if part != "[key]")[:200]
-    return invalid_body(f"{path}: {first['msg']}" if path else first["msg"], path or None)
+    first_error = error.errors(include_url=False, include_input=False)[0]
+    if first_error["type"] == "json_invalid":
+        return malformed_json(first_error["ctx"]["error"] if "ctx" in first_error else first_error["msg"])
+    path = ".".join(str(part) for part in first_error["loc"] if part != "[key]")[:200]
+    return invalid_body(f"{path}: {first_error['msg']}" if path else first_error["msg"], path or None)

@@ -47,9 +47,9 @@ class FileRun:
 
     def requests(self) -> Iterator[Request | GenerationError]:
         """What is still to be asked, read as it is drawn."""
-        waiting = (item for item in self._items() if not self._results.is_finished(item))
-        for place, item in enumerate(waiting):
-            self._asked[place] = item
+        unfinished = (item for item in self._items() if not self._results.is_finished(item))
+        for position, item in enumerate(unfinished):
+            self._asked[position] = item
             yield item.request
 
     def take(self, place: int, result: Result) -> int:

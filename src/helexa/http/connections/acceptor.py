@@ -93,17 +93,17 @@ class Acceptor:
             self._take(client, str(peer[0]))
 
     def _take(self, client: socket.socket, address: str) -> None:
-        rejected = not self._has_room(address)
-        if rejected:
+        is_rejected = not self._has_room(address)
+        if is_rejected:
             self._rejected += 1
-            own = self._by_address[address]
-            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, own, address)
+            from_address = self._by_address[address]
+            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, from_address, address)
         else:
             self._served += 1
             self._by_address[address] += 1
-        released = partial(self._release, address, rejected)
-        connection = self._kind(self._service, self._loop, address, released, rejected=rejected)
-        task = self._loop.create_task(self._connect(client, connection, released))
+        on_release = partial(self._release, address, is_rejected)
+        connection = self._kind(self._service, self._loop, address, on_release, rejected=is_rejected)
+        task = self._loop.create_task(self._connect(client, connection, on_release))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
@@ -123,9 +123,9 @@ class Acceptor:
 
     def _evict(self, address: str | None) -> bool:
         """Close the connection that is idle for longest, of this address if one is given."""
-        before = self._loop.time() - IDLE_SECS
-        for connection, since in self._service.idle.items():
-            if since > before:
+        cutoff = self._loop.time() - IDLE_SECS
+        for connection, idle_since in self._service.idle.items():
+            if idle_since > cutoff:
                 return False
             if address in (None, connection.address) and connection.evict():
                 return True

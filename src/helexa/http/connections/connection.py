@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         self.service.idle.pop(self, None)
         raw_path, query, authority = target(url)
         if authority is not None:
-            headers = [(b"host", authority), *(pair for pair in headers if pair[0] != b"host")]
+            headers = [(b"host", authority), *(header for header in headers if header[0] != b"host")]
         path = raw_path.decode("ascii")
         hang_up = HangUp()
         scope = {
@@ -318,11 +318,11 @@ class Connection(asyncio.Protocol):
 
     def _regulate(self) -> None:
         """Read no more than the application takes."""
-        full = not self._deaf and (self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING)
-        if full == self._paused or self._transport.is_closing():
+        over_limit = not self._deaf and (self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING)
+        if over_limit == self._paused or self._transport.is_closing():
             return
-        self._paused = full
-        if full:
+        self._paused = over_limit
+        if over_limit:
             self._transport.pause_reading()
             self._lookout.set(_LOOK_SECS)
             return

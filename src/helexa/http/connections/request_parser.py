@@ -100,13 +100,13 @@ class Intake:
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
-        comes = framing(version, method, headers)
+        body_framing = framing(version, method, headers)
         if parser.should_upgrade():
             return
         self._quiet_bytes = 0
         self.in_head = False
         self._headers = []  # trailers end there
-        self._taker.take_head(method, self._url, version, headers, comes, keeps=parser.should_keep_alive())
+        self._taker.take_head(method, self._url, version, headers, body_framing, keeps=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
         """Some of a body is there."""
@@ -132,10 +132,10 @@ class Intake:
             except httptools.HttpParserUpgrade as upgrade:
                 rest = memoryview(rest)[upgrade.args[0] :]
                 version = self._parser.get_http_version().encode()
-                head = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
-                kept = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
+                request_line = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
+                header_lines = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
                 self._parser = self._new_parser()
-                self._parser.feed_data(head + b"".join(kept) + b"\r\n")
+                self._parser.feed_data(request_line + b"".join(header_lines) + b"\r\n")
 
     def _check_size(self) -> None:
         if len(self._headers) > self._taker.max_headers:

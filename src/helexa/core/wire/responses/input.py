@@ -77,25 +77,25 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            begun = self._answering and self._turns[-1]["content"] is None  # with a call
-            (self._turns[-1] if begun else self._answer())["content"] = content
+            has_tool_calls = self._answering and self._turns[-1]["content"] is None  # with a call
+            (self._turns[-1] if has_tool_calls else self._answer())["content"] = content
         else:
             self._say({"role": role, "content": content})
 
     def _call(self, item: Item, field: str) -> None:
         function = {"name": _string(item, "name", field), "arguments": _string(item, "arguments", field)}
         call = {"id": _string(item, "call_id", field), "type": "function", "function": function}
-        turn = self._turns[-1] if self._answering else self._answer()
-        turn.setdefault("tool_calls", []).append(call)
+        message = self._turns[-1] if self._answering else self._answer()
+        message.setdefault("tool_calls", []).append(call)
 
     def _answer(self) -> Message:
         """A new turn of the assistant's, with the reasoning that came before it."""
-        turn: Message = {"role": "assistant", "content": None}
-        if thoughts := "\n\n".join([text for text in self._reasoning if text]):
-            turn["reasoning_content"] = thoughts
-        self._say(turn)
+        message: Message = {"role": "assistant", "content": None}
+        if reasoning := "\n\n".join([text for text in self._reasoning if text]):
+            message["reasoning_content"] = reasoning
+        self._say(message)
         self._answering = True
-        return turn
+        return message
 
     def _say(self, turn: Message) -> None:
         self._reasoning = []  # what nothing came of is of no use

@@ -111,8 +111,8 @@ class ResponsesRequest(GenerationRequest):
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise unsupported_parameter("text.verbosity")
         if self.reasoning is not None:
-            for name, usual in (("context", "auto"), ("mode", "standard")):
-                if self.reasoning.extra(name) not in (None, usual):
+            for name, default in (("context", "auto"), ("mode", "standard")):
+                if self.reasoning.extra(name) not in (None, default):
                     raise unsupported_parameter(f"reasoning.{name}")
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
@@ -121,8 +121,8 @@ class ResponsesRequest(GenerationRequest):
         Raises:
             ApiError: as `WireRequest.parse` does; a parameter has the name that it has here.
         """
-        shared = {name: getattr(self, name) for name in GenerationRequest.model_fields}
-        value = {name: field for name, field in shared.items() if field is not None}
+        generation_fields = {name: getattr(self, name) for name in GenerationRequest.model_fields}
+        value = {name: field for name, field in generation_fields.items() if field is not None}
         value |= self.model_extra or {}
         value["messages"] = chat_messages(self.instructions, [*history, *self.input], known=len(history))
         value["tool_choice"], allowed = chat_choice(self.tool_choice)
@@ -144,7 +144,7 @@ class ResponsesRequest(GenerationRequest):
     @property
     def namespaces(self) -> dict[str, str]:
         """The namespace of each function that is from one, by its name."""
-        return {function["name"]: space for space, function in functions(self.tools) if space is not None}
+        return {function["name"]: namespace for namespace, function in functions(self.tools) if namespace is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
         """The members of a response that say what was asked for: JSON, an object.
@@ -154,7 +154,7 @@ class ResponsesRequest(GenerationRequest):
             temperature, top_p: the values that the model samples with; Open Responses demands numbers here.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
-        shown = {
+        fields = {
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
@@ -178,7 +178,7 @@ class ResponsesRequest(GenerationRequest):
             "user": self.user,
             "background": False,
         }
-        return to_json(shown, inf_nan_mode="null")
+        return to_json(fields, inf_nan_mode="null")
 
 
 def _shown_format(format: dict[str, Any]) -> dict[str, Any]:
@@ -202,10 +202,10 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
 def renamed(error: ApiError) -> ApiError:
     """A refusal of the chat completion, in the words of this dialect."""
     param = error.param or ""
-    for theirs, ours in _NAMES.items():
-        if param == theirs or param.startswith(f"{theirs}."):
-            text = re.sub(rf"(^|'){re.escape(theirs)}\b", rf"\1{ours}", str(error))
-            name = ours + param.removeprefix(theirs)
+    for responses_name, chat_name in _NAMES.items():
+        if param == responses_name or param.startswith(f"{responses_name}."):
+            text = re.sub(rf"(^|'){re.escape(responses_name)}\b", rf"\1{chat_name}", str(error))
+            name = chat_name + param.removeprefix(responses_name)
             kind, retry = error.type, error.retry_after
             return ApiError(error.status, error.code, text, type=kind, param=name, retry_after=retry, **error.extras)
     return error
