@@ -35,10 +35,10 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
         api, scrape = (
             sockets.enter_context(bind(address)) for address in (config.gateway.listen, config.gateway.metrics_listen)
         )
-        async with gateway.running(config, catalogue, metrics, path) as gateway_run:
-            limits = gateway_run.connection_limits()
+        async with gateway.running(config, catalogue, metrics, path) as running_gateway:
+            limits = running_gateway.connection_limits()
             listeners = [
-                Listener(create_app(gateway_run), limits=limits, bodies=gateway_run.bodies),
+                Listener(create_app(running_gateway), limits=limits, bodies=running_gateway.bodies),
                 Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS),
             ]
             stop_on_signals(*listeners)

@@ -137,9 +137,9 @@ class PrivateEngines:
 
     def _id(self, name: str, place: str) -> str:
         """The name, or one like it if that is another model's."""
-        copies = 1
-        while self._places.setdefault(model_id := name if copies == 1 else f"{name}-{copies}", place) != place:
-            copies += 1
+        suffix = 1
+        while self._places.setdefault(model_id := name if suffix == 1 else f"{name}-{suffix}", place) != place:
+            suffix += 1
         return model_id
 
 
@@ -204,8 +204,8 @@ class PrivateTarget:
                 async for event in events:
                     if isinstance(event, Failed):
                         raise event.error
-                    if (event_delta := _said(event, model)) is not None:
-                        yield event_delta
+                    if (target_event := _said(event, model)) is not None:
+                        yield target_event
         except ApiError as error:
             raise generation_error(error) from None
 

@@ -29,8 +29,8 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
-        rejected_header = self._refused(scope["headers"]) if scope["type"] == "http" else None
-        await (self._app if rejected_header is None else refusal(rejected_header))(scope, receive, send)
+        rejection = self._refused(scope["headers"]) if scope["type"] == "http" else None
+        await (self._app if rejection is None else refusal(rejection))(scope, receive, send)
 
     def _refused(self, headers: Headers) -> ApiError | None:
         host, origin = host_and_origin(headers)

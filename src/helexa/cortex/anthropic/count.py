@@ -51,11 +51,11 @@ class CountRequest:
         """
         prompt = to_prompt(read_object(body))
         variables = prompt["chat_template_kwargs"]
-        generation_prompt = {
+        template_flags = {
             "add_generation_prompt": variables.pop("add_generation_prompt", True),
             "continue_final_message": variables.pop("continue_final_message", False),
         }
-        return cls(prompt["model"], encoded(prompt | generation_prompt), estimated_tokens(prompt))
+        return cls(prompt["model"], encoded(prompt | template_flags), estimated_tokens(prompt))
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:

@@ -98,8 +98,8 @@ def _from_envelope(status: int, error: Any, retry_after: int | None) -> ApiError
         translated = ApiError(status, "context_length_exceeded", text[:MAX_MESSAGE_CHARS], retry_after=retry_after)
         translated.extras = {name: _count(error, name) for name in _SIZES}
         return translated
-    has_helexa_code = isinstance(code, str) or (code is None and "param" in error)
-    if not has_helexa_code or not isinstance(kind, str):
+    is_helexa_error = isinstance(code, str) or (code is None and "param" in error)
+    if not is_helexa_error or not isinstance(kind, str):
         return _upstream_error(status, retry_after)
     return ApiError(status, code, text[:MAX_MESSAGE_CHARS], type=kind, retry_after=retry_after)
 

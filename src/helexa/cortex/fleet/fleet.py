@@ -285,8 +285,8 @@ class Fleet:
     def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
         """Record when models were loaded and when other clients used them; drop the times of models that are gone."""
         for model, info in models.items():
-            loaded = model not in node.models or node.models[model].status == "loading"
-            if loaded and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
+            is_new = model not in node.models or node.models[model].status == "loading"
+            if is_new and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
                 self._loaded_at.setdefault((node.name, model), began)
             if node.others.get(model):
                 self._used_at[node.name, model] = began

@@ -90,12 +90,12 @@ class Committer:
             return None
         if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
             return None
-        admitted = None
+        admission = None
         if claim.principal.key_id not in self._taking:
-            admitted = self.budgets.admit(claim, self._clock(), self.close)
-        if admitted is None:
+            admission = self.budgets.admit(claim, self._clock(), self.close)
+        if admission is None:
             return None
-        reservation, record = admitted
+        reservation, record = admission
         if not self._journal.add(record):
             reservation.abandon()
             return None
@@ -209,13 +209,13 @@ class Committer:
         closed, closings = waiting.closed, waiting.closings
         waiting.closed, waiting.closings = [], []
         own_closings = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
-        foreign_closings = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
+        previous_closings = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
         opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
         try:
             for closing in closings:
                 if closing.reservation.gateway != budgets.gateway:
-                    foreign_closings.append(closing)
+                    previous_closings.append(closing)
                     continue
                 record = budgets.close(closing, now)
                 if self._journal is not None and self._journal.add(record):
@@ -242,8 +242,8 @@ class Committer:
             raise
         finally:
             self._taking = set()
-        for closing in foreign_closings:
-            await self._amend(closing, foreign_closings)
+        for closing in previous_closings:
+            await self._amend(closing, previous_closings)
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
@@ -260,9 +260,9 @@ class Committer:
             if not request.waiting:
                 continue
             principal = request.claim.principal
-            admitted = None if principal.key_id in short else self.budgets.admit(request.claim, now, self.close)
-            if admitted is not None:
-                opened.append((request, *admitted))
+            admission = None if principal.key_id in short else self.budgets.admit(request.claim, now, self.close)
+            if admission is not None:
+                opened.append((request, *admission))
             elif (requests := short.setdefault(principal.key_id, [])) and requests[0].claim.principal != principal:
                 deferred.append(request)  # the key was changed meanwhile: each transaction handles one cap per key
             else:
@@ -321,9 +321,9 @@ class Committer:
             budgets.adopt(grant, now)
             for request in short[grant.lease.key_id]:
                 claim = request.claim
-                admitted = budgets.admit(claim, now, self.close)
-                if admitted is not None:
-                    opened.append((request, *admitted))
+                admission = budgets.admit(claim, now, self.close)
+                if admission is not None:
+                    opened.append((request, *admission))
                 else:
                     request.refuse(over_budget(claim.principal, claim.tokens, grant.available, grant.ends_at, now))
         return opened
@@ -404,13 +404,13 @@ class Committer:
 
     async def _start_over(self) -> None:
         """Register as a new gateway and retire the old registration, if it still exists."""
-        swept_gateway = self.budgets.gateway
+        previous_gateway = self.budgets.gateway
         if self._journal is not None:
             self._journal.close()
             self._journal = None  # no write-ahead log until `join` has succeeded
         if self._alone is not None:
             await catch_up(self._alone, self._database)
-        gateway_rows = [row for row in await gateways.present(self._database) if row[0] == swept_gateway]
+        gateway_rows = [row for row in await gateways.present(self._database) if row[0] == previous_gateway]
         await gateways.sweep(self._database, gateway_rows, self._clock())
         await self.join()
 

@@ -64,14 +64,14 @@ class Ledger:
             HelexaError: another gateway has exclusive use of the database.
             DatabaseError: the database does not answer.
         """
-        journal_path = await self._database.claim()
-        self._committer = Committer(self._database, self._clock, socket.gethostname(), journal_path)
-        if journal_path is not None:  # earlier gateways on this database have ended
-            await catch_up(journal_path, self._database)
+        database_path = await self._database.claim()
+        self._committer = Committer(self._database, self._clock, socket.gethostname(), database_path)
+        if database_path is not None:  # earlier gateways on this database have ended
+            await catch_up(database_path, self._database)
             await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
         await self._committer.join()
         self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
-        if journal_path is None:
+        if database_path is None:
             watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "other gateways cannot be watched")
             self._tasks.append(asyncio.create_task(watch_loop))
 

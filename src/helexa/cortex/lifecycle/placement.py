@@ -154,9 +154,9 @@ def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, 
 
 def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | None:
     """Return the running load of the model, started by this gateway or reported by a node, or None."""
-    view = situation.view
+    fleet_view = situation.view
     for node in healthy:
-        if (node.name, model) in view.loading:
+        if (node.name, model) in fleet_view.loading:
             return Cold(model, node.name, _spec(situation, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)

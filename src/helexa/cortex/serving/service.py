@@ -92,24 +92,30 @@ async def _ask(
     routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
     fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
-    tried: set[str] = set()
+    tried_nodes: set[str] = set()
     if question.previous is not None and (holder := fleet_view.holder(question.previous)) is not None:
-        tried = {node.name for node in fleet_view.nodes} - {holder.name}  # no other node stores the previous response
+        tried_nodes = {node.name for node in fleet_view.nodes} - {
+            holder.name
+        }  # no other node stores the previous response
     target = (
-        route(fleet_view, model, key, routing, avoid=tried)
+        route(fleet_view, model, key, routing, avoid=tried_nodes)
         or route(fleet_view, model, key, routing)
         or await _loaded(gateway, model, question, reply, exchange)
     )
     while True:
-        tried.add(target.node)
-        is_last = len(fleet_view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
+        tried_nodes.add(target.node)
+        is_last = (
+            len(fleet_view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) is None
+        )
         try:
             await gateway.proxy.ask(target, question, reply, exchange, settle, last=is_last)
             return
         except NoAnswer as error:
             log.warning("node=%s no answer: %s", target.node, error)
             outcomes.append(error.outcome)
-            fallback = route(gateway.fleet.view(), model, key, routing, avoid=tried) if may_retry(outcomes) else None
+            fallback = (
+                route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) if may_retry(outcomes) else None
+            )
             if fallback is None:
                 raise error.refusal from error
             target = fallback

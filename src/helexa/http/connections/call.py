@@ -265,14 +265,18 @@ class Call:
             chunked = True
             lines.append(b"transfer-encoding: chunked")
         lines.append(b"")
-        block = b"\r\n".join(lines)
+        header_block = b"\r\n".join(lines)
         line_breaks = len(lines) - 1
-        if block.count(b"\n") != line_breaks or block.count(b"\r") != line_breaks or b"\0" in block:
+        if (
+            header_block.count(b"\n") != line_breaks
+            or header_block.count(b"\r") != line_breaks
+            or b"\0" in header_block
+        ):
             raise RuntimeError("a header with a line break")
         self.started = True
         self._expects = False
         self._left, self._chunked = bytes_left, chunked
-        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), block))
+        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), header_block))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:

@@ -77,8 +77,8 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            has_tool_calls = self._answering and self._turns[-1]["content"] is None  # with a call
-            (self._turns[-1] if has_tool_calls else self._answer())["content"] = content
+            lacks_content = self._answering and self._turns[-1]["content"] is None  # with a call
+            (self._turns[-1] if lacks_content else self._answer())["content"] = content
         else:
             self._say({"role": role, "content": content})
 
