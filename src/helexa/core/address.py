@@ -43,11 +43,11 @@ def base_url(text: str) -> str:
     if "@" in text:  # the message omits the text, which may contain a password
         raise ValueError("a URL with a user name or password is not supported")
     try:
-        parts = urlsplit(text)
-        host, port = (parts.hostname or "").encode("idna"), parts.port
+        url_parts = urlsplit(text)
+        host, port = (url_parts.hostname or "").encode("idna"), url_parts.port
     except ValueError:
-        host, port, parts = b"", 0, urlsplit("")
-    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
+        host, port, url_parts = b"", 0, urlsplit("")
+    if url_parts.scheme not in ("http", "https") or not host or port == 0 or url_parts.query or url_parts.fragment:
         raise ValueError(f"'{text}' is not a URL; write http://host:port")
     return text.rstrip("/")
 

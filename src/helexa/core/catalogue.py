@@ -89,7 +89,7 @@ class Profile(config.Section):
         """
         if self.source is None:
             return None
-        is_scheme = not any(mark in self.source for mark in ":/.~")
+        is_scheme = not any(character in self.source for character in ":/.~")
         return str(ModelSource.parse(f"{self.source}:{self.id}" if is_scheme else self.source))
 
 

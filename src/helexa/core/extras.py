@@ -29,6 +29,6 @@ def explained_extras() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (lack := missing_extra(error)) is None:
+        if (hint := missing_extra(error)) is None:
             raise
-        raise HelexaError(lack) from error
+        raise HelexaError(hint) from error

@@ -28,11 +28,11 @@ def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] =
     level = environ.get("HELEXA_LOG", level).upper()
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
-    wanted = environ.get("HELEXA_LOG_FORMAT", form)
-    if wanted not in get_args(LogFormat):
-        raise ConfigError(f"HELEXA_LOG_FORMAT is '{wanted}', expected one of {', '.join(get_args(LogFormat))}")
+    log_format = environ.get("HELEXA_LOG_FORMAT", form)
+    if log_format not in get_args(LogFormat):
+        raise ConfigError(f"HELEXA_LOG_FORMAT is '{log_format}', expected one of {', '.join(get_args(LogFormat))}")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if wanted == "json" else TextLines())
+    handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
@@ -70,7 +70,7 @@ class JsonLines(logging.Formatter):
             line["request"] = number
         if event := getattr(record, "event", None):
             line["event"] = event
-            line |= {name: fact for name, fact in record.__dict__["facts"].items() if name not in line}
+            line |= {name: value for name, value in record.__dict__["facts"].items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -18,8 +18,8 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for place, heading in enumerate(headings):
-        is_number = bool(rows) and all(isinstance(row[place], int | float | None) for row in rows)
+    for column, heading in enumerate(headings):
+        is_number = bool(rows) and all(isinstance(row[column], int | float | None) for row in rows)
         table.add_column(heading, justify="right" if is_number or heading in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))

@@ -63,19 +63,19 @@ def log_unknown_variables(
     `others` are variables that are read elsewhere.
     """
     short = short or {}
-    known = {name for name, _ in _known(schema, prefix, short, environ)} | set(others)
-    unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known]
+    known_names = {name for name, _ in _known(schema, prefix, short, environ)} | set(others)
+    unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known_names]
     names = [prefix + "__".join(keys).upper() for keys in _paths(schema)] + [*short]
-    near = {name: difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) for name in unknown if name not in names}
-    misspelled = [f"{name} (did you mean {match[0]}?)" for name, match in near.items() if match]
+    similar = {name: difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) for name in unknown if name not in names}
+    misspelled = [f"{name} (did you mean {match[0]}?)" for name, match in similar.items() if match]
     if unknown:
-        shown = (misspelled or unknown)[:_MOST_NAMES]
-        rest = len(unknown) - len(shown)
+        listed = (misspelled or unknown)[:_MOST_NAMES]
+        not_listed = len(unknown) - len(listed)
         log.log(
             logging.WARNING if misspelled else logging.INFO,
             "ignored environment variables that are not settings: %s%s",
-            ", ".join(shown),
-            f" and {rest} more" if rest else "",
+            ", ".join(listed),
+            f" and {not_listed} more" if not_listed else "",
         )
 
 
@@ -105,14 +105,14 @@ def _resolve(annotation: Any, keys: Keys) -> Keys | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         for name, field in annotation.model_fields.items():
             if keys[0] in (name, *_former_names(field.validation_alias)):
-                rest = _resolve(field.annotation, keys[1:])
-                return None if rest is None else (name, *rest)
+                path = _resolve(field.annotation, keys[1:])
+                return None if path is None else (name, *path)
         return None
     arguments = get_args(annotation)
     if get_origin(annotation) is dict:
-        rest = _resolve(arguments[1], keys[1:]) if keys[0] else None
-        return None if rest is None else (keys[0], *rest)
-    return next((rest for part in arguments if (rest := _resolve(part, keys)) is not None), None)
+        path = _resolve(arguments[1], keys[1:]) if keys[0] else None
+        return None if path is None else (keys[0], *path)
+    return next((path for part in arguments if (path := _resolve(part, keys)) is not None), None)
 
 
 def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
@@ -122,22 +122,22 @@ def _paths(schema: type[BaseModel]) -> Iterator[Keys]:
         if section is None:
             yield (name,)
         else:
-            yield from ((name, *rest) for rest in _paths(section))
+            yield from ((name, *keys) for keys in _paths(section))
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     elif get_origin(annotation) not in (dict, list):
-        for part in get_args(annotation):
-            yield from _sections(part)
+        for argument in get_args(annotation):
+            yield from _sections(argument)
 
 
 def _rename_tables(tree: dict[str, Any], schema: type[BaseModel]) -> None:
     for name, field in schema.model_fields.items():
-        for former in _former_names(field.validation_alias):
-            if former in tree and name not in tree:
-                tree[name] = tree.pop(former)
+        for former_name in _former_names(field.validation_alias):
+            if former_name in tree and name not in tree:
+                tree[name] = tree.pop(former_name)
         section = next(_sections(field.annotation), None)
         if section is not None and isinstance(tree.get(name), dict):
             _rename_tables(tree[name], section)

@@ -101,7 +101,7 @@ def create_app(gateway: Gateway) -> ASGIApp:
     )
     app.state.gateway = gateway
     app.router.redirect_slashes = False
-    hot = HotPaths(app, _HOT)
+    hot_paths = HotPaths(app, _HOT)
     section = gateway.config.gateway  # address and origins do not change on a reload
-    guarded = with_cors(hot, section.cors_origins) if section.cors_origins else hot
-    return OriginGuard(guarded, section, gateway.gatekeeper)
+    cors_app = with_cors(hot_paths, section.cors_origins) if section.cors_origins else hot_paths
+    return OriginGuard(cors_app, section, gateway.gatekeeper)

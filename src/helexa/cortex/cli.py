@@ -94,5 +94,5 @@ def main() -> None:
 
 
 def _model_line(model: dict[str, Any]) -> str:
-    places = ", ".join(f"{place['node']}({place['status']})" for place in model["locations"])
-    return f"{model['id']:<{_ID_COLUMNS}} {places}".rstrip()
+    locations = ", ".join(f"{location['node']}({location['status']})" for location in model["locations"])
+    return f"{model['id']:<{_ID_COLUMNS}} {locations}".rstrip()

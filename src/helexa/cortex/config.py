@@ -138,8 +138,8 @@ class EntitlementsSection(config.Section):
 
 def _state_folder() -> Path:
     systemd = os.environ.get("STATE_DIRECTORY")
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return Path(systemd.split(":")[0]) if systemd else home / "helexa"
+    state_home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return Path(systemd.split(":")[0]) if systemd else state_home / "helexa"
 
 
 class LedgerSection(config.Section):

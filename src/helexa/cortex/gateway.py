@@ -158,8 +158,8 @@ async def running(
         await stack.enter_async_context(gateway.keyring.watching())
         stack.push_async_callback(gateway.lifecycle.close)
         reloader = Reloader(path, config, catalogue, gateway.configure)
-        for work in (gateway.poller.run(), gateway.lifecycle.run(), reloader.run()):
-            stack.push_async_callback(_stop, asyncio.create_task(work))
+        for coroutine in (gateway.poller.run(), gateway.lifecycle.run(), reloader.run()):
+            stack.push_async_callback(_stop, asyncio.create_task(coroutine))
         yield gateway
 
 

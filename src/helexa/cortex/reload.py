@@ -56,9 +56,9 @@ class Reloader:
         """Check the files every second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
-            stamps = await asyncio.to_thread(self._stamps)
-            if stamps != self._seen:
-                self._seen = stamps
+            file_stamps = await asyncio.to_thread(self._stamps)
+            if file_stamps != self._seen:
+                self._seen = file_stamps
                 await self.reload()
 
     async def reload(self) -> None:
@@ -73,8 +73,8 @@ class Reloader:
         self._config, self._catalogue = config, catalogue
         self._seen = self._stamps()
         for line in changed[:_MAX_SAID]:
-            late = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
-            log.info("reloaded: %s%s", line, late)
+            start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
+            log.info("reloaded: %s%s", line, start_only_note)
         if len(changed) > _MAX_SAID:
             log.info("reloaded: and %d more", len(changed) - _MAX_SAID)
 
@@ -107,8 +107,8 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, member in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), member)
     elif isinstance(value, list) and value and all(isinstance(entry, BaseModel) for entry in value):
-        for place, entry in enumerate(value):
-            name = next((str(getattr(entry, name)) for name in _NAMES if getattr(entry, name, None)), str(place))
+        for position, entry in enumerate(value):
+            name = next((str(getattr(entry, name)) for name in _NAMES if getattr(entry, name, None)), str(position))
             yield from _leaves(f"{path}[{name}]", entry)
     else:
         yield path, value
@@ -118,7 +118,7 @@ def _stamp(path: Path | None) -> _Stamp:
     if path is None:
         return None
     try:
-        stat = path.stat()
+        file_stat = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    return file_stat.st_mtime_ns, file_stat.st_size, file_stat.st_ino

@@ -35,17 +35,19 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
         api, scrape = (
             sockets.enter_context(bind(address)) for address in (config.gateway.listen, config.gateway.metrics_listen)
         )
-        async with gateway.running(config, catalogue, metrics, path) as running:
-            limits = running.connection_limits()
+        async with gateway.running(config, catalogue, metrics, path) as running_gateway:
+            limits = running_gateway.connection_limits()
             listeners = [
-                Listener(create_app(running), limits=limits, bodies=running.bodies),
+                Listener(create_app(running_gateway), limits=limits, bodies=running_gateway.bodies),
                 Listener(create_metrics_app(metrics), limits=METRICS_CONNECTIONS),
             ]
             stop_on_signals(*listeners)
             collect_seldom()
             if not config.neurons:
                 log.warning("no [[neurons]] configured: every request will be refused")
-            addresses = [Address(*bound.getsockname()[:2]) for bound in (api, scrape)]
+            addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
             log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)
-            await asyncio.gather(*(one.serve(bound) for one, bound in zip(listeners, (api, scrape), strict=True)))
+            await asyncio.gather(
+                *(listener.serve(sock) for listener, sock in zip(listeners, (api, scrape), strict=True))
+            )

@@ -23,28 +23,28 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
         HelexaError: the model could not be loaded or fetched.
         GenerationError: the request failed, or the answer does not match its schema.
     """
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     await target.open()
-    opened = time.perf_counter()
-    first = last = 0.0
+    opened_at = time.perf_counter()
+    first_at = last_at = 0.0
     text: list[str] = []
-    thoughts: list[str] = []
+    reasoning: list[str] = []
     async with aclosing(target.answer(request)) as events:
         async for event in events:
             match event:
                 case Delta():
-                    last = time.perf_counter()
-                    first = first or last
-                    (thoughts if event.thought else text).append(event.text)
+                    last_at = time.perf_counter()
+                    first_at = first_at or last_at
+                    (reasoning if event.thought else text).append(event.text)
                     yield event
                 case WasThought():
-                    thoughts += text
+                    reasoning += text
                     text.clear()
                 case End():
                     now = time.perf_counter()
-                    first, last = first or now, last or now
-                    timings = _timings(event, begun, opened, first, last, now)
-                    completion = _completion(request, event, "".join(text), "".join(thoughts), timings)
+                    first_at, last_at = first_at or now, last_at or now
+                    timings = _timings(event, started_at, opened_at, first_at, last_at, now)
+                    completion = _completion(request, event, "".join(text), "".join(reasoning), timings)
                     if request.schema is not None:
                         completion = replace(completion, parsed=request.schema.parsed(completion))
                     yield completion
@@ -65,20 +65,20 @@ async def several(target: Target, requests: Sequence[Request]) -> Completion:
     Raises:
         GenerationError: one of the requests failed; the others are canceled.
     """
-    read = asyncio.Event()
-    leading = asyncio.create_task(_leading(target, requests[0], read))
-    others: dict[int, Completion] = {}
+    prompt_read = asyncio.Event()
+    first_task = asyncio.create_task(_leading(target, requests[0], prompt_read))
+    completions: dict[int, Completion] = {}
     try:
-        await read.wait()
+        await prompt_read.wait()
         async with aclosing(results(target, requests[1:], target.width)) as answers:
             async for index, result in answers:
                 if isinstance(result, GenerationError):
                     raise result
-                others[index] = result
-        return replace(await leading, others=tuple(others[index] for index in sorted(others)))
+                completions[index] = result
+        return replace(await first_task, others=tuple(completions[index] for index in sorted(completions)))
     finally:
-        leading.cancel()
-        await asyncio.wait([leading])
+        first_task.cancel()
+        await asyncio.wait([first_task])
 
 
 async def results(
@@ -101,49 +101,49 @@ async def results(
     await target.open()
     pending = enumerate(requests)
     suspects: list[tuple[int, Request]] = []
-    done: asyncio.Queue[tuple[int, Result] | Exception | None] = asyncio.Queue(width)
+    outcomes: asyncio.Queue[tuple[int, Result] | Exception | None] = asyncio.Queue(width)
 
     async def work() -> None:
         for index, request in pending:
             result = request if isinstance(request, GenerationError) else await _result(target, request)
-            broken = result is not request and isinstance(result, GenerationError) and result.retryable
-            if broken and len(suspects) < _MOST_SUSPECTS and isinstance(request, Request):
+            engine_failed = result is not request and isinstance(result, GenerationError) and result.retryable
+            if engine_failed and len(suspects) < _MOST_SUSPECTS and isinstance(request, Request):
                 suspects.append((index, request))
             else:
-                await done.put((index, result))
+                await outcomes.put((index, result))
 
     async def work_all() -> None:
         workers = [asyncio.create_task(work()) for _ in range(width)]
         try:
             await asyncio.gather(*workers)
             for index, request in suspects:
-                await done.put((index, await _result(target, request)))
-            await done.put(None)
+                await outcomes.put((index, await _result(target, request)))
+            await outcomes.put(None)
         except Exception as error:
-            await done.put(error)
+            await outcomes.put(error)
         finally:
             for worker in workers:
                 worker.cancel()
             await asyncio.wait(workers)
 
-    working = asyncio.create_task(work_all())
+    worker_task = asyncio.create_task(work_all())
     try:
-        while (item := await done.get()) is not None:
+        while (item := await outcomes.get()) is not None:
             if isinstance(item, Exception):
                 raise item
             yield item
     finally:
-        working.cancel()
-        await asyncio.wait([working])
+        worker_task.cancel()
+        await asyncio.wait([worker_task])
 
 
 async def _leading(target: Target, request: Request, read: asyncio.Event) -> Completion:
     try:
-        async with aclosing(pieces(target, request)) as said:
-            async for piece in said:
+        async with aclosing(pieces(target, request)) as events:
+            async for event in events:
                 read.set()
-                if isinstance(piece, Completion):
-                    return piece
+                if isinstance(event, Completion):
+                    return event
     finally:
         read.set()
     raise AssertionError("unreachable: `pieces` ends with a completion or raises")
@@ -161,11 +161,11 @@ async def _result(target: Target, request: Request) -> Result:
 
 
 def _timings(end: End, begun: float, opened: float, first: float, last: float, now: float) -> Timings:
-    waited = first - opened
-    prefill = waited if end.prefill_s is None else min(end.prefill_s, waited)
+    waited_secs = first - opened
+    prefill = waited_secs if end.prefill_s is None else min(end.prefill_s, waited_secs)
     return Timings(
         load_s=opened - begun,
-        queue_s=waited - prefill,
+        queue_s=waited_secs - prefill,
         prefill_s=prefill,
         ttft_s=first - begun,
         decode_s=last - first if end.decode_s is None else end.decode_s,

@@ -79,9 +79,9 @@ def shut_down() -> None:
     """Stop the background and its engines; the next request starts new ones."""
     global _running
     with _lock:
-        ended, _running = _running, None
-    if ended is not None:
-        ended.end()
+        loop_thread, _running = _running, None
+    if loop_thread is not None:
+        loop_thread.end()
 
 
 def _forget() -> None:

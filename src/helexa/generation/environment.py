@@ -34,12 +34,12 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     Raises:
         ConfigError: the value is not a positive integer.
     """
-    said = text(name, environ)
-    if said is None:
+    value = text(name, environ)
+    if value is None:
         return None
-    if not said.isdecimal() or not 0 < int(said) < 1 << 31:
-        raise ConfigError(f"{_spelt(name, environ)}: '{said}' is not a number above 0")
-    return int(said)
+    if not value.isdecimal() or not 0 < int(value) < 1 << 31:
+        raise ConfigError(f"{_spelt(name, environ)}: '{value}' is not a number above 0")
+    return int(value)
 
 
 def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
@@ -48,10 +48,10 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     Raises:
         ConfigError: the value is neither a true nor a false word.
     """
-    said = (text(name, environ) or "").lower()
-    if said not in _YES + _NO:
-        raise ConfigError(f"{_spelt(name, environ)}: '{said}' is neither 1 nor 0")
-    return said in _YES
+    value = (text(name, environ) or "").lower()
+    if value not in _YES + _NO:
+        raise ConfigError(f"{_spelt(name, environ)}: '{value}' is neither 1 nor 0")
+    return value in _YES
 
 
 def _spelt(name: str, environ: Mapping[str, str]) -> str:

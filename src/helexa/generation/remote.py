@@ -43,11 +43,11 @@ class Remote:
     def __init__(self, url: str, key: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
-            parts = urlsplit(self.url)
-            sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+            url_parts = urlsplit(self.url)
+            is_valid = url_parts.scheme in ("http", "https") and url_parts.hostname and (url_parts.port or 1)
         except ValueError:
-            sound = False
-        if not sound or not (url.isascii() and url.isprintable()) or " " in url:
+            is_valid = False
+        if not is_valid or not (url.isascii() and url.isprintable()) or " " in url:
             raise InvalidRequestError(f"'{url}' is not a URL; write it like http://127.0.0.1:31313")
         if key and not (key.isascii() and key.isprintable()):
             raise InvalidRequestError("the API key contains characters that cannot be sent; check HELEXA_API_KEY")
@@ -96,8 +96,8 @@ class Remote:
         entries = _object(reply).get("data")
         if not isinstance(entries, list):
             raise EngineError(f"{self.url}/v1/models did not answer with a list of models; is this a helexa server?")
-        named = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
-        return {entry["id"]: entry.get("loaded") is not False for entry in named}
+        named_entries = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
+        return {entry["id"]: entry.get("loaded") is not False for entry in named_entries}
 
     async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed chat completion; closing the generator cancels the request on the server.
@@ -118,10 +118,10 @@ class Remote:
                     if event.data == "[DONE]":
                         await answer.chunk()  # read to the end, so that the connection can be reused
                         return
-                    said = _object(event.data.encode())
-                    if "error" in said:
-                        raise self._refused(500, said, {})
-                    yield said
+                    event_body = _object(event.data.encode())
+                    if "error" in event_body:
+                        raise self._refused(500, event_body, {})
+                    yield event_body
         except (UpstreamError, ValueError) as error:
             raise self._lost(error) from None
         finally:
@@ -136,10 +136,10 @@ class Remote:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._ask(b"POST", "/v1/chat/completions", data)
-            except _BusyError as busy:
+            except _BusyError as busy_error:
                 if attempt == _TRIES:
-                    raise busy.error from None
-                await asyncio.sleep(min(busy.seconds, _LONGEST_PAUSE_SECONDS))
+                    raise busy_error.error from None
+                await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
@@ -152,9 +152,9 @@ class Remote:
             error = self._refused(answer.status, _object(await self._whole(answer)), headers)
         except UpstreamError as error:
             raise self._lost(error) from None
-        wait = headers.get(b"retry-after", b"")
-        if error.retryable and wait.isdigit():
-            raise _BusyError(error, int(wait))
+        retry_after = headers.get(b"retry-after", b"")
+        if error.retryable and retry_after.isdigit():
+            raise _BusyError(error, int(retry_after))
         raise error
 
     async def _whole(self, answer: Answer) -> bytes:
@@ -175,8 +175,8 @@ class Remote:
         error = error if isinstance(error, dict) else {"message": error}
         text, code = error.get("message"), error.get("code")
         message = " ".join(text.split())[:1000] if isinstance(text, str) else f"{self.url} answered HTTP {status}"
-        again = 1 if b"retry-after" in headers or code in ("service_unavailable", "rate_limit_exceeded") else None
-        return generation_error(ApiError(status, code if isinstance(code, str) else None, message, retry_after=again))
+        delay = 1 if b"retry-after" in headers or code in ("service_unavailable", "rate_limit_exceeded") else None
+        return generation_error(ApiError(status, code if isinstance(code, str) else None, message, retry_after=delay))
 
     def _lost(self, error: Exception) -> UnreachableError:
         match error:
@@ -226,13 +226,13 @@ class RemoteTarget:
             async for chunk in chunks:
                 usage = chunk["usage"] if isinstance(chunk.get("usage"), dict) else usage
                 choice = _first(chunk.get("choices"))
-                said = choice.get("finish_reason")
-                reason = cast(FinishReason, said) if said in _REASONS else reason
+                finish_reason = choice.get("finish_reason")
+                reason = cast(FinishReason, finish_reason) if finish_reason in _REASONS else reason
                 delta = choice.get("delta")
-                for field, thought in (("reasoning_content", True), ("content", False)):
+                for field, is_reasoning in (("reasoning_content", True), ("content", False)):
                     text = delta.get(field) if isinstance(delta, dict) else None
                     if isinstance(text, str) and text:
-                        yield Delta(text, thought=thought)
+                        yield Delta(text, thought=is_reasoning)
         finally:
             await chunks.aclose()
         if reason is None:

@@ -43,8 +43,8 @@ class Ask:
         messages = _messages(prompt)
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": self.system})
-        given = self.sampling.seed
-        seed = secrets.randbelow(_SEEDS) if given is None else given + number
+        base_seed = self.sampling.seed
+        seed = secrets.randbelow(_SEEDS) if base_seed is None else base_seed + number
         return Request(messages, replace(self.sampling, seed=seed), seed, self.schema, self.think)
 
 
@@ -87,7 +87,7 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         raise InvalidRequestError(f"a prompt is a string or a list of messages, not {type(prompt).__name__}")
     if not prompt:
         raise InvalidRequestError("the conversation has no messages")
-    for place, message in enumerate(prompt):
+    for position, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"message {place} is no object with a 'role' and a 'content'")
+            raise InvalidRequestError(f"message {position} is no object with a 'role' and a 'content'")
     return [dict(message) for message in prompt]

@@ -28,17 +28,17 @@ class BodyBudget:
         Raises:
             ApiError: 503: the bytes are not available.
         """
-        own = self._by_address.get(address, 0) + size
-        if self.held + size > self.total or own > self.total // 2:
+        address_bytes = self._by_address.get(address, 0) + size
+        if self.held + size > self.total or address_bytes > self.total // 2:
             raise overloaded("the request bodies in progress use all memory that is set aside for them", _RETRY_SECS)
         self.held += size
-        self._by_address[address] = own
+        self._by_address[address] = address_bytes
 
     def release(self, address: str, size: int) -> None:
         """Return `size` bytes that were reserved for `address`."""
         self.held -= size
-        left = self._by_address[address] - size
-        if left:
-            self._by_address[address] = left
+        bytes_left = self._by_address[address] - size
+        if bytes_left:
+            self._by_address[address] = bytes_left
         else:
             del self._by_address[address]

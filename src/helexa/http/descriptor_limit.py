@@ -9,15 +9,15 @@ _MOST_DESCRIPTORS = 1 << 16
 
 def raise_descriptor_limit() -> int:
     """Raise the soft limit on open files to the hard limit, at most 65,536; return the soft limit in effect."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target_limit = _MOST_DESCRIPTORS if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MOST_DESCRIPTORS)
+    if soft_limit != resource.RLIM_INFINITY and soft_limit < target_limit:
         with suppress(ValueError, OSError):  # macOS allows less than the hard limit that it reports
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target_limit, hard_limit))
     return descriptor_limit()
 
 
 def descriptor_limit() -> int:
     """Return the soft limit on open files, at most 65,536."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MOST_DESCRIPTORS)
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_DESCRIPTORS if soft_limit == resource.RLIM_INFINITY else min(soft_limit, _MOST_DESCRIPTORS)

@@ -50,6 +50,6 @@ class Lifespan:
             answer.cancel()
             self._task.result()
             raise HelexaError(f"the application ended before its {what}")
-        said = answer.result()
-        if said["type"] != f"lifespan.{what}.complete":
-            raise HelexaError(said.get("message") or f"the application failed at its {what}")
+        message = answer.result()
+        if message["type"] != f"lifespan.{what}.complete":
+            raise HelexaError(message.get("message") or f"the application failed at its {what}")

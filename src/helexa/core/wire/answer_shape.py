@@ -46,7 +46,7 @@ class ShapedRequest(WireRequest):
         Raises:
             ApiError: 400 `invalid_request_body`, 400 `unsupported_parameter`.
         """
-        said = [
+        shapes = [
             shape
             for shape in (
                 _of_format(self.response_format),
@@ -58,10 +58,10 @@ class ShapedRequest(WireRequest):
             )
             if shape is not None
         ]
-        if len(said) > 1:
-            first, second = said[0].param, said[1].param
-            raise invalid_body(f"{second}: '{first}' says already what the answer is to be", second)
-        return said[0] if said else None
+        if len(shapes) > 1:
+            first_param, second_param = shapes[0].param, shapes[1].param
+            raise invalid_body(f"{second_param}: '{first_param}' says already what the answer is to be", second_param)
+        return shapes[0] if shapes else None
 
     def refuse_unsupported(self) -> None:
         """Reject invalid shapes and unsupported shape parameters."""
@@ -86,10 +86,10 @@ def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
         return AnswerShape("schema", {"type": "object"}, "response_format")
     if kind != "json_schema":
         raise unsupported_parameter("response_format", f"the type of 'response_format' cannot be {str(kind)[:80]!r}")
-    named = value.get("json_schema")
-    if not isinstance(named, dict) or not isinstance(schema := named.get("schema"), dict | bool):
+    json_schema = value.get("json_schema")
+    if not isinstance(json_schema, dict) or not isinstance(schema := json_schema.get("schema"), dict | bool):
         raise invalid_body("response_format.json_schema.schema: must be a JSON Schema", "response_format")
-    return AnswerShape("schema", schema, "response_format", lenient=named.get("strict") is False)
+    return AnswerShape("schema", schema, "response_format", lenient=json_schema.get("strict") is False)
 
 
 def _of_option(param: str, name: str, value: Any) -> AnswerShape | None:

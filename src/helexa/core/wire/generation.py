@@ -95,8 +95,8 @@ class GenerationRequest(ShapedRequest):
     def refuse_unsupported(self) -> None:
         """Reject parameters that would change the answer on other servers."""
         super().refuse_unsupported()
-        for name, accepted in _ABSENT.items():
-            self.refuse(name, accepted)
+        for name, accepted_values in _ABSENT.items():
+            self.refuse(name, accepted_values)
         prompt_logprobs = self.extra("prompt_logprobs")
         if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 requests log-probabilities, too
             raise unsupported_parameter("prompt_logprobs")

@@ -28,10 +28,10 @@ def _inputs(value: Any) -> list[str | list[int]]:
         raise PydanticCustomError("input", "must be a string, a list of token ids, or a list of these")
     if len(value) > MAX_INPUTS:
         raise PydanticCustomError("input", "has more than {most} texts", {"most": MAX_INPUTS})
-    for index, one in enumerate(value):
-        if not isinstance(one, str) and not _is_ids(one):
+    for index, item in enumerate(value):
+        if not isinstance(item, str) and not _is_ids(item):
             raise PydanticCustomError("input", "{index} is no string and no list of token ids", {"index": index})
-        if not one:
+        if not item:
             raise PydanticCustomError("input", "{index} is empty", {"index": index})
     return value
 

@@ -86,7 +86,7 @@ def shown_secret(headers: Headers) -> bytes | None:
     Raises:
         ApiError: the headers contain two different keys, so the account to charge is ambiguous.
     """
-    shown: bytes | None = None
+    presented_secret: bytes | None = None
     for name, value in headers:
         if name == b"authorization":
             scheme, _, secret = value.strip().partition(b" ")
@@ -95,10 +95,10 @@ def shown_secret(headers: Headers) -> bytes | None:
             secret = value.strip()
         else:
             continue
-        if secret and shown is not None and secret != shown:
+        if secret and presented_secret is not None and secret != presented_secret:
             raise ApiError(400, "conflicting_api_keys", "the request shows two different API keys; send one of them")
-        shown = secret or shown
-    return shown
+        presented_secret = secret or presented_secret
+    return presented_secret
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:

@@ -41,8 +41,8 @@ class Key:
 
 def new_secret() -> SecretStr:
     """Return a new random secret."""
-    letters = string.ascii_letters + string.digits
-    return SecretStr(_PREFIX + "".join(secrets.choice(letters) for _ in range(_RANDOM_CHARS)))
+    alphabet = string.ascii_letters + string.digits
+    return SecretStr(_PREFIX + "".join(secrets.choice(alphabet) for _ in range(_RANDOM_CHARS)))
 
 
 def digest_of(secret: bytes) -> bytes:
@@ -68,13 +68,13 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
         ConfigError: a key is empty, too long or duplicated, or entries of one `key_id` have different values.
     """
     keys = [_static_key(section) for section in entitlements.keys]
-    named: dict[str, Principal] = {}
-    for place, key in enumerate(keys, 1):
-        who = f"entitlements.keys: entry {place} ('{key.principal.key_id}')"
-        if any(key.digest == other.digest for other in keys[: place - 1]):
-            raise ConfigError(f"{who} has the key of another entry")
-        if named.setdefault(key.principal.key_id, key.principal) != key.principal:
-            raise ConfigError(f"{who} says otherwise than another entry of that key_id")
+    principals: dict[str, Principal] = {}
+    for position, key in enumerate(keys, 1):
+        entry = f"entitlements.keys: entry {position} ('{key.principal.key_id}')"
+        if any(key.digest == other.digest for other in keys[: position - 1]):
+            raise ConfigError(f"{entry} has the key of another entry")
+        if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
+            raise ConfigError(f"{entry} says otherwise than another entry of that key_id")
     return keys
 
 

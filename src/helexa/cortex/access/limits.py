@@ -46,9 +46,9 @@ class _Meter:
     tokens: _Bucket = field(default_factory=_Bucket)
 
     def drain(self, principal: Principal, now: float) -> None:
-        passed, self.at = max(0.0, now - self.at), now
-        self.requests.drain(principal.requests_per_minute, passed)
-        self.tokens.drain(principal.tokens_per_minute, passed)
+        elapsed_secs, self.at = max(0.0, now - self.at), now
+        self.requests.drain(principal.requests_per_minute, elapsed_secs)
+        self.tokens.drain(principal.tokens_per_minute, elapsed_secs)
 
 
 class Pass:

@@ -24,13 +24,13 @@ class OriginGuard:
         self._gatekeeper = gatekeeper
         self._origins = frozenset(origin.rstrip("/").lower().encode() for origin in section.cors_origins)
         host = section.listen.host
-        own = (f"[{host}]" if ":" in host else host).lower().encode()
-        self._hosts = _LOCAL_HOSTS | {own} if is_loopback(host) and not section.insecure else None
+        listen_host = (f"[{host}]" if ":" in host else host).lower().encode()
+        self._hosts = _LOCAL_HOSTS | {listen_host} if is_loopback(host) and not section.insecure else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
-        refused = self._refused(scope["headers"]) if scope["type"] == "http" else None
-        await (self._app if refused is None else refusal(refused))(scope, receive, send)
+        rejection = self._refused(scope["headers"]) if scope["type"] == "http" else None
+        await (self._app if rejection is None else refusal(rejection))(scope, receive, send)
 
     def _refused(self, headers: Headers) -> ApiError | None:
         host, origin = host_and_origin(headers)

@@ -38,9 +38,9 @@ class CountRequest:
 
     def body_for(self, model: str) -> bytes:
         """Return the body with `model` as the model's name."""
-        head = _model_member(self.model)
-        assert self.body.startswith(head)
-        return _model_member(model) + self.body[len(head) :]
+        model_member = _model_member(self.model)
+        assert self.body.startswith(model_member)
+        return _model_member(model) + self.body[len(model_member) :]
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
@@ -51,11 +51,11 @@ class CountRequest:
         """
         prompt = to_prompt(read_object(body))
         variables = prompt["chat_template_kwargs"]
-        ending = {
+        template_flags = {
             "add_generation_prompt": variables.pop("add_generation_prompt", True),
             "continue_final_message": variables.pop("continue_final_message", False),
         }
-        return cls(prompt["model"], encoded(prompt | ending), estimated_tokens(prompt))
+        return cls(prompt["model"], encoded(prompt | template_flags), estimated_tokens(prompt))
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
@@ -97,8 +97,8 @@ def _model_member(model: str) -> bytes:
 
 def _size(message: Mapping[str, Any]) -> int:
     content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    size = sum(len(part["text"].encode()) if part["type"] == "text" else _BYTES_PER_IMAGE for part in parts)
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    size = sum(len(block["text"].encode()) if block["type"] == "text" else _BYTES_PER_IMAGE for block in blocks)
     if calls := message.get("tool_calls"):
         size += len(encoded({"calls": calls}))
     return size + len(message.get("reasoning_content", "").encode())

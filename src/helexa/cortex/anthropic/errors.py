@@ -95,11 +95,11 @@ def _from_envelope(status: int, error: Any, retry_after: int | None) -> ApiError
         return _upstream_error(status, retry_after)
     code, kind = error.get("code"), error.get("type")
     if code == "context_length_exceeded" or (status == 400 and _LIMIT.search(text)):
-        refusal = ApiError(status, "context_length_exceeded", text[:MAX_MESSAGE_CHARS], retry_after=retry_after)
-        refusal.extras = {name: _count(error, name) for name in _SIZES}
-        return refusal
-    is_ours = isinstance(code, str) or (code is None and "param" in error)
-    if not is_ours or not isinstance(kind, str):
+        translated = ApiError(status, "context_length_exceeded", text[:MAX_MESSAGE_CHARS], retry_after=retry_after)
+        translated.extras = {name: _count(error, name) for name in _SIZES}
+        return translated
+    is_helexa_error = isinstance(code, str) or (code is None and "param" in error)
+    if not is_helexa_error or not isinstance(kind, str):
         return _upstream_error(status, retry_after)
     return ApiError(status, code, text[:MAX_MESSAGE_CHARS], type=kind, retry_after=retry_after)
 
@@ -131,8 +131,8 @@ def _message(error: ApiError) -> str:
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:
-    found = pattern.search(text)
-    return int(next((group for group in found.groups() if group), 0)) if found else 0
+    match = pattern.search(text)
+    return int(next((digits for digits in match.groups() if digits), 0)) if match else 0
 
 
 def _count(fields: dict[str, Any], name: str) -> int:

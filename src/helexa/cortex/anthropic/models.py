@@ -34,17 +34,17 @@ def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str
     """
     limit = _limit(query.get("limit"))
     ids = [entry["id"] for entry in entries]
-    after, before = query.get("after_id"), query.get("before_id")
-    if after and before:
+    after_id, before_id = query.get("after_id"), query.get("before_id")
+    if after_id and before_id:
         raise invalid_anthropic_body("before_id", "excludes 'after_id'")
-    begin = _place(ids, after, "after_id") + 1 if after else 0
-    end = _place(ids, before, "before_id") if before else len(ids)
-    chosen = entries[begin:end][-limit:] if before else entries[begin:end][:limit]
+    start = _place(ids, after_id, "after_id") + 1 if after_id else 0
+    end = _place(ids, before_id, "before_id") if before_id else len(ids)
+    page = entries[start:end][-limit:] if before_id else entries[start:end][:limit]
     return {
-        "data": [anthropic_model(entry) for entry in chosen],
-        "has_more": len(chosen) < end - begin,
-        "first_id": chosen[0]["id"] if chosen else None,
-        "last_id": chosen[-1]["id"] if chosen else None,
+        "data": [anthropic_model(entry) for entry in page],
+        "has_more": len(page) < end - start,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
     }
 
 

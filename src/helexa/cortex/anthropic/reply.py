@@ -45,7 +45,7 @@ class AnthropicReply(Reply):
             ApiError: 502 `upstream_malformed_response`: events instead of a whole response, or the reverse.
         """
         assert self.translation is not None
-        self._status, self._node_headers = status, [pair for pair in headers if pair[0] not in _OF_THE_BODY]
+        self._status, self._node_headers = status, [header for header in headers if header[0] not in _OF_THE_BODY]
         if not 200 <= status < 300:
             return
         if streamed != self.translation.stream:
@@ -94,8 +94,8 @@ class AnthropicReply(Reply):
         await super().finish()
 
     async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
-        form = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        await super().start(status, [*form, *headers], streamed=False)
+        body_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await super().start(status, [*body_headers, *headers], streamed=False)
         await super().write(body)
 
     async def _pass_on(self, events: MessageStream, data: bytes) -> None:

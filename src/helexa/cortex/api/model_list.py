@@ -57,8 +57,8 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
         "reasoning": any(info.reasoning for info in reports),
     }
     if progress is not None and entry["state"] == "loading":
-        known = {"fraction": progress.fraction, "stage": progress.stage, "eta_secs": progress.eta_secs}
-        entry["progress"] = {name: value for name, value in known.items() if value is not None}
+        fields = {"fraction": progress.fraction, "stage": progress.stage, "eta_secs": progress.eta_secs}
+        entry["progress"] = {name: value for name, value in fields.items() if value is not None}
     if profile is not None and profile.cost is not None:
         entry["cost"] = profile.cost.json_dict()
     limits = [info.limit for info in reports if info.limit is not None]
@@ -94,5 +94,5 @@ def _capabilities(reports: list[ModelInfo]) -> list[str]:
 
 
 def _limit(limit: Limit) -> Entry:
-    flat = {"max_model_len": limit.context, "max_input_tokens": limit.input, "max_output_tokens": limit.output}
-    return {"limit": limit.json_dict()} | {name: value for name, value in flat.items() if value is not None}
+    flat_limits = {"max_model_len": limit.context, "max_input_tokens": limit.input, "max_output_tokens": limit.output}
+    return {"limit": limit.json_dict()} | {name: value for name, value in flat_limits.items() if value is not None}

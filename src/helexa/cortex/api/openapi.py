@@ -98,15 +98,15 @@ class Operation:
         if self.streamed:
             content["text/event-stream"] = {"schema": {"description": "events of the dialect, if `stream` is true"}}
         responses: dict[str, Any] = {str(self.status): {"description": "as asked", "content": content}}
-        refusal = {"application/json": {"schema": ref(self.error)}}
+        error_content = {"application/json": {"schema": ref(self.error)}}
         for status in sorted({*_EVERYWHERE, *self.refusals}):
-            responses[str(status)] = {"description": _WORDS[status], "content": refusal}
+            responses[str(status)] = {"description": _WORDS[status], "content": error_content}
             if status in _RETRIED:
                 responses[str(status)]["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
         if self.unready:
             responses["503"] = {"description": "a component fails", "content": content}
         if self.foreign:
-            responses["default"] = {"description": "a node's refusal", "content": refusal}
+            responses["default"] = {"description": "a node's refusal", "content": error_content}
         return responses
 
 

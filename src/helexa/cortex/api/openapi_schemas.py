@@ -63,17 +63,17 @@ def one_of(*values: str) -> Schema:
 
 def schemas() -> dict[str, Schema]:
     """Return all schemas by name."""
-    wanted = [(one.__name__, "validation", TypeAdapter[Any](one)) for one in _REQUESTS]
-    wanted += [(one.__name__, "serialization", TypeAdapter[Any](one)) for one in _ANSWERS]
-    _, derived = TypeAdapter.json_schemas(wanted, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
-    named = {name: _terse(schema) for name, schema in derived["$defs"].items()}
+    inputs = [(schema_type.__name__, "validation", TypeAdapter[Any](schema_type)) for schema_type in _REQUESTS]
+    inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _ANSWERS]
+    _, derived = TypeAdapter.json_schemas(inputs, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
+    definitions = {name: _terse(schema) for name, schema in derived["$defs"].items()}
     for request in (*_GENERATION, *_TOKENS):
-        schema = named[request.__name__]
+        schema = definitions[request.__name__]
         schema["properties"]["model"] = NAME | {"description": "A model id or an alias."}
         if request in _GENERATION:
             schema["required"] = [*schema.get("required", ()), "model"]
-    key, row = named.pop("Principal")["properties"], named.pop("Activity")["properties"]
-    return named | _WRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
+    key, row = definitions.pop("Principal")["properties"], definitions.pop("Activity")["properties"]
+    return definitions | _WRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
 
 
 def _terse(schema: Any) -> Any:
@@ -82,10 +82,10 @@ def _terse(schema: Any) -> Any:
         return [_terse(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    terse = {name: _terse(value) for name, value in schema.items() if name != "title" or not isinstance(value, str)}
-    if isinstance(text := terse.get("description"), str):
-        terse["description"] = text.partition("\n\n")[0]
-    return terse
+    shortened = {name: _terse(value) for name, value in schema.items() if name != "title" or not isinstance(value, str)}
+    if isinstance(text := shortened.get("description"), str):
+        shortened["description"] = text.partition("\n\n")[0]
+    return shortened
 
 
 def _key(terms: dict[str, Schema]) -> Schema:

@@ -24,17 +24,17 @@ def check(*, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path(
     settings = load(config)
     check_exposure(settings)
     keys = static_keys(settings.entitlements)
-    known = catalogue.load(settings.models_config)
+    models_catalogue = catalogue.load(settings.models_config)
     print(f"{config} is right")
-    print("\n".join(_summary(settings, known, keys)))
-    for doubt in _doubts(settings, known, keys):
-        print(f"but {doubt}")
+    print("\n".join(_summary(settings, models_catalogue, keys)))
+    for warning in _doubts(settings, models_catalogue, keys):
+        print(f"but {warning}")
 
 
 def _summary(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
-    gateway, who = settings.gateway, "needed" if settings.entitlements.require_auth else "not needed"
+    gateway, key_policy = settings.gateway, "needed" if settings.entitlements.require_auth else "not needed"
     yield f"  listens on {gateway.listen}, metrics on {gateway.metrics_listen}"
-    yield f"  keys are {who}; {len(keys)} in this file, others in the ledger"
+    yield f"  keys are {key_policy}; {len(keys)} in this file, others in the ledger"
     yield f"  {len(known.models)} models and {len(known.aliases)} aliases in {settings.models_config}"
     for neuron in settings.neurons:
         kind = "" if neuron.kind == "neuron" else f", {neuron.kind}"

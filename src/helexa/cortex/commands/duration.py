@@ -19,6 +19,6 @@ def parse_duration(text: str) -> int:
 
 def duration_text(seconds: float) -> str:
     """Return the duration as text in the largest unit that divides it; fractions of a second are rounded."""
-    whole = round(seconds)
-    unit = next((unit for unit, size in _UNITS.items() if whole and whole % size == 0), "s")
-    return f"{whole // _UNITS[unit]}{unit}"
+    whole_seconds = round(seconds)
+    unit = next((unit for unit, size in _UNITS.items() if whole_seconds and whole_seconds % size == 0), "s")
+    return f"{whole_seconds // _UNITS[unit]}{unit}"

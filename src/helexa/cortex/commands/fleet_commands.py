@@ -51,10 +51,10 @@ def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
         node: name of the node.
     """
     answer = _post(api, node, "drain", _DRAIN_PATIENCE_SECS)
-    running, loading = answer.get("in_flight"), answer.get("loading")
-    if running or loading:
+    in_flight, loading = answer.get("in_flight"), answer.get("loading")
+    if in_flight or loading:
         raise HelexaError(
-            f"{node} is cordoned, but {running} requests and {loading} loads are not done; drain it again"
+            f"{node} is cordoned, but {in_flight} requests and {loading} loads are not done; drain it again"
         )
     print(
         f"{printable(node)} is drained: nothing runs there, and nothing will until `cortex uncordon {printable(node)}`"
@@ -67,8 +67,8 @@ def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict
 
 
 def _explained(answer: dict[str, Any]) -> list[str]:
-    where = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
-    lines = [f"{printable(answer['model'])}: {printable(where)}", f"  {printable(answer['reason'])}"]
+    placement = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
+    lines = [f"{printable(answer['model'])}: {printable(placement)}", f"  {printable(answer['reason'])}"]
     if answer["evict"]:
         lines.append(f"  unloads {', '.join(printable(model) for model in answer['evict'])}")
     candidates = answer["candidates"]

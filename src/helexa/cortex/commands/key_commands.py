@@ -74,7 +74,7 @@ def create(
         as_json: print JSON for programs.
     """
     settings = load(config)
-    asked: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "account_id": account,
         "key_id": key_id,
         "role": "admin" if admin else "user",
@@ -84,20 +84,20 @@ def create(
         "concurrency": concurrency,
     }
     if models is not None:
-        asked["models"] = [name.strip() for name in models.split(",")]
+        fields["models"] = [name.strip() for name in models.split(",")]
     if window != "balance":
-        asked["window"] = {"kind": "rolling", "seconds": parse_duration(window)}
+        fields["window"] = {"kind": "rolling", "seconds": parse_duration(window)}
     if expires is not None:
-        asked["expires_at"] = time.time() + parse_duration(expires)
-    known = Catalogue() if models is None else catalogue.load(settings.models_config)
-    wanted = NewKey.of(asked).principal(known)
-    refuse_static(static_keys(settings.entitlements), wanted.key_id)
-    key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(wanted))
+        fields["expires_at"] = time.time() + parse_duration(expires)
+    models_catalogue = Catalogue() if models is None else catalogue.load(settings.models_config)
+    principal = NewKey.of(fields).principal(models_catalogue)
+    refuse_static(static_keys(settings.entitlements), principal.key_id)
+    key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(principal))
     if as_json:
         print(json.dumps(described(key) | {"key": secret.get_secret_value()}))
         return
     print(secret.get_secret_value())
-    print(f"\nThis is key '{wanted.key_id}' of account '{wanted.account_id}' in {_where(settings)}.")
+    print(f"\nThis is key '{principal.key_id}' of account '{principal.account_id}' in {_where(settings)}.")
     print("It is shown this once; a running gateway knows it within a second.")
     if not settings.entitlements.require_auth:
         print("Requests without a key are let in as well, until entitlements.require_auth = true.")
@@ -117,12 +117,12 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
         keys = [*static, *await KeyStore(database).list()]
         return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
 
-    found = _with_ledger(settings, looked_up)
+    spending = _with_ledger(settings, looked_up)
     if as_json:
-        entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in found]
+        entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
         print(json.dumps(entries, indent=2))
-    elif found:
-        print(text_table(_HEADINGS, [_row(key, spent) for key, spent in found]))
+    elif spending:
+        print(text_table(_HEADINGS, [_row(key, spent) for key, spent in spending]))
     else:
         print(f"there is no key in {_where(settings)}; `cortex keys create --account NAME` makes one")
 
@@ -157,24 +157,24 @@ def _where(settings: CortexConfig) -> str:
     url = settings.ledger.url.get_secret_value()
     if url.startswith("sqlite:"):
         return f"the ledger {Path(url.removeprefix('sqlite:')).absolute()}"
-    parts = urlsplit(url)
-    return f"the ledger {parts.path.lstrip('/')} at {parts.hostname or 'the local PostgreSQL'}"
+    url_parts = urlsplit(url)
+    return f"the ledger {url_parts.path.lstrip('/')} at {url_parts.hostname or 'the local PostgreSQL'}"
 
 
 def _row(key: Key, spent: int) -> tuple[object, ...]:
-    who = key.principal
+    principal = key.principal
     return (
-        who.key_id,
-        who.account_id,
-        who.role,
+        principal.key_id,
+        principal.account_id,
+        principal.role,
         f"{key.hint}..." if key.hint else "in cortex.toml",
-        "all" if who.models is None else ",".join(sorted(who.models)) or "none",
+        "all" if principal.models is None else ",".join(sorted(principal.models)) or "none",
         spent,
-        who.hard_cap,
-        "balance" if who.window.kind == "balance" else duration_text(who.window.seconds),
-        who.requests_per_minute,
-        who.tokens_per_minute,
-        who.concurrency,
+        principal.hard_cap,
+        "balance" if principal.window.kind == "balance" else duration_text(principal.window.seconds),
+        principal.requests_per_minute,
+        principal.tokens_per_minute,
+        principal.concurrency,
         _state(key),
     )
 
@@ -185,5 +185,5 @@ def _state(key: Key) -> str:
         return "revoked"
     if expires_at is None:
         return "good"
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at))
-    return f"good until {until}" if expires_at > now else f"expired {until}"
+    expiry = time.strftime("%Y-%m-%d %H:%M", time.localtime(expires_at))
+    return f"good until {expiry}" if expires_at > now else f"expired {expiry}"

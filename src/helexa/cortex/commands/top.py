@@ -28,16 +28,16 @@ def top(
         once: print them once and exit.
         limit: number of requests.
     """
-    first = _table(api, limit)
+    first_table = _table(api, limit)
     if once:
-        print(first)
+        print(first_table)
         return
     from rich.live import Live
     from rich.text import Text
 
-    with suppress(KeyboardInterrupt), Live(Text(first, no_wrap=True), auto_refresh=False, screen=True) as screen:
-        for table in _tables(api, limit, first):
-            screen.update(Text(table, no_wrap=True, overflow="ellipsis"), refresh=True)
+    with suppress(KeyboardInterrupt), Live(Text(first_table, no_wrap=True), auto_refresh=False, screen=True) as live:
+        for table in _tables(api, limit, first_table):
+            live.update(Text(table, no_wrap=True, overflow="ellipsis"), refresh=True)
 
 
 def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
@@ -61,11 +61,11 @@ def _table(api: GatewayApi, limit: int) -> str:
 
 
 def _row(entry: dict[str, Any]) -> tuple[object, ...]:
-    ended = time.localtime((entry["started_ms"] + entry["duration_ms"]) / 1000)
+    end_time = time.localtime((entry["started_ms"] + entry["duration_ms"]) / 1000)
     status = f"{entry['status']} {entry.get('error_code') or ('left' if entry.get('client_gone') else '')}"
     ttft = entry.get("ttft_ms")
     return (
-        time.strftime("%H:%M:%S", ended),
+        time.strftime("%H:%M:%S", end_time),
         entry.get("key_id"),
         entry.get("alias") or entry["model"],
         entry.get("node"),

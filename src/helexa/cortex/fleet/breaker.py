@@ -86,10 +86,10 @@ class Breaker:
 
     def changes_at(self, now: float) -> float:
         """Return the time of the next change that needs no event; infinity for never."""
-        times = [self.wary_until]
+        change_times = [self.wary_until]
         if self.open_until is not None and not self.probing:
-            times.append(self.open_until)
-        return min((time for time in times if time > now), default=inf)
+            change_times.append(self.open_until)
+        return min((change_time for change_time in change_times if change_time > now), default=inf)
 
     def blank(self, now: float) -> bool:
         """Return whether the breaker equals a new breaker."""
@@ -115,12 +115,12 @@ class Breakers:
 
         Return True if it is the probe, which must be passed to `ended`.
         """
-        before = self._breakers.get(pair)
-        if before is None:
+        breaker = self._breakers.get(pair)
+        if breaker is None:
             return False
-        after = before.began(now)
-        self._put(pair, after, now)
-        return after.probing and not before.probing
+        after_request = breaker.began(now)
+        self._put(pair, after_request, now)
+        return after_request.probing and not breaker.probing
 
     def ended(self, pair: Pair, now: float) -> None:
         """Record that the probe has ended, with or without a result."""

@@ -64,9 +64,9 @@ class Fleet:
         sections = {neuron.name: neuron for neuron in neurons}
         self._nodes = {name: self._node_for(section) for name, section in sections.items()}
         self._configured = sections
-        for times in (self._loaded_at, self._unloaded_at, self._used_at):
-            for pair in [pair for pair in times if pair[0] not in sections]:
-                del times[pair]
+        for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
+            for pair in [pair for pair in model_times if pair[0] not in sections]:
+                del model_times[pair]
         self._breakers.keep(lambda pair: pair[0] in sections)
         self._changed()
         self.reconfigured.set()
@@ -137,8 +137,8 @@ class Fleet:
             log.info("node %s is up at %s", name, node.endpoint)
         models, urls = dict(report.models), dict(report.urls)
         for model, info in node.models.items():
-            arrived = model in models and models[model].status != "loading"
-            if not arrived and self._loaded_at.get((name, model), -inf) >= began:
+            loaded = model in models and models[model].status != "loading"
+            if not loaded and self._loaded_at.get((name, model), -inf) >= began:
                 models[model] = info  # the poll began before the load ended
                 urls[model] = node.url(model)
         for model in report.models:
@@ -171,8 +171,8 @@ class Fleet:
         healthy = node.healthy and misses < MISSES_TO_DOWN
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
-        others = node.others if healthy else {}  # the last known load stays valid after a single failed poll
-        self._put(replace(node, healthy=healthy, misses=misses, others=others))
+        other_loads = node.others if healthy else {}  # the last known load stays valid after a single failed poll
+        self._put(replace(node, healthy=healthy, misses=misses, others=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
         """Apply a successful load, so that the next request need not wait for a poll."""
@@ -224,10 +224,10 @@ class Fleet:
         """
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
-        probe = self._breakers.began(pair, now)
-        if probe:
+        is_probe = self._breakers.began(pair, now)
+        if is_probe:
             self._changed()
-        return probe
+        return is_probe
 
     def end(self, pair: Pair, probe: bool) -> None:
         """Count a request as ended."""
@@ -275,31 +275,31 @@ class Fleet:
         self._view = None
 
     def _node_for(self, section: NeuronSection) -> Node:
-        node, before = self._nodes.get(section.name), self._configured.get(section.name)
-        if node is None or before is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
+        node, previous_section = self._nodes.get(section.name), self._configured.get(section.name)
+        if node is None or previous_section is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
             return Node(section.name, section.endpoint, section.kind, section.cordoned, section.allowed_hosts)
-        if section.allowed_hosts != before.allowed_hosts:
+        if section.allowed_hosts != previous_section.allowed_hosts:
             node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # the models' URLs are requested again
-        return node if section.cordoned == before.cordoned else replace(node, cordoned=section.cordoned)
+        return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
     def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
         """Record when models were loaded and when other clients used them; drop the times of models that are gone."""
         for model, info in models.items():
-            came = model not in node.models or node.models[model].status == "loading"
-            if came and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
+            is_new = model not in node.models or node.models[model].status == "loading"
+            if is_new and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
                 self._loaded_at.setdefault((node.name, model), began)
             if node.others.get(model):
                 self._used_at[node.name, model] = began
-        for times in (self._loaded_at, self._unloaded_at, self._used_at):
-            for key in [key for key in times if key[0] == node.name and key[1] not in models]:
-                if times[key] < began:
-                    del times[key]
+        for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
+            for key in [key for key in model_times if key[0] == node.name and key[1] not in models]:
+                if model_times[key] < began:
+                    del model_times[key]
 
     def _others(self, name: str, health: Health | None) -> dict[str, int]:
-        reported = health.models if health else []
+        model_loads = health.models if health else []
         return {
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
-            for load in reported
+            for load in model_loads
         }
 
 

@@ -62,21 +62,23 @@ class FleetCollector(Collector):
         for node in nodes:
             up.add_metric([node.name], float(node.healthy))
         yield up
-        known = [node for node in nodes if node.healthy and node.health is not None]
-        loads = [_ModelReading(node.name, load) for node in known if node.health for load in node.health.models]
-        devices = [_DeviceReading(node.name, one) for node in known if node.health for one in node.health.devices]
+        reporting = [node for node in nodes if node.healthy and node.health is not None]
+        loads = [_ModelReading(node.name, load) for node in reporting if node.health for load in node.health.models]
+        devices = [
+            _DeviceReading(node.name, device) for node in reporting if node.health for device in node.health.devices
+        ]
         yield from _of_models(loads)
         yield from _of_devices(devices)
 
 
 def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
     for name, text in _ABOUT_MODELS.items():
-        family = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
+        gauge = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
         for node, load in readings:
             value = getattr(load, name)
             if value or "max_" not in name:  # 0 means that the node does not know the limit
-                family.add_metric([node, load.id], value)
-        yield family
+                gauge.add_metric([node, load.id], value)
+        yield gauge
     rejections = CounterMetricFamily(
         "cortex_model_rejections", "Requests that the node refused", labels=["node", "model", "reason"]
     )
@@ -88,7 +90,7 @@ def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
 
 def _of_devices(readings: list[_DeviceReading]) -> Iterator[Metric]:
     for name, text in _ABOUT_DEVICES.items():
-        family = GaugeMetricFamily(f"cortex_device_{name}", text, labels=["node", "device"])
+        gauge = GaugeMetricFamily(f"cortex_device_{name}", text, labels=["node", "device"])
         for node, device in readings:
-            family.add_metric([node, str(device.index)], getattr(device, name))
-        yield family
+            gauge.add_metric([node, str(device.index)], getattr(device, name))
+        yield gauge

@@ -90,14 +90,14 @@ class NodeClient:
 
         Entries with an unknown status are left out.
         """
-        found: dict[str, ModelInfo] = {}
+        models_by_id: dict[str, ModelInfo] = {}
         for entry in parse(_entries, await self.get(endpoint, "/models", bearer))[:MAX_MODELS]:
             try:
                 info = _model_info.validate_python(entry)
             except ValidationError:
                 continue
-            found[info.id] = info
-        return found
+            models_by_id[info.id] = info
+        return models_by_id
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
         """Return the base URL of a model's API: the URL that the node names, if allowed, else the node's endpoint."""
@@ -187,11 +187,13 @@ class NodeClient:
         The gateway asks a node that keeps answering once per model, for at most `_MAX_ASKED` models per poll. The
         gateway skips models that are still loading, because the node does not know their URLs yet.
         """
-        before = {} if node.misses else node.urls
-        new = [id for id, info in models.items() if id not in before and info.status in _SERVING][:_MAX_ASKED]
-        found = await asyncio.gather(*(self.url(node, model, bearer) for model in new))
-        known = {model: before[model] for model in models if model in before}
-        return known | dict(zip(new, found, strict=True))
+        known_urls = {} if node.misses else node.urls
+        new_models = [id for id, info in models.items() if id not in known_urls and info.status in _SERVING][
+            :_MAX_ASKED
+        ]
+        new_urls = await asyncio.gather(*(self.url(node, model, bearer) for model in new_models))
+        kept_urls = {model: known_urls[model] for model in models if model in known_urls}
+        return kept_urls | dict(zip(new_models, new_urls, strict=True))
 
     async def _call(
         self,
@@ -220,8 +222,8 @@ class NodeClient:
         except TimeoutError:
             raise NodeError(f"{path} did not answer in time") from None
         except (aiohttp.ClientError, OSError) as error:
-            local = is_local_error(error)
-            raise NodeError(f"{path} could not be asked: {type(error).__name__}", local=local) from error
+            is_local = is_local_error(error)
+            raise NodeError(f"{path} could not be asked: {type(error).__name__}", local=is_local) from error
 
 
 def endpoint_url(base: str, path: str) -> URL:
@@ -245,21 +247,21 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     """
     configured = urlsplit(endpoint)
     try:
-        said = urlsplit(url)
-        host, port = said.hostname, said.port
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
         (host or "").encode("idna")
     except ValueError:
-        said, host, port = urlsplit(""), None, None
-    if said.scheme not in ("http", "https") or not host:
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme not in ("http", "https") or not host:
         raise ValueError("it is not an http URL")
     if host in _LOOPBACK:
         host = configured.hostname or host
     if host != configured.hostname and host not in allowed_hosts:
         raise ValueError(f"its host {host[:_MAX_HOST_CHARS]!r} is not the node's; add the host to allowed_hosts")
-    if configured.scheme == "https" and said.scheme != "https":
+    if configured.scheme == "https" and parts.scheme != "https":
         raise ValueError("it is not https as the node's endpoint is")
     host = f"[{host}]" if ":" in host else host
-    return urlunsplit((said.scheme, f"{host}:{port}" if port else host, said.path.rstrip("/"), "", ""))
+    return urlunsplit((parts.scheme, f"{host}:{port}" if port else host, parts.path.rstrip("/"), "", ""))
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
@@ -271,9 +273,9 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
     try:
         return adapter.validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise NodeError(f"unreadable answer: {where}: {first['msg']}") from None
+        first_error = error.errors(include_url=False)[0]
+        field_path = ".".join(str(part) for part in first_error["loc"])
+        raise NodeError(f"unreadable answer: {field_path}: {first_error['msg']}") from None
 
 
 def _refusal(body: bytes) -> tuple[str, str | None]:

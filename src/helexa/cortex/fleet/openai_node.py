@@ -122,10 +122,12 @@ class _Look:
         elif any(entry.owned_by == "llamacpp" for entry in entries.values()):
             models = await self._llamacpp(entries, known)
         else:
-            found = await self._ollama(entries, known) if harness in (None, "ollama") else None
-            if found is None and harness in (None, "lmstudio"):
-                found = await self._lm_studio(entries)
-            models = {name: known.get(name) or _info(name, "openai") for name in entries} if found is None else found
+            detected = await self._ollama(entries, known) if harness in (None, "ollama") else None
+            if detected is None and harness in (None, "lmstudio"):
+                detected = await self._lm_studio(entries)
+            models = (
+                {name: known.get(name) or _info(name, "openai") for name in entries} if detected is None else detected
+            )
         return Report(models, health)
 
     async def _vllm_load(self, entries: dict[str, _Entry]) -> Health:
@@ -144,8 +146,8 @@ class _Look:
         models = {}
         for name, entry in entries.items():
             meta = entry.meta or {}
-            said = (props.default_generation_settings if props else {}).get("n_ctx")
-            info = _info(name, "llamacpp", _first_int(said, meta.get("n_ctx"), meta.get("n_ctx_train")))
+            context_length = (props.default_generation_settings if props else {}).get("n_ctx")
+            info = _info(name, "llamacpp", _first_int(context_length, meta.get("n_ctx"), meta.get("n_ctx_train")))
             if props is not None and props.modalities.get("vision") is True:
                 info.capabilities = ["text", "vision"]
             models[name] = info
@@ -160,34 +162,34 @@ class _Look:
         ps = await or_none(self._running)
         if ps is None:
             return None
-        new = [name for name in entries if name not in known][:_MAX_SHOWN]
-        gate = asyncio.Semaphore(_AT_ONCE)
+        new_models = [name for name in entries if name not in known][:_MAX_SHOWN]
+        limiter = asyncio.Semaphore(_AT_ONCE)
 
         async def show(name: str) -> _Show | None:
-            async with gate:
+            async with limiter:
                 return await or_none(self._show, name)
 
-        shown = dict(zip(new, await asyncio.gather(*(show(name) for name in new)), strict=True))
+        details = dict(zip(new_models, await asyncio.gather(*(show(name) for name in new_models)), strict=True))
         in_memory = {running.name: running.context_length for running in ps.models}
         models = {}
         for name in entries:
-            info = _ollama_info(name, shown[name]) if name in shown else known.get(name) or _info(name, "ollama")
+            info = _ollama_info(name, details[name]) if name in details else known.get(name) or _info(name, "ollama")
             length = in_memory.get(name)
             models[name] = info.model_copy(update={"limit": Limit(context=length)}) if length else info
         return models
 
     async def _lm_studio(self, entries: dict[str, _Entry]) -> dict[str, ModelInfo] | None:
         """Return LM Studio's models, or None if the server is not LM Studio."""
-        found = await or_none(self._studios)
-        if found is None:
+        listing = await or_none(self._studios)
+        if listing is None:
             return None
         models = {name: _info(name, "lmstudio") for name in entries}
-        for one in found.data:
-            if one.id in models:
-                info = _info(one.id, "lmstudio", _first_int(one.loaded_context_length, one.max_context_length))
-                info.capabilities = _STUDIO_KINDS.get(one.type or "", [])
-                info.tool_call = "tool_use" in one.capabilities
-                models[one.id] = info
+        for model in listing.data:
+            if model.id in models:
+                info = _info(model.id, "lmstudio", _first_int(model.loaded_context_length, model.max_context_length))
+                info.capabilities = _STUDIO_KINDS.get(model.type or "", [])
+                info.tool_call = "tool_use" in model.capabilities
+                models[model.id] = info
         return models
 
     async def _props(self) -> _Props:
@@ -209,14 +211,14 @@ class _Look:
 
 def _entries(listing: _Listing) -> dict[str, _Entry]:
     """Return the entries by id; malformed entries are left out."""
-    found: dict[str, _Entry] = {}
+    entries: dict[str, _Entry] = {}
     for raw in (listing.data or [])[:MAX_MODELS]:
         try:
             entry = _entry.validate_python(raw)
         except ValueError:
             continue
-        found[entry.id] = entry
-    return found
+        entries[entry.id] = entry
+    return entries
 
 
 def _info(name: str, harness: str, context: int | None = None) -> ModelInfo:

@@ -34,17 +34,17 @@ class Poller:
 
     async def run(self) -> None:
         """Poll all configured nodes until cancelled, beginning at once; follow changes of the configuration."""
-        watches: dict[Address, asyncio.Task[None]] = {}
+        polls: dict[Address, asyncio.Task[None]] = {}
         try:
             while True:
                 self._fleet.reconfigured.clear()
-                wanted = {(node.name, node.endpoint, node.kind): node for node in self._fleet.view().nodes}
-                await _stop([watches.pop(address) for address in watches.keys() - wanted.keys()])
-                for address in wanted.keys() - watches.keys():
-                    watches[address] = asyncio.create_task(self._watch(wanted[address]), name=f"poll {address[0]}")
+                nodes = {(node.name, node.endpoint, node.kind): node for node in self._fleet.view().nodes}
+                await _stop([polls.pop(address) for address in polls.keys() - nodes.keys()])
+                for address in nodes.keys() - polls.keys():
+                    polls[address] = asyncio.create_task(self._watch(nodes[address]), name=f"poll {address[0]}")
                 await self._fleet.reconfigured.wait()
         finally:
-            await _stop(list(watches.values()))
+            await _stop(list(polls.values()))
 
     async def poll(self, name: str) -> None:
         """Poll one node once.
@@ -52,7 +52,7 @@ class Poller:
         An error of the gateway's own resources does not change the node's state.
         """
         node = self._fleet.node(name)
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
             report = await self._looks[node.kind](node, self._fleet.bearer(name))
         except NodeError as error:
@@ -62,7 +62,7 @@ class Poller:
                 self._fleet.missed(name, str(error))
         else:
             if self._fleet.has(node):
-                self._fleet.answered(name, report, began)
+                self._fleet.answered(name, report, started_at)
 
     async def _watch(self, node: Node) -> None:
         while self._fleet.has(node):
@@ -85,9 +85,9 @@ def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
     """
     if node.healthy and not node.misses and all(info.status != "recovering" for info in node.models.values()):
         return interval_secs
-    soon = min(interval_secs, UNSETTLED_INTERVAL_SECS)
+    base_secs = min(interval_secs, UNSETTLED_INTERVAL_SECS)
     doublings = max(0, node.misses - MISSES_TO_DOWN)
-    return soon * min(2**doublings, MAX_BACK_OFF) * (1 - chance / 2) if doublings else soon
+    return base_secs * min(2**doublings, MAX_BACK_OFF) * (1 - chance / 2) if doublings else base_secs
 
 
 async def _stop(tasks: list[asyncio.Task[None]]) -> None:

@@ -29,12 +29,12 @@ async def wait_for_load(
     """
     task = asyncio.ensure_future(work)
     try:
-        patience = KEEP_ALIVE_AFTER_SECS if stream else None
-        while not (await asyncio.wait((task,), timeout=patience))[0]:
+        timeout_secs = KEEP_ALIVE_AFTER_SECS if stream else None
+        while not (await asyncio.wait((task,), timeout=timeout_secs))[0]:
             if not reply.started:
                 await reply.start(200, _EVENT_STREAM, streamed=True)
             await reply.write(b": %s\n\n" % _in_words(progress()))
-            patience = KEEP_ALIVE_SECS
+            timeout_secs = KEEP_ALIVE_SECS
         return task.result()
     finally:
         task.cancel()
@@ -43,5 +43,5 @@ async def wait_for_load(
 def _in_words(progress: Progress | None) -> bytes:
     if progress is None:
         return b"loading"
-    words = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"
-    return (words if progress.eta_secs is None else f"{words}, about {progress.eta_secs:.0f} s left").encode()
+    text = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"
+    return (text if progress.eta_secs is None else f"{text}, about {progress.eta_secs:.0f} s left").encode()

@@ -87,8 +87,8 @@ class Proxy:
         with self._fleet.request(node, model):
             answer: Answer | None = None
             body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
-            own = target.kind == "neuron"
-            exchange.target, exchange.usage_id = target, self._usage_id() if own and question.metered else ""
+            is_neuron = target.kind == "neuron"
+            exchange.target, exchange.usage_id = target, self._usage_id() if is_neuron and question.metered else ""
             try:
                 answer = await self._upstream.ask(
                     b"POST",
@@ -97,9 +97,9 @@ class Proxy:
                     self._headers(question, exchange, target),
                     body,
                     lives=lambda: self._fleet.lives(node),
-                    interim=own and not question.stream,
+                    interim=is_neuron and not question.stream,
                 )
-                first = await answer.chunk()
+                first_chunk = await answer.chunk()
             except LocalError as error:
                 log.warning("node=%s not connected: %s", node, error)
                 raise overloaded("the gateway has no connection left; try again", RETRY_LOCAL) from error
@@ -125,12 +125,12 @@ class Proxy:
                 if answer.status in _BUSY:
                     self._fleet.busy(node, model, _retry_after(answer))
                     if not last:
-                        busy = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
-                        raise NoAnswer(f"HTTP {answer.status}", "busy", busy)
+                        busy_error = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
+                        raise NoAnswer(f"HTTP {answer.status}", "busy", busy_error)
                 if answer.status >= 400:
-                    await self._refuse(answer, first, reply, exchange)
+                    await self._refuse(answer, first_chunk, reply, exchange)
                 else:
-                    await self._relay(answer, first, target, question, reply, exchange, settle)
+                    await self._relay(answer, first_chunk, target, question, reply, exchange, settle)
             finally:
                 answer.close()
 
@@ -179,7 +179,7 @@ class Proxy:
             headers.append(UNBUFFERED)
         exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
-        following = None if streamed else await self._following(answer, exchange, settle)
+        next_chunk = None if streamed else await self._following(answer, exchange, settle)
         hides_usage = streamed and question.streams_chunks and not question.includes_usage
         usage_filter = UsageFilter() if hides_usage else None
         if not reply.started:
@@ -187,15 +187,15 @@ class Proxy:
             await reply.start(answer.status, headers, streamed=streamed)
         else:
             exchange.status = 200
-        while chunk and following != b"":  # the last chunk of a non-streamed response is sent with its end
+        while chunk and next_chunk != b"":  # the last chunk of a non-streamed response is sent with its end
             if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
             await reply.write(chunk if usage_filter is None else usage_filter.feed(chunk))
-            chunk = await self._next(answer, exchange) if following is None else following
+            chunk = await self._next(answer, exchange) if next_chunk is None else next_chunk
             if chunk:
                 meter.feed(chunk, time.perf_counter())
                 if not streamed:
-                    following = await self._following(answer, exchange, settle)
+                    next_chunk = await self._following(answer, exchange, settle)
         await reply.finish(chunk if usage_filter is None else usage_filter.flush())
 
     async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
@@ -203,19 +203,19 @@ class Proxy:
 
         Before the end, an empty chunk, the request is settled.
         """
-        piece = b"" if answer.complete else await self._next(answer, exchange)
-        if not piece and settle is not None:
+        chunk = b"" if answer.complete else await self._next(answer, exchange)
+        if not chunk and settle is not None:
             await settle()
-        return piece
+        return chunk
 
     async def _next(self, answer: Answer, exchange: Exchange) -> bytes:
         try:
             return await answer.chunk()
         except UpstreamError as error:
-            silent = isinstance(error, Silent)
-            self._count_fault(exchange.node, exchange.model, silent=silent)
+            is_silent = isinstance(error, Silent)
+            self._count_fault(exchange.node, exchange.model, silent=is_silent)
             log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, _reason(error))
-            if silent:
+            if is_silent:
                 raise _timed_out(exchange.node) from error
             raise ApiError(
                 502, "upstream_connection_error", "the node broke off its answer", type="api_error"

@@ -115,16 +115,16 @@ async def recent(
     Raises:
         ValueError: unknown filter.
     """
-    if unknown := filters.keys() - set(_FILTERS):
-        raise ValueError(f"no such filter: {', '.join(sorted(unknown))}")
+    if unknown_filters := filters.keys() - set(_FILTERS):
+        raise ValueError(f"no such filter: {', '.join(sorted(unknown_filters))}")
     args: list[str | int] = [min(max(1, limit), _MOST_SHOWN)]
     conditions: list[str] = []
     for condition, value in [("id <", before), *((f"{name} =", value) for name, value in filters.items())]:
         if value is not None:
             args.append(value)
             conditions.append(f"{condition} ${len(args)}")
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    rows = await database.fetch(f"SELECT * FROM activity {where} ORDER BY id DESC LIMIT $1", *args)
+    where_clause = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = await database.fetch(f"SELECT * FROM activity {where_clause} ORDER BY id DESC LIMIT $1", *args)
     return [row | {"client_gone": bool(row["client_gone"])} for row in rows]
 
 

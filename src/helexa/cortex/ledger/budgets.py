@@ -73,10 +73,10 @@ class Budgets:
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
-        known = lease.granted, lease.spent
+        stored_state = lease.granted, lease.spent
         lease.settle(reservation.tokens, closing.charged)
         lease.used_at = now
-        if (lease.granted, lease.spent) != known:
+        if (lease.granted, lease.spent) != stored_state:
             self._changed.add(lease)
         columns = (closing.state, *closing.values(now))
         opened = self._opened.get(seq)
@@ -97,10 +97,10 @@ class Budgets:
         """Return unused tokens of idle leases, and remove leases whose window has ended or that are unused for long."""
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
-            over = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
-            if not lease.reserved and (over or idle >= FORGOTTEN_SECS):
+            window_ended = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
+            if not lease.reserved and (window_ended or idle >= FORGOTTEN_SECS):
                 self._give_up(lease)
-            elif lease.free and (over or idle >= IDLE_SECS):
+            elif lease.free and (window_ended or idle >= IDLE_SECS):
                 lease.granted -= lease.free
                 self._changed.add(lease)
 
@@ -110,7 +110,7 @@ class Budgets:
         The guard numbers the batch, so that the database applies each batch once.
         """
         self.batch += 1
-        low = next(iter(self.open), self._seq + 1)
+        lowest_open_seq = next(iter(self.open), self._seq + 1)
         leases = sorted(
             (lease.key_id, lease.window_id, self.gateway, lease.granted, lease.spent) for lease in self._changed
         )
@@ -122,7 +122,7 @@ class Budgets:
         self._opened = {}
         self._rows = {sql: [] for sql in self._rows}
         self._changed = set()
-        return (_COUNT, (self.gateway, self.batch, low)), [*steps, *more]
+        return (_COUNT, (self.gateway, self.batch, lowest_open_seq)), [*steps, *more]
 
     @property
     def written(self) -> bool:

@@ -90,12 +90,12 @@ class Committer:
             return None
         if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
             return None
-        admitted = None
+        admission = None
         if claim.principal.key_id not in self._taking:
-            admitted = self.budgets.admit(claim, self._clock(), self.close)
-        if admitted is None:
+            admission = self.budgets.admit(claim, self._clock(), self.close)
+        if admission is None:
             return None
-        reservation, record = admitted
+        reservation, record = admission
         if not self._journal.add(record):
             reservation.abandon()
             return None
@@ -145,9 +145,9 @@ class Committer:
     async def probe(self) -> str | None:
         """Return why the database cannot be written, or None if a batch was written within the last second or now."""
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
-            written = self.waiting.next_flush()
+            flushed = self.waiting.next_flush()
             self.wake(beat=True)
-            await written
+            await flushed
         return self.retry.problem
 
     def wake(self, *, tidy: bool = False, beat: bool = False, end: bool = False) -> None:
@@ -191,8 +191,8 @@ class Committer:
                 self._journal = None
 
     def _idle(self) -> bool:
-        unwritten = self.budgets.unwritten >= _MANY_UNWRITTEN or (self.ending and not self.budgets.written)
-        return not (self.waiting or unwritten or self._logging() or self._tidying or self._beating)
+        must_write = self.budgets.unwritten >= _MANY_UNWRITTEN or (self.ending and not self.budgets.written)
+        return not (self.waiting or must_write or self._logging() or self._tidying or self._beating)
 
     def _wake_for_many(self) -> None:
         if self.budgets.unwritten >= _MANY_UNWRITTEN:
@@ -208,40 +208,42 @@ class Committer:
         flushes = list(waiting.flushes)
         closed, closings = waiting.closed, waiting.closings
         waiting.closed, waiting.closings = [], []
-        ours = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
-        late = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
+        own_closings = [closing for closing in closed if closing.reservation.gateway == budgets.gateway]
+        previous_closings = [closing for closing in closed if closing.reservation.gateway != budgets.gateway]
         opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
         try:
             for closing in closings:
                 if closing.reservation.gateway != budgets.gateway:
-                    late.append(closing)
+                    previous_closings.append(closing)
                     continue
                 record = budgets.close(closing, now)
                 if self._journal is not None and self._journal.add(record):
                     closing.finish()
                 else:
-                    ours.append(closing)
+                    own_closings.append(closing)
             opened, short = self._admit(now)
             self._taking = set(short)  # from here on, these leases must count only durable reservations
-            if short and self._journal is not None and not ours:  # all are durable: no batch first
+            if short and self._journal is not None and not own_closings:  # all are durable: no batch first
                 opened += await self._take(short, now)
                 short, self._taking = {}, set()
-            opened = [one for one in opened if not self._note(*one)]
-            await self._write(opened, ours, now, [asked for group in short.values() for asked in group])
+            opened = [admission for admission in opened if not self._note(*admission)]
+            await self._write(
+                opened, own_closings, now, [request for requests in short.values() for request in requests]
+            )
             if short:
                 await self._write(await self._take(short, now), [], now)
         except Exception:
-            refuse(asked for asked, _, _ in opened)
-            refuse(asked for group in short.values() for asked in group)
+            refuse(request for request, _, _ in opened)
+            refuse(request for requests in short.values() for request in requests)
             # `_amend` closes them after this gateway has registered anew. Rows that are already closed are not changed
             # by it.
             waiting.closed += [*closed, *closings]
             raise
         finally:
             self._taking = set()
-        for closing in late:
-            await self._amend(closing, late)
+        for closing in previous_closings:
+            await self._amend(closing, previous_closings)
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], dict[str, list[Asked]]]:
@@ -252,20 +254,20 @@ class Committer:
         """
         opened: list[Opened] = []
         short: dict[str, list[Asked]] = {}
-        again: list[Asked] = []
+        deferred: list[Asked] = []
         for _ in range(min(len(self.waiting.asked), _MOST_IN_BATCH)):
-            asked = self.waiting.asked.popleft()
-            if not asked.waiting:
+            request = self.waiting.asked.popleft()
+            if not request.waiting:
                 continue
-            principal = asked.claim.principal
-            admitted = None if principal.key_id in short else self.budgets.admit(asked.claim, now, self.close)
-            if admitted is not None:
-                opened.append((asked, *admitted))
-            elif (others := short.setdefault(principal.key_id, [])) and others[0].claim.principal != principal:
-                again.append(asked)  # the key was changed meanwhile: each transaction handles one cap per key
+            principal = request.claim.principal
+            admission = None if principal.key_id in short else self.budgets.admit(request.claim, now, self.close)
+            if admission is not None:
+                opened.append((request, *admission))
+            elif (requests := short.setdefault(principal.key_id, [])) and requests[0].claim.principal != principal:
+                deferred.append(request)  # the key was changed meanwhile: each transaction handles one cap per key
             else:
-                others.append(asked)
-        self.waiting.asked.extendleft(reversed(again))
+                requests.append(request)
+        self.waiting.asked.extendleft(reversed(deferred))
         return opened, short
 
     def _note(self, asked: Asked, reservation: Reservation, record: Record) -> bool:
@@ -288,21 +290,23 @@ class Committer:
         """
         budgets = self.budgets
         short = {
-            key: waiting for key, group in short.items() if (waiting := [asked for asked in group if asked.waiting])
+            key: waiting
+            for key, requests in short.items()
+            if (waiting := [request for request in requests if request.waiting])
         }
         try:
             async with self._database.transaction() as sql:
                 await gateways.lock(sql, budgets.gateway)
-                taken = [
+                grants = [
                     await gateways.take(
                         sql,
                         budgets.gateway,
-                        group[0].claim.principal,
-                        [asked.claim.tokens for asked in group],
+                        requests[0].claim.principal,
+                        [request.claim.tokens for request in requests],
                         budgets.leases,
                         now,
                     )
-                    for _, group in sorted(short.items())
+                    for _, requests in sorted(short.items())
                 ]
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.Swept):
@@ -310,18 +314,18 @@ class Committer:
                 self._beating = True  # the next batch finds the cause
             else:
                 log.exception("no budget could be taken")
-            refuse(asked for group in short.values() for asked in group)
+            refuse(request for requests in short.values() for request in requests)
             return []
         opened: list[Opened] = []
-        for one in taken:
-            budgets.adopt(one, now)
-            for asked in short[one.lease.key_id]:
-                claim = asked.claim
-                admitted = budgets.admit(claim, now, self.close)
-                if admitted is not None:
-                    opened.append((asked, *admitted))
+        for grant in grants:
+            budgets.adopt(grant, now)
+            for request in short[grant.lease.key_id]:
+                claim = request.claim
+                admission = budgets.admit(claim, now, self.close)
+                if admission is not None:
+                    opened.append((request, *admission))
                 else:
-                    asked.refuse(over_budget(claim.principal, claim.tokens, one.available, one.ends_at, now))
+                    request.refuse(over_budget(claim.principal, claim.tokens, grant.available, grant.ends_at, now))
         return opened
 
     async def _write(
@@ -332,16 +336,16 @@ class Committer:
         If the database does not answer, reject also the requests `next_up`.
         """
         try:
-            written = await self._write_batch([*(asked for asked, _, _ in opened), *next_up], closings, now)
+            written = await self._write_batch([*(request for request, _, _ in opened), *next_up], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
             log.exception("a batch of the ledger failed")
             written = False
         if written:
-            for asked, reservation, _ in opened:
-                asked.grant(reservation)
+            for request, reservation, _ in opened:
+                request.grant(reservation)
         else:
             log.warning("this gateway begins anew; reservations that are still open will be closed one by one")
-            refuse(asked for asked, _, _ in opened)
+            refuse(request for request, _, _ in opened)
             await self._insist(self._start_over, closings=closings)
             for closing in closings:
                 await self._amend(closing, closings)
@@ -353,9 +357,9 @@ class Committer:
         if self._tidying:
             budgets.tidy(now)
         activity = self.activity.steps() if self._logging() else []
-        needed = self._beating or activity or not budgets.written
+        must_write = self._beating or activity or not budgets.written
         self._tidying = self._beating = False
-        if not needed:
+        if not must_write:
             return True
         guard, steps = budgets.next_batch(activity)
         if self._journal is not None:
@@ -400,14 +404,14 @@ class Committer:
 
     async def _start_over(self) -> None:
         """Register as a new gateway and retire the old registration, if it still exists."""
-        gone = self.budgets.gateway
+        previous_gateway = self.budgets.gateway
         if self._journal is not None:
             self._journal.close()
             self._journal = None  # no write-ahead log until `join` has succeeded
         if self._alone is not None:
             await catch_up(self._alone, self._database)
-        known = [row for row in await gateways.present(self._database) if row[0] == gone]
-        await gateways.sweep(self._database, known, self._clock())
+        gateway_rows = [row for row in await gateways.present(self._database) if row[0] == previous_gateway]
+        await gateways.sweep(self._database, gateway_rows, self._clock())
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:

@@ -111,19 +111,19 @@ async def take(
     await sql.execute(_LOCK_KEY, key_id)
     window_id = 0
     if window.kind == "rolling":
-        latest = (await sql.fetch(LATEST_WINDOW, key_id))[0]["latest"]
-        window_id = window_at(window, latest, now)
-        if window_id != latest:
+        latest_window = (await sql.fetch(LATEST_WINDOW, key_id))[0]["latest"]
+        window_id = window_at(window, latest_window, now)
+        if window_id != latest_window:
             await sql.execute(_BEGIN_WINDOW, key_id, window_id)
     ends_at = window_id + window.seconds if window_id else float("inf")
-    known = leases.get((key_id, window_id))
-    lease = known or Lease(key_id, window_id, window, ends_at, cap)
+    held_lease = leases.get((key_id, window_id))
+    lease = held_lease or Lease(key_id, window_id, window, ends_at, cap)
     available = granted = 0
     if cap is not None:
         elsewhere = (await sql.fetch(_ELSEWHERE, key_id, window_id, gateway))[0]["tokens"]
         available = cap - elsewhere - lease.spent - lease.reserved
         granted = lease.spent + lease.reserved + grant(available, needs)
-    if known is None or granted != lease.granted:
+    if held_lease is None or granted != lease.granted:
         await sql.execute(_WRITE_LEASE, key_id, window_id, gateway, granted, lease.spent)
     return Taken(lease, principal, ends_at, granted, available)
 
@@ -145,12 +145,12 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
     )
     if not rows:
         return False
-    spent: Counter[tuple[str, int]] = Counter()
+    spent_by_window: Counter[tuple[str, int]] = Counter()
     for entry in await sql.fetch(_ORPHAN, gateway, rows[0]["low"], int(now * 1000)):
-        spent[entry["key_id"], entry["window_id"]] += entry["charged"]
+        spent_by_window[entry["key_id"], entry["window_id"]] += entry["charged"]
     for lease in await sql.fetch("SELECT key_id, window_id, spent FROM leases WHERE gateway = $1", gateway):
-        spent[lease["key_id"], lease["window_id"]] += lease["spent"]
-    for (key_id, window_id), tokens in sorted(spent.items()):
+        spent_by_window[lease["key_id"], lease["window_id"]] += lease["spent"]
+    for (key_id, window_id), tokens in sorted(spent_by_window.items()):
         await sql.execute(SPEND, key_id, window_id, tokens)
     await sql.execute("DELETE FROM leases WHERE gateway = $1", gateway)
     await sql.execute("DELETE FROM gateways WHERE id = $1", gateway)
@@ -210,9 +210,9 @@ class Watch:
         if now - self._looked >= self._dead_after_secs:
             self._seen = {}  # this gateway was suspended; the others may have been too
         self._looked = now
-        seen: dict[int, tuple[int, float]] = {}
+        last_batches: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:
-            last, since = self._seen.get(id, (batch, now))
-            seen[id] = (batch, since if batch == last else now)
-        self._seen = seen
-        return [(id, batch) for id, (batch, since) in seen.items() if now - since >= self._dead_after_secs]
+            last_batch, since = self._seen.get(id, (batch, now))
+            last_batches[id] = (batch, since if batch == last_batch else now)
+        self._seen = last_batches
+        return [(id, batch) for id, (batch, since) in last_batches.items() if now - since >= self._dead_after_secs]

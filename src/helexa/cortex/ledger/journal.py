@@ -75,13 +75,13 @@ class Journal:
         self._files.reverse()
         self._batch = batch
         self._head = orjson.dumps([gateway, batch]) + b"\n"
-        tight = self._files[0].free() < _LEAST_FREE_BYTES
-        if tight:
+        nearly_full = self._files[0].free() < _LEAST_FREE_BYTES
+        if nearly_full:
             self._lacks = batch
-        if tight != self._tight:
-            self._tight = tight
+        if nearly_full != self._tight:
+            self._tight = nearly_full
             log.warning(
-                "the ledger's disk %s", "is nearly full; requests wait for the database" if tight else "has room"
+                "the ledger's disk %s", "is nearly full; requests wait for the database" if nearly_full else "has room"
             )
 
     def add(self, record: entries.Record) -> bool:
@@ -123,7 +123,7 @@ class _File:
 
     def add(self, lines: bytes) -> bool:
         """Add lines. Return False if the file has to grow and the disk is full."""
-        begin, end = self.size, self.size + len(lines)
+        start, end = self.size, self.size + len(lines)
         if end >= self._room:
             try:
                 self._grow(end + 1)
@@ -131,8 +131,8 @@ class _File:
                 log.error("the ledger's journal cannot grow (%s); requests wait for the database", error)
                 return False
         assert self._map is not None
-        self._map[begin + 1 : end + 1] = lines[1:] + b"\0"
-        self._map[begin] = lines[0]
+        self._map[start + 1 : end + 1] = lines[1:] + b"\0"
+        self._map[start] = lines[0]
         self.size = end
         return True
 
@@ -144,8 +144,8 @@ class _File:
 
     def free(self) -> int:
         """Return the free bytes of the file system."""
-        found = os.fstatvfs(self._descriptor)
-        return found.f_bavail * found.f_frsize
+        disk = os.fstatvfs(self._descriptor)
+        return disk.f_bavail * disk.f_frsize
 
     def _grow(self, least: int) -> None:
         """Allocate at least `least` bytes on the disk and map them.
@@ -153,14 +153,14 @@ class _File:
         Raises:
             OSError: the disk is full.
         """
-        room = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
+        capacity = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
         size = self._room
-        while size < room:
-            size += os.pwrite(self._descriptor, bytes(room - size), size)
-        grown = mmap.mmap(self._descriptor, room)
+        while size < capacity:
+            size += os.pwrite(self._descriptor, bytes(capacity - size), size)
+        new_map = mmap.mmap(self._descriptor, capacity)
         if self._map is not None:
             self._map.close()
-        self._map, self._room = grown, room
+        self._map, self._room = new_map, capacity
 
     def _close(self, path: Path) -> None:
         if self._map is not None:
@@ -182,8 +182,8 @@ async def catch_up(path: Path, database: Database) -> None:
         HelexaError: a newer version of helexa wrote the log.
     """
     try:
-        found = [one for one in map(_read, _paths(path)) if one is not None]
-        for gateway, batch, lines in sorted(found, key=itemgetter(0, 1)):
+        journals = [journal for journal in map(_read, _paths(path)) if journal is not None]
+        for gateway, batch, lines in sorted(journals, key=itemgetter(0, 1)):
             if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
                 log.info("%d lines of the journal of gateway %d were not in the ledger yet", len(lines), gateway)
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
@@ -218,20 +218,20 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
     if not records:
         return None
     match records:
-        case [[int(gateway), int(batch)], *rest] if all(line[0] in _KINDS for line in rest):
-            return gateway, batch, rest
+        case [[int(gateway), int(batch)], *entry_lines] if all(line[0] in _KINDS for line in entry_lines):
+            return gateway, batch, entry_lines
     raise HelexaError(f"{path} is no journal that this helexa can read; start the one that wrote it, and stop it")
 
 
 def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:
     opened = [entries.opening(gateway, *values) for kind, *values in lines if kind == entries.OPENED]
-    closed: list[Args] = []
-    spent: dict[tuple[str, int], int] = {}
+    closed_rows: list[Args] = []
+    spent_by_lease: dict[tuple[str, int], int] = {}
     for kind, *values in lines:
         if kind == entries.CLOSED:
             seq, key_id, window_id, tokens, *columns = values
-            closed.append((gateway, seq, *columns))
-            spent[key_id, window_id] = tokens
+            closed_rows.append((gateway, seq, *columns))
+            spent_by_lease[key_id, window_id] = tokens
     yield entries.ADD + " ON CONFLICT DO NOTHING", opened
-    yield entries.CLOSE, closed
-    yield _SPENT, [(*lease, gateway, tokens) for lease, tokens in spent.items()]
+    yield entries.CLOSE, closed_rows
+    yield _SPENT, [(*lease, gateway, tokens) for lease, tokens in spent_by_lease.items()]

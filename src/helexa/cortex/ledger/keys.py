@@ -120,10 +120,10 @@ class Keyring:
             DatabaseError: the database does not answer.
         """
         async with self._refreshing:
-            changes = await self.store.changes()
-            if changes != self._seen:  # keys are read after the counter, so they are never older than it
+            change_counter = await self.store.changes()
+            if change_counter != self._seen:  # keys are read after the counter, so they are never older than it
                 self.gatekeeper.replace(await self.store.list())
-                self._seen = changes
+                self._seen = change_counter
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:

@@ -62,10 +62,10 @@ class Lease:
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
-            lacking = self.spent + self.reserved - self.granted
-            change = lacking if lacking > 0 else -min(self.debt, -lacking)
-            self.granted += change
-            self.debt += change
+            shortfall = self.spent + self.reserved - self.granted
+            adjustment = shortfall if shortfall > 0 else -min(self.debt, -shortfall)
+            self.granted += adjustment
+            self.debt += adjustment
 
 
 def window_at(window: Window, latest: int, now: float) -> int:
@@ -91,12 +91,12 @@ def grant(available: int, needs: list[int]) -> int:
         available: tokens of the window that are neither spent nor taken.
         needs: tokens of each waiting reservation; reservations that do not fit are skipped.
     """
-    fitting = biggest = 0
+    fitting_needs = largest_need = 0
     for need in needs:
-        if fitting + need <= available:
-            fitting += need
-            biggest = max(biggest, need)
-    return fitting + min(biggest * _AHEAD, (available - fitting) // _SHARE) if fitting else 0
+        if fitting_needs + need <= available:
+            fitting_needs += need
+            largest_need = max(largest_need, need)
+    return fitting_needs + min(largest_need * _AHEAD, (available - fitting_needs) // _SHARE) if fitting_needs else 0
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
@@ -104,16 +104,16 @@ def over_budget(principal: Principal, tokens: int, available: int, ends_at: floa
 
     The error's `tokens_left` are the tokens that would fit.
     """
-    rest = max(0, available)
-    left = f"{rest} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
+    tokens_left = max(0, available)
+    explanation = f"{tokens_left} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"
     if principal.window.kind == "balance":
-        return ApiError(429, "insufficient_quota", left, type="insufficient_quota", tokens_left=rest)
+        return ApiError(429, "insufficient_quota", explanation, type="insufficient_quota", tokens_left=tokens_left)
     seconds = max(1, math.ceil(ends_at - now))
     return ApiError(
         429,
         "rate_limit_exceeded",
-        f"{left}; retry in {seconds} s",
+        f"{explanation}; retry in {seconds} s",
         type="rate_limit_error",
         retry_after=seconds,
-        tokens_left=rest,
+        tokens_left=tokens_left,
     )

@@ -64,16 +64,16 @@ class Ledger:
             HelexaError: another gateway has exclusive use of the database.
             DatabaseError: the database does not answer.
         """
-        alone = await self._database.claim()
-        self._committer = Committer(self._database, self._clock, socket.gethostname(), alone)
-        if alone is not None:  # earlier gateways on this database have ended
-            await catch_up(alone, self._database)
+        database_path = await self._database.claim()
+        self._committer = Committer(self._database, self._clock, socket.gethostname(), database_path)
+        if database_path is not None:  # earlier gateways on this database have ended
+            await catch_up(database_path, self._database)
             await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
         await self._committer.join()
         self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
-        if alone is None:
-            watching = repeat(self._watch_gateways, self._heartbeat_secs, "other gateways cannot be watched")
-            self._tasks.append(asyncio.create_task(watching))
+        if database_path is None:
+            watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "other gateways cannot be watched")
+            self._tasks.append(asyncio.create_task(watch_loop))
 
     async def close(self) -> None:
         """Write the waiting changes and unregister this gateway.
@@ -198,6 +198,6 @@ class Ledger:
     async def _watch_gateways(self) -> None:
         """Write a heartbeat, and retire gateways whose heartbeat has stopped."""
         self._committer.wake(beat=True)
-        own = self._committer.budgets.gateway
-        others = [row for row in await gateways.present(self._database) if row[0] != own]
-        await gateways.sweep(self._database, self._watch.dead(others, time.monotonic()), self._clock())
+        own_id = self._committer.budgets.gateway
+        other_gateways = [row for row in await gateways.present(self._database) if row[0] != own_id]
+        await gateways.sweep(self._database, self._watch.dead(other_gateways, time.monotonic()), self._clock())

@@ -17,16 +17,16 @@ async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, prob
         interval_secs: pause before each run.
         problem: log message for a failed run.
     """
-    failing = False
+    has_failed = False
     while True:
         await asyncio.sleep(interval_secs)
         try:
             await work()
         except Exception as error:
-            if not failing:
+            if not has_failed:
                 log.warning("%s: %s", problem, error or type(error).__name__)
-            failing = True
+            has_failed = True
         else:
-            if failing:
+            if has_failed:
                 log.info("solved: %s", problem)
-            failing = False
+            has_failed = False

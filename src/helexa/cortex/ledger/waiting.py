@@ -60,8 +60,8 @@ def unavailable() -> ApiError:
 
 def refuse(asked: Iterable[Asked]) -> None:
     """Reject reservations because the database does not answer."""
-    for one in asked:
-        one.refuse(unavailable())
+    for request in asked:
+        request.refuse(unavailable())
 
 
 def finish(closings: Iterable[Closing]) -> None:

@@ -48,12 +48,12 @@ class Demand:
     @property
     def since(self) -> float:
         """Arrival time of the oldest waiting request; infinity if no request waits."""
-        return min((one.enqueued for one in self._waiters), default=inf)
+        return min((waiter.enqueued for waiter in self._waiters), default=inf)
 
     @property
     def priority(self) -> int:
         """Highest priority among the waiting requests; 0 if no request waits."""
-        return max((one.priority for one in self._waiters), default=0)
+        return max((waiter.priority for waiter in self._waiters), default=0)
 
     def wanted(self) -> bool:
         """Return whether any request waits."""

@@ -89,15 +89,15 @@ class Departures:
     def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
         """Drain a model until the block ends: the gateway sends no new requests to this model on this node."""
         node = self.fleet.node(pair[0])
-        change = Change({})
-        departure = Departure(self, pair, megabytes, change)
-        self._book.begin(node, change)
+        memory_change = Change({})
+        drain = Departure(self, pair, megabytes, memory_change)
+        self._book.begin(node, memory_change)
         try:
             with self.fleet.drain(*pair):
-                yield departure
+                yield drain
         finally:
-            if not departure.left():
-                self._book.cancel(node.name, change)
+            if not drain.left():
+                self._book.cancel(node.name, memory_change)
 
     def busy_here(self, pair: Pair) -> bool:
         """Return whether requests that this gateway forwarded to the (node, model) pair are running."""

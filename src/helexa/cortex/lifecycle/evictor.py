@@ -53,19 +53,23 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
         profile: the model's catalogue entry.
         since: when the oldest waiting request for the model arrived.
     """
-    need = situation.needs_mb(profile.id)
-    share = -(-need // profile.min_devices) if need else _ANY
+    needed_mb = situation.needs_mb(profile.id)
+    share_mb = -(-needed_mb // profile.min_devices) if needed_mb else _ANY
     free = {index: free for index, free in situation.free(node).items() if index in capable_devices(profile, node)}
     residents = situation.residents(node)
-    devices = _roomy(free, share, profile.min_devices)
+    devices = _roomy(free, share_mb, profile.min_devices)
     if devices is not None:
         return Clearing(devices, (), situation.now)
-    evictable = [one for one in residents if one.rank <= situation.rank(profile.id) and one.model != profile.id]
-    chosen = _enough(free, share, profile.min_devices, _in_order(situation, evictable, since))
-    if chosen is not None:
-        devices = _roomy(_without(free, chosen), share, profile.min_devices)
-        ready_at = max(_ripe_at(situation, one, since) for one in chosen)
-        return Clearing(devices or (), tuple(chosen), max(ready_at, situation.now))
+    evictable = [
+        resident
+        for resident in residents
+        if resident.rank <= situation.rank(profile.id) and resident.model != profile.id
+    ]
+    to_evict = _enough(free, share_mb, profile.min_devices, _in_order(situation, evictable, since))
+    if to_evict is not None:
+        devices = _roomy(_without(free, to_evict), share_mb, profile.min_devices)
+        ready_at = max(_ripe_at(situation, resident, since) for resident in to_evict)
+        return Clearing(devices or (), tuple(to_evict), max(ready_at, situation.now))
     devices = _roomy(free, _ANY, profile.min_devices)
     return None if residents or devices is None else Clearing(devices, (), situation.now, fits=False)
 
@@ -104,12 +108,12 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
     settings = situation.settings
     if resident.loading:
         return inf
-    residency = max(settings.min_residency_secs, LEAST_RESIDENCY_SECS)
-    young_until = -inf if resident.loaded_at is None else resident.loaded_at + residency
-    asked_by = -inf if resident.awaited_at is None else resident.awaited_at + LEAST_RESIDENCY_SECS
-    patience = min(settings.swap_wait_secs, IDLE_RELOADS * resident.reload_secs)
-    done_at = inf if resident.busy else -inf if resident.used_at is None else resident.used_at + patience
-    return max(young_until, asked_by, min(done_at, since + settings.swap_wait_secs))
+    residency_secs = max(settings.min_residency_secs, LEAST_RESIDENCY_SECS)
+    residency_until = -inf if resident.loaded_at is None else resident.loaded_at + residency_secs
+    request_until = -inf if resident.awaited_at is None else resident.awaited_at + LEAST_RESIDENCY_SECS
+    idle_secs = min(settings.swap_wait_secs, IDLE_RELOADS * resident.reload_secs)
+    idle_at = inf if resident.busy else -inf if resident.used_at is None else resident.used_at + idle_secs
+    return max(residency_until, request_until, min(idle_at, since + settings.swap_wait_secs))
 
 
 def _in_order(situation: Situation, residents: list[Resident], since: float) -> list[Resident]:
@@ -117,8 +121,8 @@ def _in_order(situation: Situation, residents: list[Resident], since: float) -> 
     by_class = situation.settings.strategy == "priority"
 
     def order(one: Resident) -> tuple[float, int, float, str]:
-        ripe_at = max(_ripe_at(situation, one, since), situation.now)
-        return ripe_at, one.rank if by_class else 0, -_score(one, situation.now), one.model
+        evictable_at = max(_ripe_at(situation, one, since), situation.now)
+        return evictable_at, one.rank if by_class else 0, -_score(one, situation.now), one.model
 
     return sorted(residents, key=order)
 
@@ -131,20 +135,20 @@ def _score(resident: Resident, now: float) -> float:
 
 def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[Resident]) -> list[Resident] | None:
     """Return the first models of `ordered` that free enough memory, or None; skip unnecessary evictions."""
-    chosen: list[Resident] = []
+    to_evict: list[Resident] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
             continue
-        chosen.append(resident)
-        if _roomy(_without(free, chosen), share, devices) is not None:
+        to_evict.append(resident)
+        if _roomy(_without(free, to_evict), share, devices) is not None:
             break
     else:
         return None
-    for resident in reversed(chosen[:-1]):
-        fewer = [one for one in chosen if one is not resident]
-        if _roomy(_without(free, fewer), share, devices) is not None:
-            chosen = fewer
-    return chosen
+    for resident in reversed(to_evict[:-1]):
+        without_one = [other for other in to_evict if other is not resident]
+        if _roomy(_without(free, without_one), share, devices) is not None:
+            to_evict = without_one
+    return to_evict
 
 
 def _without(free: Mapping[int, int], leaving: Collection[Resident]) -> dict[int, int]:
@@ -156,5 +160,5 @@ def _without(free: Mapping[int, int], leaving: Collection[Resident]) -> dict[int
 
 def _roomy(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
     """Return the `devices` devices with most free memory, or None if fewer have `share` MB free."""
-    roomy = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
-    return tuple(sorted(roomy[:devices])) if len(roomy) >= devices else None
+    fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
+    return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

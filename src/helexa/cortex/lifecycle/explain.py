@@ -54,9 +54,9 @@ def _answer(situation: Situation, model: str) -> _Answer:
     target = route(situation.view, model)
     if target is not None:
         return _Answer("warm", _warm_words(situation, model), target.node)
-    refusal = failing(situation.view, model)
-    if refusal is not None:
-        return _Answer("refuse", str(refusal), retry_after=refusal.retry_after)
+    failure = failing(situation.view, model)
+    if failure is not None:
+        return _Answer("refuse", str(failure), retry_after=failure.retry_after)
     try:
         decision = place(situation, model, situation.now)
     except ApiError as error:
@@ -66,34 +66,34 @@ def _answer(situation: Situation, model: str) -> _Answer:
         reason = f"waits until {_names(decision.evict)} can leave{wait}" if decision.evict else "waits for its turn"
         return _Answer("wait", reason, decision.node, list(decision.evict))
     secs = situation.measured_load_secs(decision.node, model)
-    lasts = "" if secs is None else f", which takes about {_secs(secs)}"
+    duration_text = "" if secs is None else f", which takes about {_secs(secs)}"
     if decision.joined:
-        return _Answer("load", f"is loading there already{lasts}", decision.node)
-    first = f"{_names(decision.evict)} leaves, then it loads" if decision.evict else "loads where there is room"
-    return _Answer("load", first + lasts, decision.node, list(decision.evict))
+        return _Answer("load", f"is loading there already{duration_text}", decision.node)
+    step_text = f"{_names(decision.evict)} leaves, then it loads" if decision.evict else "loads where there is room"
+    return _Answer("load", step_text + duration_text, decision.node, list(decision.evict))
 
 
 def _warm_words(situation: Situation, model: str) -> str:
-    able = candidates(situation.view, model)
-    loads = [f"{node.name} has {situation.view.load(node, model)} in flight" for node in able]
+    serving_nodes = candidates(situation.view, model)
+    loads = [f"{node.name} has {situation.view.load(node, model)} in flight" for node in serving_nodes]
     return f"warm: {', '.join(loads)}"
 
 
 def _verdict(situation: Situation, node: Node, model: str) -> str:
     """Return in words why a node can or cannot serve the model."""
-    view, profile = situation.view, situation.catalogue.profile(model)
+    fleet_view, profile = situation.view, situation.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:
         return "down"
     if node.cordoned:
         return "cordoned"
-    if pair in view.draining:
+    if pair in fleet_view.draining:
         return "has it, but it is about to leave"
-    if pair in view.open:
+    if pair in fleet_view.open:
         return "has it, but requests for it keep failing there"
     if has_warm(node, model):
-        return f"has it warm, {view.load(node, model)} in flight"
-    if pair in view.loading or model in node.activating():
+        return f"has it warm, {fleet_view.load(node, model)} in flight"
+    if pair in fleet_view.loading or model in node.activating():
         return "is loading it"
     info = node.models.get(model)
     if info is not None and info.status != "unloaded":
@@ -116,25 +116,25 @@ def _verdict(situation: Situation, node: Node, model: str) -> str:
 
 
 def _room_words(situation: Situation, node: Node, profile: Profile) -> str:
-    way = clearing(situation, node, profile, situation.now)
-    free = situation.free(node)
-    most = sum(sorted(free.values(), reverse=True)[: profile.min_devices])
-    needs = f"needs {situation.needs_mb(profile.id) or 'an unknown number of'} MB, {max(most, 0)} free"
-    if way is None:
-        staying = [_staying(situation, one, profile) for one in situation.residents(node)]
-        return f"{needs}, and what is there may not leave: {'; '.join(staying)}"
-    if not way.evict:
-        return needs if way.fits else f"{needs}: less than the estimate, but empty"
-    return f"{needs}, {_eviction(situation, way)}"
+    plan = clearing(situation, node, profile, situation.now)
+    free_mb = situation.free(node)
+    available_mb = sum(sorted(free_mb.values(), reverse=True)[: profile.min_devices])
+    memory_text = f"needs {situation.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
+    if plan is None:
+        obstacles = [_staying(situation, resident, profile) for resident in situation.residents(node)]
+        return f"{memory_text}, and what is there may not leave: {'; '.join(obstacles)}"
+    if not plan.evict:
+        return memory_text if plan.fits else f"{memory_text}: less than the estimate, but empty"
+    return f"{memory_text}, {_eviction(situation, plan)}"
 
 
 def _eviction(situation: Situation, way: Clearing) -> str:
-    leaving = _names([f"{one.model} ({_idle(situation, one)})" for one in way.evict])
+    evicted = _names([f"{resident.model} ({_idle(situation, resident)})" for resident in way.evict])
     if way.ready_at <= situation.now:
-        return f"could evict {leaving}"
+        return f"could evict {evicted}"
     if way.ready_at == inf:
-        return f"could evict {leaving}, once that has loaded"
-    return f"could evict {leaving} in {_secs(way.ready_at - situation.now)}"
+        return f"could evict {evicted}, once that has loaded"
+    return f"could evict {evicted} in {_secs(way.ready_at - situation.now)}"
 
 
 def _staying(situation: Situation, resident: Resident, profile: Profile) -> str:

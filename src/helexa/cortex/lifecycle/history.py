@@ -49,10 +49,10 @@ class History:
 
         The retry delay of the pair doubles with each failure in a row.
         """
-        times = self.failures[pair].times + 1 if pair in self.failures else 1
-        least, most = (
+        failure_count = self.failures[pair].times + 1 if pair in self.failures else 1
+        first_delay_secs, longest_delay_secs = (
             (BACKOFF_SECS, MAX_BACKOFF_SECS) if temporary else (PERMANENT_BACKOFF_SECS, MAX_PERMANENT_BACKOFF_SECS)
         )
-        retry_at = now + min(least * 2 ** min(times - 1, 16), most)
-        failure = self.failures[pair] = Failure(message, temporary, times, retry_at)
+        retry_at = now + min(first_delay_secs * 2 ** min(failure_count - 1, 16), longest_delay_secs)
+        failure = self.failures[pair] = Failure(message, temporary, failure_count, retry_at)
         return failure

@@ -89,17 +89,17 @@ class Lifecycle:
         target = route(self._fleet.view(), model)
         if target is not None:
             return target
-        demand, first = self._demands.get(model), False
+        demand, is_first = self._demands.get(model), False
         if demand is None:
-            demand, first = Demand(model), True
+            demand, is_first = Demand(model), True
             self._demands[model] = demand
-        patience = self._gateway.load_wait_secs
+        wait_limit_secs = self._gateway.load_wait_secs
         try:
             with demand.waiting(waiting):
-                if first:  # later requests for the same model join the pending load
+                if is_first:  # later requests for the same model join the pending load
                     self._decide()
                     self._wake.set()
-                remaining = waiting.enqueued + patience - self._clock()
+                remaining = waiting.enqueued + wait_limit_secs - self._clock()
                 eta = self._eta(demand)
                 if not demand.outcome.done() and eta is not None and eta > 2 * max(remaining, 1.0):
                     raise self._too_long(demand)
@@ -125,12 +125,12 @@ class Lifecycle:
 
     def situation(self) -> Situation:
         """Return a snapshot of everything that load and eviction decisions depend on."""
-        view = self._fleet.view()
-        for node in view.nodes:
+        fleet_view = self._fleet.view()
+        for node in fleet_view.nodes:
             self._book.turn(node)
-        self._history.look(view)
+        self._history.look(fleet_view)
         return Situation(
-            view,
+            fleet_view,
             self._catalogue,
             self._clock(),
             self._began,
@@ -147,10 +147,10 @@ class Lifecycle:
     async def run(self) -> None:
         """Start pending loads and unload idle models periodically, until cancelled."""
         while True:
-            held = any(demand.job is None for demand in self._demands.values())
-            rest = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
+            any_waiting = any(demand.job is None for demand in self._demands.values())
+            rest_secs = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
             with suppress(TimeoutError):
-                async with asyncio.timeout(HOLD_SECS if held else rest):
+                async with asyncio.timeout(HOLD_SECS if any_waiting else rest_secs):
                     await self._wake.wait()
             self._wake.clear()
             try:
@@ -170,25 +170,27 @@ class Lifecycle:
 
     def _decide(self) -> None:
         """Start every load that can start now."""
-        idle = [demand for demand in self._demands.values() if demand.job is None]
-        for demand in idle:
+        without_job = [demand for demand in self._demands.values() if demand.job is None]
+        for demand in without_job:
             target = route(self._fleet.view(), demand.model)
             if target is not None:
                 self._end(demand, target)
-        queue = [demand for demand in idle if not demand.outcome.done()]
-        for verdict in decide(queue, self.situation, self._start):
-            demand = self._demands[verdict.wanted.model]
-            demand.hold = verdict.decision if isinstance(verdict.decision, Hold) else None
-            if isinstance(verdict.decision, ApiError):
-                self._end(demand, verdict.decision)
+        queue = [demand for demand in without_job if not demand.outcome.done()]
+        for queue_verdict in decide(queue, self.situation, self._start):
+            demand = self._demands[queue_verdict.wanted.model]
+            demand.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
+            if isinstance(queue_verdict.decision, ApiError):
+                self._end(demand, queue_verdict.decision)
 
     def _start(self, wanted: Wanted, cold: Cold) -> None:
         demand, situation = self._demands[wanted.model], self.situation()
         node = self._fleet.node(cold.node)
-        holding: dict[str, Megabytes] = {one.model: one.megabytes for one in situation.residents(node)}
-        usual = situation.measured_load_secs(cold.node, cold.model)
+        resident_mb: dict[str, Megabytes] = {
+            resident.model: resident.megabytes for resident in situation.residents(node)
+        }
+        usual_secs = situation.measured_load_secs(cold.node, cold.model)
         size_mb = situation.size_mb(node, cold.model)
-        demand.job = job = LoadJob(cold, size_mb, holding, self._means, usual)
+        demand.job = job = LoadJob(cold, size_mb, resident_mb, self._means, usual_secs)
         self._history.devices[job.pair] = tuple(cold.spec.devices or ())
         log.info("loading %s on %s%s", cold.model, cold.node, _instead_of(cold))
         task = asyncio.create_task(job.run(demand.wanted, self._gateway.load_timeout_secs), name=f"load {job.pair}")
@@ -239,14 +241,14 @@ class Lifecycle:
             return demand.job.progress().eta_secs
         if demand.hold is None or demand.hold.until == inf:
             return None
-        usual = self.situation().measured_load_secs(demand.hold.node, demand.model)
-        return max(0.0, demand.hold.until - self._clock()) + (usual or 0.0)
+        usual_secs = self.situation().measured_load_secs(demand.hold.node, demand.model)
+        return max(0.0, demand.hold.until - self._clock()) + (usual_secs or 0.0)
 
     def _too_long(self, demand: Demand) -> ApiError:
         eta = self._eta(demand)
         retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
-        doing = "is still loading" if demand.job is not None else "still waits for room"
-        return service_unavailable(f"model '{demand.model}' {doing}", retry_after)
+        state = "is still loading" if demand.job is not None else "still waits for room"
+        return service_unavailable(f"model '{demand.model}' {state}", retry_after)
 
     def _let_go(self) -> None:
         """Unload models that were idle for `idle_ttl_secs`."""
@@ -258,10 +260,10 @@ class Lifecycle:
     async def _unload(self, pair: Pair) -> None:
         try:
             residents = self.situation().residents(self._fleet.node(pair[0]))
-            megabytes = next((one.megabytes for one in residents if one.model == pair[1]), {})
-            with self._means.departures.departing(pair, megabytes) as departure:
-                await departure.idle(wanted=lambda: False)
-                await departure.unload()
+            megabytes = next((resident.megabytes for resident in residents if resident.model == pair[1]), {})
+            with self._means.departures.departing(pair, megabytes) as drain:
+                await drain.idle(wanted=lambda: False)
+                await drain.unload()
         except (StillNeededError, KeyError):
             return  # a request needs the model, or its node was removed from the configuration
         except NodeError as error:

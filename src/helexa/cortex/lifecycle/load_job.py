@@ -84,7 +84,7 @@ class LoadJob:
             for model in cold.evict
         ]
         devices = cold.spec.devices or [HOST]
-        self._needs = {one: size_mb // len(devices) for one in devices}
+        self._needs = {device: size_mb // len(devices) for device in devices}
         self._change = Change({})
         self._reserve()
         # The readings of a node already include the memory of a load that runs there.
@@ -108,10 +108,10 @@ class LoadJob:
             NodeError: the node rejected the load, the load failed, or no progress was seen for `patience_secs`.
             StillNeededError: a model to evict still had requests, so the load was not started.
         """
-        for departure in self._leaving:
-            await departure.idle(wanted)
-        for departure in self._leaving:
-            await departure.unload()
+        for drain in self._leaving:
+            await drain.idle(wanted)
+        for drain in self._leaving:
+            await drain.unload()
             self._reserve()
         name, model = self.pair
         node = self._node()
@@ -157,21 +157,21 @@ class LoadJob:
     async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
         """Run a load until it ends, the node goes down, or no progress was seen for `patience_secs`."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
-        heard: tuple[float | None, str | None] = (None, None)
-        heard_at = self._stage_since = self._means.clock()
+        last_progress: tuple[float | None, str | None] = (None, None)
+        progress_at = self._stage_since = self._means.clock()
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=WATCH_SECS)
                 node = self._node()
-                said = reported_progress(node, self.cold.model)
-                if said[1] != heard[1]:
+                progress = reported_progress(node, self.cold.model)
+                if progress[1] != last_progress[1]:
                     self._stage_since = self._means.clock()
-                if said != heard:
-                    heard, heard_at = said, self._means.clock()
-                if not task.done() and (not node.healthy or self._means.clock() - heard_at > patience_secs):
+                if progress != last_progress:
+                    last_progress, progress_at = progress, self._means.clock()
+                if not task.done() and (not node.healthy or self._means.clock() - progress_at > patience_secs):
                     self._change.ended_at = self._means.clock()  # the load may go on, so its memory counts as used
-                    why = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
-                    raise NodeError(why)
+                    cause = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
+                    raise NodeError(cause)
             task.result()
         finally:
             task.cancel()
@@ -179,7 +179,7 @@ class LoadJob:
 
     def _reserve(self) -> None:
         """Reserve the memory that this load needs in addition to the memory that the models to evict still use."""
-        self._change.megabytes = beyond(self._needs, [one.megabytes for one in self._leaving if not one.left()])
+        self._change.megabytes = beyond(self._needs, [drain.megabytes for drain in self._leaving if not drain.left()])
 
     def _give_back(self) -> None:
         if self._change.ended_at is None:

@@ -51,8 +51,8 @@ def beyond(needs: Megabytes, leaving: Iterable[Megabytes]) -> Megabytes:
 
     Memory that the evicted models use beyond the load's needs stays counted with those models until they are unloaded.
     """
-    held = list(leaving)
-    return {index: max(0, need - sum(one.get(index, 0) for one in held)) for index, need in needs.items()}
+    freed = list(leaving)
+    return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in needs.items()}
 
 
 @dataclass
@@ -77,8 +77,8 @@ class MemoryBook:
 
     def begin(self, node: Node, change: Change) -> None:
         """Count a change from now on."""
-        free = reading(node)
-        self._pages.setdefault(node.name, _Page(free, free)).changes.append(change)
+        free_mb = reading(node)
+        self._pages.setdefault(node.name, _Page(free_mb, free_mb)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
         """Remove a change that will not happen."""
@@ -94,9 +94,10 @@ class MemoryBook:
         if page is None:
             return
         page.latest = reading(node) or page.latest
-        ends = [change.ended_at for change in page.changes]
-        seen = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS  # inf: no readings to wait for
-        if all(end is not None and end <= seen for end in ends):
+        end_times = [change.ended_at for change in page.changes]
+        # inf: no readings to wait for
+        covered_until = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS
+        if all(end_time is not None and end_time <= covered_until for end_time in end_times):
             del self._pages[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
@@ -116,11 +117,11 @@ class MemoryBook:
 
 
 def _expected(before: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
-    taken = _sum(changes)
-    back = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
+    used_mb = _sum(changes)
+    freed_mb = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
     return {
-        index: min(free - taken.get(index, 0), latest.get(index, 0) - back.get(index, 0))
-        for index, free in before.items()
+        index: min(free_mb - used_mb.get(index, 0), latest.get(index, 0) - freed_mb.get(index, 0))
+        for index, free_mb in before.items()
     }
 
 

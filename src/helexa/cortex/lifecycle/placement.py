@@ -72,29 +72,33 @@ def place(situation: Situation, model: str, since: float = inf, claimed: Collect
     healthy = [node for node in situation.view.nodes if node.healthy]
     if not healthy:
         raise service_unavailable("no healthy node", RETRY_NO_NODE)
-    running = _running(situation, healthy, model)
-    if running is not None:
-        return running
+    running_target = _running(situation, healthy, model)
+    if running_target is not None:
+        return running_target
     profile = situation.catalogue.profile(model)
-    takers = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
-    unloaded = [node for node in takers if model in node.models and node.models[model].status == "unloaded"]
+    loadable = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
+    registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
-        if unloaded:
-            return Cold(model, unloaded[0].name, _spec(situation, unloaded[0], model))
+        if registered:
+            return Cold(model, registered[0].name, _spec(situation, registered[0], model))
         raise _unknown(situation, healthy, model)
-    candidates = [node for node in unloaded or takers if feasible(profile, node) and _vacant(situation, node, model)]
+    candidates = [
+        node for node in registered or loadable if feasible(profile, node) and _vacant(situation, node, model)
+    ]
     trusted = [node for node in candidates if not _failing(situation, node, model)]
-    found = [(node, _way(situation, node, profile, since)) for node in trusted]
-    ways = [(node, way) for node, way in found if way is not None]
-    if not ways:
+    planned = [(node, _way(situation, node, profile, since)) for node in trusted]
+    plans = [(node, plan) for node, plan in planned if plan is not None]
+    if not plans:
         raise _refused(situation, profile, healthy, candidates, trusted)
-    ways = [(node, way) for node, way in ways if way.fits] or ways
-    ready = [(node, way) for node, way in ways if way.ready_at <= situation.now and node.name not in claimed]
-    if ready:
-        node, way = min(ready, key=lambda pair: _preference(situation, *pair))
-        return Cold(model, node.name, load_spec(profile, way.devices), tuple(one.model for one in way.evict))
-    node, way = min(ways, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
-    return Hold(model, node.name, tuple(one.model for one in way.evict), way.ready_at)
+    plans = [(node, plan) for node, plan in plans if plan.fits] or plans
+    ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= situation.now and node.name not in claimed]
+    if ready_plans:
+        node, plan = min(ready_plans, key=lambda pair: _preference(situation, *pair))
+        return Cold(
+            model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
+        )
+    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
+    return Hold(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
 def allowed(profile: Profile, node: Node) -> bool:
@@ -138,21 +142,21 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, bool, float, int, str]:
     """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
-    free = situation.free(node)
+    free_mb = situation.free(node)
     return (
         not way.fits,
         bool(way.evict),
         way.cost(situation.now),
-        -sum(free.get(one, 0) for one in way.devices),
+        -sum(free_mb.get(device, 0) for device in way.devices),
         node.name,
     )
 
 
 def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | None:
     """Return the running load of the model, started by this gateway or reported by a node, or None."""
-    view = situation.view
+    fleet_view = situation.view
     for node in healthy:
-        if (node.name, model) in view.loading:
+        if (node.name, model) in fleet_view.loading:
             return Cold(model, node.name, _spec(situation, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
@@ -170,9 +174,9 @@ def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Cl
 
     A model that is being drained there must be unloaded first.
     """
-    way = clearing(situation, node, profile, since)
-    leaving = (node.name, profile.id) in situation.view.draining
-    return replace(way, ready_at=inf) if way is not None and leaving else way
+    plan = clearing(situation, node, profile, since)
+    is_draining = (node.name, profile.id) in situation.view.draining
+    return replace(plan, ready_at=inf) if plan is not None and is_draining else plan
 
 
 def _vacant(situation: Situation, node: Node, model: str) -> bool:
@@ -213,17 +217,17 @@ def _needs(situation: Situation, profile: Profile) -> str:
 
 def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
     """Return the error response when no node is a candidate."""
-    view, profile = situation.view, situation.catalogue.profile(model)
+    fleet_view, profile = situation.view, situation.catalogue.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _vacant(situation, node, model):
             servable = node.models[model].servable
             reason = (servable.reason if servable else None) or "unknown reason"
             return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
     if profile is None:
-        if view.knows(model):
+        if fleet_view.knows(model):
             return service_unavailable(f"the node that has model '{model}' takes no requests", RETRY_NODE_DOWN)
         return model_not_found(model[:200])
-    if any(_may_hold_later(profile, node) for node in view.nodes if node.kind == "neuron"):
+    if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
         return service_unavailable(f"no node that can hold model '{model}' takes any now", RETRY_NODE_DOWN)
     return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
 

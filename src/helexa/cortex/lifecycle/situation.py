@@ -100,28 +100,34 @@ class Situation:
 
     def free(self, node: Node) -> dict[int, int]:
         """Return free MB by device: expected, else as the node reports, else total minus the models' estimates."""
-        known = self.expected_free.get(node.name) or reading(node)
-        if known is not None:
-            return dict(known)
-        held = [one.megabytes for one in self._holding(node) if (node.name, one.model) not in self.view.loading]
-        held.append(self.reserved.get(node.name, {}))
-        return {index: total - sum(one.get(index, 0) for one in held) for index, total in totals(node).items()}
+        reported_mb = self.expected_free.get(node.name) or reading(node)
+        if reported_mb is not None:
+            return dict(reported_mb)
+        used_mb = [
+            resident.megabytes
+            for resident in self._holding(node)
+            if (node.name, resident.model) not in self.view.loading
+        ]
+        used_mb.append(self.reserved.get(node.name, {}))
+        return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
     def residents(self, node: Node) -> list[Resident]:
         """Return the models that use or will use memory on the node, without models that are being drained."""
-        return [one for one in self._holding(node) if (node.name, one.model) not in self.view.draining]
+        return [resident for resident in self._holding(node) if (node.name, resident.model) not in self.view.draining]
 
     def _holding(self, node: Node) -> list[Resident]:
-        there = [info.id for info in node.models.values() if info.status not in _GONE]
-        coming = [model for name, model in self.view.loading if name == node.name]
-        coming += [model for model in node.activating() if self.catalogue.profile(model) is not None]
-        return [self._resident(node, model, loading=model in coming) for model in dict.fromkeys([*there, *coming])]
+        present = [info.id for info in node.models.values() if info.status not in _GONE]
+        arriving = [model for name, model in self.view.loading if name == node.name]
+        arriving += [model for model in node.activating() if self.catalogue.profile(model) is not None]
+        return [
+            self._resident(node, model, loading=model in arriving) for model in dict.fromkeys([*present, *arriving])
+        ]
 
     def size_mb(self, node: Node, model: str) -> int:
         """Return the MB that a model uses on the node: as the node reports, else `needs_mb`."""
         info = node.models.get(model)
-        reported = info.vram_used_mb if info is not None else None
-        return max(0, reported) if reported is not None else self.needs_mb(model)
+        reported_mb = info.vram_used_mb if info is not None else None
+        return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)
 
     def needs_mb(self, model: str) -> int:
         """Return the MB that a model needs: from the catalogue, else the last reported use; 0 if unknown."""
@@ -136,9 +142,9 @@ class Situation:
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
         """Return the load duration on the node, else the mean over other nodes; None if no load was measured."""
-        here = self.load_secs.get((node, model))
-        if here is not None:
-            return here
+        load_secs = self.load_secs.get((node, model))
+        if load_secs is not None:
+            return load_secs
         elsewhere = [secs for (_, loaded), secs in self.load_secs.items() if loaded == model]
         return sum(elsewhere) / len(elsewhere) if elsewhere else None
 
@@ -146,7 +152,7 @@ class Situation:
         pair = (node.name, model)
         size = self.size_mb(node, model)
         devices = self._devices(node, model)
-        measured = self.measured_load_secs(node.name, model)
+        measured_secs = self.measured_load_secs(node.name, model)
         assumed = max(1.0, size / ASSUMED_LOAD_MB_PER_SEC) if size else ASSUMED_LOAD_SECS
         return Resident(
             model,
@@ -160,13 +166,13 @@ class Situation:
                 (times[pair] for times in (self.view.loaded_at, self.awaited, self.view.used_at) if pair in times),
                 default=None,
             ),
-            reload_secs=assumed if measured is None else measured,
+            reload_secs=assumed if measured_secs is None else measured_secs,
         )
 
     def _devices(self, node: Node, model: str) -> tuple[int, ...]:
         info = node.models.get(model)
-        first = next(iter(totals(node)), HOST)
-        return tuple(info.devices if info else ()) or self.devices.get((node.name, model)) or (first,)
+        first_device = next(iter(totals(node)), HOST)
+        return tuple(info.devices if info else ()) or self.devices.get((node.name, model)) or (first_device,)
 
 
 def _is_loading(node: Node, model: str) -> bool:

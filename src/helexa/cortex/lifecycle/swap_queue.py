@@ -66,15 +66,15 @@ def decide(
     verdicts: list[Verdict] = []
     claimed: set[str] = set()
     swap_wait_secs = situation.settings.swap_wait_secs
-    for one in in_turn(wanted, situation.now, swap_wait_secs):
+    for waiter in in_turn(wanted, situation.now, swap_wait_secs):
         try:
-            decision: Cold | Hold | ApiError = place(situation, one.model, one.since, claimed)
+            decision: Cold | Hold | ApiError = place(situation, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error
-        verdicts.append(Verdict(one, decision))
+        verdicts.append(Verdict(waiter, decision))
         if isinstance(decision, Cold):
-            start(one, decision)
+            start(waiter, decision)
             situation = look()
-        elif isinstance(decision, Hold) and situation.now - one.since >= swap_wait_secs:
+        elif isinstance(decision, Hold) and situation.now - waiter.since >= swap_wait_secs:
             claimed.add(decision.node)
     return verdicts

@@ -34,9 +34,9 @@ class Histogram:
         """Add a series with these labels to a metric family."""
         total = 0
         buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+        for upper_bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             total += count
-            buckets.append((floatToGoString(bound), total))
+            buckets.append((floatToGoString(upper_bound), total))
         family.add_metric(labels, buckets, self._sum)
 
 

@@ -63,13 +63,13 @@ class Metrics(Collector):
 
     def observe(self, exchange: Exchange) -> None:
         """Count one ended request."""
-        place, histograms = self._places.of(exchange.model, exchange.node)
-        place["requests"] += 1
+        model_counters, histograms = self._places.of(exchange.model, exchange.node)
+        model_counters["requests"] += 1
         histograms["request_duration_seconds"].observe(exchange.duration)
         if exchange.failed:
-            place["request_errors"] += 1
+            model_counters["request_errors"] += 1
         if exchange.api == "/v1/images/generations":
-            place["images_requests"] += 1
+            model_counters["images_requests"] += 1
         if (overhead := exchange.overhead) is not None:
             self._overhead.observe(overhead)
         if (first_token := exchange.time_to_first_token) is not None:
@@ -78,14 +78,14 @@ class Metrics(Collector):
             histograms["tokens_per_second"].observe(rate)
         usage = exchange.usage
         if usage is not None:
-            place["prompt_tokens"] += usage.prompt
-            place["completion_tokens"] += usage.completion
-            place["cached_prompt_tokens"] += usage.cached
+            model_counters["prompt_tokens"] += usage.prompt
+            model_counters["completion_tokens"] += usage.completion
+            model_counters["cached_prompt_tokens"] += usage.cached
             if exchange.principal is not None:
-                payer, _ = self._payers.of(exchange.principal.account_id, exchange.principal.key_id)
-                payer["spend_tokens"] += usage.prompt + usage.completion
-                payer["spend_prompt_tokens"] += usage.prompt
-                payer["spend_completion_tokens"] += usage.completion
+                spend_counters, _ = self._payers.of(exchange.principal.account_id, exchange.principal.key_id)
+                spend_counters["spend_tokens"] += usage.prompt + usage.completion
+                spend_counters["spend_prompt_tokens"] += usage.prompt
+                spend_counters["spend_completion_tokens"] += usage.completion
 
     def cold_start(self, model: str, node: str) -> None:
         """Count one successful load."""
@@ -105,8 +105,8 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics."""
-        for tally in (self._places, self._payers, self._gateway):
-            yield from tally.collect()
+        for registry in (self._places, self._payers, self._gateway):
+            yield from registry.collect()
 
 
 def create_metrics_app(metrics: Metrics) -> Starlette:

@@ -93,8 +93,8 @@ class Exchange(msgspec.Struct):
         if self.client_gone:
             self.status = CLIENT_CLOSED_REQUEST
             if self.usage is None and self.target is not None:
-                produced = 0 if self.meter is None else self.meter.estimated_tokens()
-                self.usage, self.estimated = Usage(self.prompt_estimate, produced), True
+                completion_tokens = 0 if self.meter is None else self.meter.estimated_tokens()
+                self.usage, self.estimated = Usage(self.prompt_estimate, completion_tokens), True
 
     @property
     def time_to_first_token(self) -> float | None:
@@ -106,13 +106,13 @@ class Exchange(msgspec.Struct):
     @property
     def tokens_per_second(self) -> float | None:
         """Completion tokens per second of the stream, or of the request at the node if the stream was too short."""
-        window = self.duration - (self.waited or 0.0)
-        if self.usage is None or not self.usage.completion or window <= 0:
+        measured_secs = self.duration - (self.waited or 0.0)
+        if self.usage is None or not self.usage.completion or measured_secs <= 0:
             return None
         if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:
-            spoken = self.meter.last_at - self.meter.first_at
-            window = spoken if spoken >= _SHORTEST_WINDOW_SECS else window
-        return self.usage.completion / window
+            generation_secs = self.meter.last_at - self.meter.first_at
+            measured_secs = generation_secs if generation_secs >= _SHORTEST_WINDOW_SECS else measured_secs
+        return self.usage.completion / measured_secs
 
     def activity(self) -> Activity:
         """Return the request's row in the activity log."""

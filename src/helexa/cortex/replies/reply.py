@@ -74,7 +74,7 @@ class Reply:
         return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:
-        held = self._held + chunk
-        cut = held.rfind(b"\n") + 1 if len(held) <= MAX_HELD_BYTES else len(held)
-        self._held = held[cut:]
-        return held[:cut]
+        buffered = self._held + chunk
+        line_end = buffered.rfind(b"\n") + 1 if len(buffered) <= MAX_HELD_BYTES else len(buffered)
+        self._held = buffered[line_end:]
+        return buffered[:line_end]

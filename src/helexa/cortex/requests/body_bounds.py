@@ -20,7 +20,7 @@ def check_containers(body: bytes) -> None:
     if body.count(b"{") + body.count(b"[") <= MAX_CONTAINERS:
         return
     count, end = 0, 0
-    while found := _TO_NEXT_CONTAINER.match(body, end):
-        count, end = count + 1, found.end()
+    while match := _TO_NEXT_CONTAINER.match(body, end):
+        count, end = count + 1, match.end()
         if count > MAX_CONTAINERS:
             raise invalid_body(f"the request body has more than {MAX_CONTAINERS} objects and arrays")

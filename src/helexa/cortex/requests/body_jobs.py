@@ -36,8 +36,8 @@ async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
 def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
     """Do the work of `read_message` in this process."""
     translation = Translation.parse(body)
-    question = parse_question(CHAT, headers, translation.body)
-    return translation, replace(question, strict=strict_body, large=is_large(translation.body))
+    request = parse_question(CHAT, headers, translation.body)
+    return translation, replace(request, strict=strict_body, large=is_large(translation.body))
 
 
 def _parse_large(path: str, headers: Headers, body: bytes) -> Question:

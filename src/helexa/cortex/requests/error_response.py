@@ -36,8 +36,8 @@ async def refuse_http_error(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return _refusal_for(request, ApiError(404, "unknown_path", f"there is nothing at {path}"))
     if error.status_code == 405:
-        refused = ApiError(405, "method_not_allowed", f"{path} does not accept {request.method}")
-        response = _refusal_for(request, refused)
+        method_error = ApiError(405, "method_not_allowed", f"{path} does not accept {request.method}")
+        response = _refusal_for(request, method_error)
         response.headers.update(error.headers or {})
         return response
     return _refusal_for(request, ApiError(error.status_code, None, error.detail))

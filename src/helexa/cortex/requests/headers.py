@@ -46,12 +46,12 @@ def forwarded_headers(headers: Headers) -> Headers:
     Dropped are credentials, identity headers, headers of the connection or the browser, and headers that the gateway
     sets itself: each body that the gateway sends is JSON.
     """
-    named = _named_by_connection(headers)
-    dropped = _NOT_FORWARDED | named if named else _NOT_FORWARDED
+    connection_named = _named_by_connection(headers)
+    excluded = _NOT_FORWARDED | connection_named if connection_named else _NOT_FORWARDED
     return [
         (name, value)
         for name, value in headers
-        if name not in dropped
+        if name not in excluded
         and not name.startswith(_IDENTITY_PREFIX)
         and not (b"\r" in value or b"\n" in value or b"\0" in value)
     ]
@@ -59,9 +59,9 @@ def forwarded_headers(headers: Headers) -> Headers:
 
 def returned_headers(headers: Headers) -> Headers:
     """Return a node's headers that the client may see, names in lower case: all except headers of the connection."""
-    named = _named_by_connection(headers)
-    dropped = _NOT_RETURNED | named if named else _NOT_RETURNED
-    return [(name, value) for name, value in headers if name not in dropped]
+    connection_named = _named_by_connection(headers)
+    excluded = _NOT_RETURNED | connection_named if connection_named else _NOT_RETURNED
+    return [(name, value) for name, value in headers if name not in excluded]
 
 
 def _named_by_connection(headers: Headers) -> set[bytes]:

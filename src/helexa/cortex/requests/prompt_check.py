@@ -60,26 +60,26 @@ def prompt_bytes(body: bytes) -> int:
         content = orjson.loads(body)
     except orjson.JSONDecodeError:
         return 0
-    messages, prompt, items = content.get("messages"), content.get("prompt"), content.get("input")
-    if isinstance(items, str):
-        items = [{"content": items}]
+    messages, prompt, input_items = content.get("messages"), content.get("prompt"), content.get("input")
+    if isinstance(input_items, str):
+        input_items = [{"content": input_items}]
     if isinstance(messages, list):
         return _of_messages(messages)
     if isinstance(prompt, str | list):
         return _of_prompts(prompt)
-    if isinstance(items, list) and any(isinstance(item, dict) for item in items):
+    if isinstance(input_items, list) and any(isinstance(item, dict) for item in input_items):
         instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
-        return _of_messages(instructions + items)
-    return _of_prompts(items) if isinstance(items, list) else 0
+        return _of_messages(instructions + input_items)
+    return _of_prompts(input_items) if isinstance(input_items, list) else 0
 
 
 def advice(headers: Headers) -> bytes | None:
     """Return advice for users of a known client, the value of `X-Helexa-Advice`, or None."""
     for header, value in headers:
         if header == b"user-agent":
-            agent = value.lower()
+            user_agent = value.lower()
             for name, text in _ADVICE.items():
-                if name in agent:
+                if name in user_agent:
                     return text.encode()
     return None
 
@@ -90,7 +90,7 @@ def _of_messages(messages: list[Any]) -> int:
 
 def _of_prompts(prompt: str | list[Any]) -> int:
     """Return the bytes of a text, or of the longest of several texts."""
-    texts = [prompt] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, str)]
+    texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
     return max((len(text.encode()) for text in texts), default=0)
 
 

@@ -114,26 +114,30 @@ class Question(msgspec.Struct, frozen=True):
                 it.
         """
         changes: dict[str, Any] = {}
-        drop: set[str] = set()
-        own, limit_field = kind == "neuron", self.spending.limit_field
-        if self.enforced is not None and limit_field is not None and not (own and self.spending.output is not None):
+        removed: set[str] = set()
+        is_neuron, limit_field = kind == "neuron", self.spending.limit_field
+        if (
+            self.enforced is not None
+            and limit_field is not None
+            and not (is_neuron and self.spending.output is not None)
+        ):
             changes[limit_field] = self.enforced
-        if not own:
+        if not is_neuron:
             if self.metered and self.streams_chunks and not self.includes_usage:
                 changes["stream_options"] = {**(self.stream_options or {}), "include_usage": True}
             if self.enforced is not None:
-                drop = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
-            body = rewrite(self.body, {"model": model, **changes}, drop, _THIRD_PARTY_FIELDS, _REFUSED_SPELLINGS)
+                removed = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
+            body = rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REFUSED_SPELLINGS)
             return body if self.strict is None else self.strict(body)
         return rewrite(self.body, {"model": model, **changes}) if changes else self._naming(model)
 
     def _naming(self, model: str) -> bytes:
         if model == self.model:
             return self.body
-        member = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
-        found = member.search(self.body)
-        if found is not None and member.search(self.body, found.end()) is None:
-            renamed = b"%b%b%b" % (self.body[: found.end(1)], orjson.dumps(model), self.body[found.end() :])
+        model_pattern = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
+        match = model_pattern.search(self.body)
+        if match is not None and model_pattern.search(self.body, match.end()) is None:
+            renamed = b"%b%b%b" % (self.body[: match.end(1)], orjson.dumps(model), self.body[match.end() :])
             if _fields.decode(renamed).model == model:  # otherwise the single match was not the `model` member
                 return renamed
         return rewrite(self.body, {"model": model})
@@ -148,28 +152,28 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
     try:
         if not body.isascii():
             body.decode()  # checks the UTF-8 of skipped values, which the decoder does not check
-        members = read_fields(body)
+        fields = read_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _unreadable(body, error) from None
-    if not isinstance(members.model, str) or not members.model:
+    if not isinstance(fields.model, str) or not fields.model:
         raise missing_model()
     return Question(
         path,
         headers,
         body,
-        members.model,
-        read_spending(path, members, body),
-        members.stream is True,
-        members.previous_response_id if isinstance(members.previous_response_id, str) else None,
-        stream_options=members.stream_options if isinstance(members.stream_options, dict) else None,
+        fields.model,
+        read_spending(path, fields, body),
+        fields.stream is True,
+        fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
+        stream_options=fields.stream_options if isinstance(fields.stream_options, dict) else None,
     )
 
 
 def _unreadable(body: bytes, error: Exception) -> ApiError:
     try:
         content = orjson.loads(body)
-    except orjson.JSONDecodeError as problem:
-        return malformed_json(str(problem))
+    except orjson.JSONDecodeError as decode_error:
+        return malformed_json(str(decode_error))
     if not isinstance(content, dict):
         return invalid_body("the request body must be a JSON object")
     return malformed_json(str(error))
@@ -186,7 +190,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and int(value) > limit:
             raise _too_large(limit)
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while True:
         try:
@@ -199,12 +203,12 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if size + len(chunk) > limit:
             raise _too_large(limit)
         size += len(chunk)
-        if pieces and len(pieces[-1]) < _PIECE_BYTES:  # many small objects would take a multiple of the body's size
-            pieces[-1] += chunk
+        if chunks and len(chunks[-1]) < _PIECE_BYTES:  # many small objects would take a multiple of the body's size
+            chunks[-1] += chunk
         else:
-            pieces.append(chunk)
+            chunks.append(chunk)
         if not message["more_body"]:
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def _too_large(limit: int) -> ApiError:

@@ -33,12 +33,12 @@ def rewrite(
         for name in fields:
             if name not in refused and name.casefold() in refused:
                 raise invalid_body(f"'{name.casefold()}' must be written in lower case", name.casefold())
-    taken = {*changes, *drop}
-    kept: dict[str, Any] = {
+    replaced = {*changes, *drop}
+    kept_fields: dict[str, Any] = {
         name: value
         for name, value in fields.items()
-        if name in exact or ((folded := name.casefold()) not in taken and folded not in exact)
+        if name in exact or ((folded := name.casefold()) not in replaced and folded not in exact)
     }
     for name in drop:
-        kept.pop(name, None)
-    return msgspec.json.encode(kept | dict(changes))
+        kept_fields.pop(name, None)
+    return msgspec.json.encode(kept_fields | dict(changes))

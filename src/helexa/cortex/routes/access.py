@@ -26,8 +26,10 @@ def viewer(endpoint: Endpoint) -> Endpoint:
     """Allow requests that may see the state of the whole fleet: of admins, or any request if no key is required."""
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
-        keeper = gateway.gatekeeper
-        return keeper.admit_admin(headers) if gateway.config.entitlements.require_auth else keeper.admit(headers)
+        gatekeeper = gateway.gatekeeper
+        return (
+            gatekeeper.admit_admin(headers) if gateway.config.entitlements.require_auth else gatekeeper.admit(headers)
+        )
 
     return _guarded(endpoint, admit)
 

@@ -47,14 +47,14 @@ async def _count(request: Request) -> bytes:
 async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
-    view = gateway.fleet.view()
-    if not is_known(gateway, view, model):
-        if any(node.healthy for node in view.nodes):
+    fleet_view = gateway.fleet.view()
+    if not is_known(gateway, fleet_view, model):
+        if any(node.healthy for node in fleet_view.nodes):
             raise model_not_found(count.model[:200])
         raise service_unavailable(f"no node is up that could have model '{count.model[:200]}'", RETRY_OPEN)
     if principal is not None:
         await gateway.ledger.check_budget(principal)
-    target = route(view, model)
+    target = route(fleet_view, model)
 
     async def ask(body: bytes) -> tuple[int, bytes] | None:
         if target is None:

@@ -31,22 +31,22 @@ class Generation:
         """Serve one request. Every code path records the request exactly once."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
-        exchange = Exchange(request_id(headers), scope["path"])
-        logs.request_id.set(exchange.request_id)
-        reply = self.reply(send, exchange.request_id)
-        reply.headers.append((b"x-request-id", exchange.request_id.encode()))
+        record = Exchange(request_id(headers), scope["path"])
+        logs.request_id.set(record.request_id)
+        reply = self.reply(send, record.request_id)
+        reply.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
-            exchange.principal = gateway.gatekeeper.admit(headers)
+            record.principal = gateway.gatekeeper.admit(headers)
             refuse_encoded(headers)
-            with gateway.limits.enter(exchange.principal) as admitted:
+            with gateway.limits.enter(record.principal) as admission:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
-                exchange.read = time.perf_counter()
+                record.read = time.perf_counter()
                 with scope["extensions"][HangUp.NAME]:
-                    question = await self.question(gateway.body_workers, exchange.api, headers, body, reply)
-                    await serve(gateway, question, reply, exchange, admitted)
+                    request = await self.question(gateway.body_workers, record.api, headers, body, reply)
+                    await serve(gateway, request, reply, record, admission)
         except ClientGone:
-            exchange.client_gone = True
+            record.client_gone = True
         except ApiError as error:
             failure = error
         except asyncio.CancelledError:  # only the server cancels this task, when its grace period for open streams ends
@@ -55,14 +55,14 @@ class Generation:
             log.exception("a fault in the gateway")
             failure = internal_error()
         if failure is not None:
-            exchange.failed = True
-            exchange.status = exchange.status or failure.status
-            exchange.code = failure.code
-        exchange.end()
-        gateway.observe(exchange)
-        level = logging.INFO if exchange.failed or exchange.client_gone else logging.DEBUG
-        if requests.isEnabledFor(level):
-            logs.tell(requests, level, "answered", **exchange.facts())
+            record.failed = True
+            record.status = record.status or failure.status
+            record.code = failure.code
+        record.end()
+        gateway.observe(record)
+        log_level = logging.INFO if record.failed or record.client_gone else logging.DEBUG
+        if requests.isEnabledFor(log_level):
+            logs.tell(requests, log_level, "answered", **record.facts())
         if failure is not None:
             await reply.abort(failure)
 
@@ -93,5 +93,5 @@ class Messages(Generation):
     async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
         """Return the request as a chat request."""
         assert isinstance(reply, AnthropicReply)
-        reply.translation, question = await read_message(workers, headers, body)
-        return question
+        reply.translation, request = await read_message(workers, headers, body)
+        return request

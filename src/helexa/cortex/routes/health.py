@@ -25,17 +25,17 @@ async def get_readiness(request: Request) -> Response:
     healthy. The answer does not contain the causes, because the route is public; the log contains them.
     """
     gateway: Gateway = request.app.state.gateway
-    failing: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     if not await gateway.ledger.writable():
-        failing["ledger"] = "the ledger's database cannot be written"
+        reasons["ledger"] = "the ledger's database cannot be written"
     nodes = _view(request).nodes
     if not any(node.healthy for node in nodes):
-        failing["nodes"] = f"none of {len(nodes)} nodes is healthy"
+        reasons["nodes"] = f"none of {len(nodes)} nodes is healthy"
     components = {
-        name: {"ready": name not in failing} | ({"reason": failing[name]} if name in failing else {})
+        name: {"ready": name not in reasons} | ({"reason": reasons[name]} if name in reasons else {})
         for name in ("ledger", "nodes")
     }
-    return JsonResponse({"ready": not failing, "components": components}, 503 if failing else 200)
+    return JsonResponse({"ready": not reasons, "components": components}, 503 if reasons else 200)
 
 
 def fleet_health(view: FleetView) -> dict[str, Any]:

@@ -34,12 +34,12 @@ async def list_keys(request: Request) -> Response:
 async def create_key(request: Request) -> Response:
     """Create a key. Only this answer contains the key's secret."""
     gateway = _gateway(request)
-    terms = NewKey.parse(await _body(request))
-    if terms.expires_at is not None and terms.expires_at <= time.time():
+    new_key = NewKey.parse(await _body(request))
+    if new_key.expires_at is not None and new_key.expires_at <= time.time():
         raise invalid_body("expires_at: this is in the past", "expires_at")
-    wanted = terms.principal(gateway.catalogue)
-    refuse_static(gateway.gatekeeper.static, wanted.key_id)
-    key, secret = await gateway.keyring.store.create(wanted)
+    principal = new_key.principal(gateway.catalogue)
+    refuse_static(gateway.gatekeeper.static, principal.key_id)
+    key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
     answer = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
     answer.headers["cache-control"] = "no-store"
@@ -49,9 +49,9 @@ async def create_key(request: Request) -> Response:
 async def change_key(request: Request) -> Response:
     """Change the terms of a key, from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    terms = KeyChange.parse(await _body(request))
+    key_change = KeyChange.parse(await _body(request))
     refuse_static(gateway.gatekeeper.static, key_id)
-    key = await gateway.keyring.store.change(key_id, lambda principal: terms.applied(principal, gateway.catalogue))
+    key = await gateway.keyring.store.change(key_id, lambda principal: key_change.applied(principal, gateway.catalogue))
     await gateway.keyring.refresh()
     return JsonResponse(await _entry(gateway, key))
 
@@ -86,8 +86,8 @@ def _gateway(request: Request) -> Gateway:
 
 async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[str, Any]:
     budget = await gateway.ledger.budget(key.principal)
-    stands = {"spent": budget.spent, "held": budget.held, "window_ends_at": budget.ends_at}
-    return described(key, source) | stands
+    budget_state = {"spent": budget.spent, "held": budget.held, "window_ends_at": budget.ends_at}
+    return described(key, source) | budget_state
 
 
 async def _body(request: Request) -> bytes:

@@ -17,8 +17,8 @@ MAX_WAIT_SECS = 600.0
 
 async def list_nodes(request: Request) -> Response:
     """`GET /api/nodes`: return the state of every node."""
-    view = _fleet(request).view()
-    return JsonResponse({"nodes": [_entry(view, node) for node in view.nodes]})
+    fleet_view = _fleet(request).view()
+    return JsonResponse({"nodes": [_entry(fleet_view, node) for node in fleet_view.nodes]})
 
 
 async def cordon_node(request: Request) -> Response:
@@ -72,12 +72,12 @@ def _wait_secs(request: Request) -> float:
 
 
 def _state(fleet: Fleet, name: str) -> dict[str, Any]:
-    view = fleet.view()
+    fleet_view = fleet.view()
     return {
         "name": name,
-        "cordoned": any(node.cordoned for node in view.nodes if node.name == name),
-        "in_flight": sum(view.running(name).values()),
-        "loading": sum(node == name for node, _ in view.loading),
+        "cordoned": any(node.cordoned for node in fleet_view.nodes if node.name == name),
+        "in_flight": sum(fleet_view.running(name).values()),
+        "loading": sum(node == name for node, _ in fleet_view.loading),
     }
 
 

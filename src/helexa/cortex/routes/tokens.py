@@ -57,8 +57,8 @@ async def ask_tokenizer(request: Request) -> Response:
         fields = await gateway.body_workers.run(_read_large, body) if is_large(body) else _read(body)
         target = await _target(gateway, principal, fields.model, fields.previous_response_id)
         if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
-            work = gateway.body_workers.run if is_large(body) else asyncio.to_thread
-            body = await work(rewrite, body, {"model": target.model})
+            run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
+            body = await run_rewrite(rewrite, body, {"model": target.model})
         return await _answer(gateway, target, principal, request.url.path, body)
 
 
@@ -97,28 +97,28 @@ async def _target(gateway: Gateway, principal: Principal | None, name: str | Non
             name.
         previous: id of a stored response; its node is preferred.
     """
-    view = gateway.fleet.view()
+    fleet_view = gateway.fleet.view()
     model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)
     authorise(principal, model, name or model)
-    if not is_known(gateway, view, model) and any(node.healthy for node in view.nodes):
+    if not is_known(gateway, fleet_view, model) and any(node.healthy for node in fleet_view.nodes):
         raise model_not_found((name or model)[:200])
     if principal is not None:
         await gateway.ledger.check_budget(principal)
-    holder = None if previous is None else view.holder(previous)
-    others = set() if holder is None else {node.name for node in view.nodes} - {holder.name}
-    target = route(view, model, avoid=others) or route(view, model)
+    holder = None if previous is None else fleet_view.holder(previous)
+    other_nodes = set() if holder is None else {node.name for node in fleet_view.nodes} - {holder.name}
+    target = route(fleet_view, model, avoid=other_nodes) or route(fleet_view, model)
     if target is None:
         raise service_unavailable(f"model '{model}' is not loaded; a request for an answer loads it", RETRY_SECS)
     return target
 
 
 def _only_model(gateway: Gateway, principal: Principal | None) -> str:
-    view = gateway.fleet.view()
-    models = {model for node in view.nodes for model in node.models if route(view, model) is not None}
-    usable = [model for model in models if allows(principal, model)]
-    if len(usable) != 1:
+    fleet_view = gateway.fleet.view()
+    models = {model for node in fleet_view.nodes for model in node.models if route(fleet_view, model) is not None}
+    allowed_models = [model for model in models if allows(principal, model)]
+    if len(allowed_models) != 1:
         raise missing_model()
-    return usable[0]
+    return allowed_models[0]
 
 
 async def _answer(

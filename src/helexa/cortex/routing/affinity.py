@@ -72,21 +72,21 @@ def affinity_key(
         if name == SESSION_HEADER and 0 < len(value) <= _MAX_SESSION_BYTES:
             return _session(account, value)
     try:
-        beginning = _beginning.decode(body)
-        session = beginning.prompt_cache_key
-        if session is None and isinstance(beginning.metadata, dict):
-            session = beginning.metadata.get("user_id")
+        prompt_start = _beginning.decode(body)
+        session = prompt_start.prompt_cache_key
+        if session is None and isinstance(prompt_start.metadata, dict):
+            session = prompt_start.metadata.get("user_id")
         if isinstance(session, str) and 0 < len(encoded := session.encode()) <= _MAX_SESSION_BYTES:
             return _session(account, encoded)
-        return _prefix(account, beginning, min_bytes)
+        return _prefix(account, prompt_start, min_bytes)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
 
 
 def ranked(names: Iterable[str], model: str, key: bytes) -> list[str]:
     """Return the node names ranked for a key; the first node is preferred, then the second, and so on."""
-    tail = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
-    return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + tail, digest_size=8).digest())
+    suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
+    return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + suffix, digest_size=8).digest())
 
 
 def _session(account: str, name: bytes) -> bytes:
@@ -97,17 +97,17 @@ def _session(account: str, name: bytes) -> bytes:
 
 def _prefix(account: str, beginning: _Beginning, min_bytes: int) -> bytes | None:
     digest, size = _digest(account, b"prefix"), 0
-    for part in (beginning.tools, beginning.system, beginning.instructions):
-        size += _feed(digest, bytes(part))
-    turns = bytes(beginning.messages) or bytes(beginning.input)
-    if turns[:1] != b"[":  # a single string
-        size += _feed(digest, turns or bytes(beginning.prompt)[: max(min_bytes, _HASHED_OF_A_TEXT)])
+    for prefix_part in (beginning.tools, beginning.system, beginning.instructions):
+        size += _feed(digest, bytes(prefix_part))
+    messages = bytes(beginning.messages) or bytes(beginning.input)
+    if messages[:1] != b"[":  # a single string
+        size += _feed(digest, messages or bytes(beginning.prompt)[: max(min_bytes, _HASHED_OF_A_TEXT)])
         return digest.digest() if size >= min_bytes else None
-    asked = False
-    for message in _messages.decode(turns):
+    has_user_turn = False
+    for message in _messages.decode(messages):
         size += _feed(digest, bytes(message))
-        asked = asked or _message.decode(message).role == "user"
-        if asked and size >= min_bytes:
+        has_user_turn = has_user_turn or _message.decode(message).role == "user"
+        if has_user_turn and size >= min_bytes:
             return digest.digest()
     return None
 

@@ -66,13 +66,13 @@ def route(
         choose: chooses among the nodes with the lowest load.
         avoid: names of nodes that were already tried.
     """
-    able = candidates(view, model, avoid)
-    calm = [node for node in able if (node.name, model) not in view.wary] or able
-    if not calm:
+    serving_nodes = candidates(view, model, avoid)
+    preferred_nodes = [node for node in serving_nodes if (node.name, model) not in view.wary] or serving_nodes
+    if not preferred_nodes:
         return None
-    node, why = _chosen(view, calm, model, key, settings or RoutingSection(), choose)
+    node, cause = _chosen(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
     load = view.load(node, model)
-    reason = f"node={_ascii(node.name)}; why={why}; load={load}; candidates={len(able)}"
+    reason = f"node={_ascii(node.name)}; why={cause}; load={load}; candidates={len(serving_nodes)}"
     return Warm(model, node.name, node.url(model), reason, node.kind)
 
 
@@ -114,8 +114,8 @@ def may_retry(outcomes: Sequence[Outcome]) -> bool:
     * `broken`: once, because the request may have crashed the node; a third node never gets the request.
     * `silent`: no, because the node may still be working on the request.
     """
-    last = outcomes[-1]
-    return last in ("unreached", "busy") or (last == "broken" and outcomes.count("broken") == 1)
+    last_outcome = outcomes[-1]
+    return last_outcome in ("unreached", "busy") or (last_outcome == "broken" and outcomes.count("broken") == 1)
 
 
 def _chosen(
@@ -125,13 +125,14 @@ def _chosen(
         return nodes[0], "only"
     loads = {node.name: view.load(node, model) for node in nodes}
     if key is not None and settings.affinity:
-        bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
-        order = ranked(loads, model, key)
-        name = next(name for name in order if loads[name] <= bound)  # the lowest load is always within the bound
+        affinity_bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
+        ranking = ranked(loads, model, key)
+        # the lowest load is always within the bound
+        name = next(name for name in ranking if loads[name] <= affinity_bound)
         node = next(node for node in nodes if node.name == name)
-        return node, "affinity" if name == order[0] else "overflow"
-    least = min(loads.values())
-    return choose([node for node in nodes if loads[node.name] == least]), "least-busy"
+        return node, "affinity" if name == ranking[0] else "overflow"
+    least_load = min(loads.values())
+    return choose([node for node in nodes if loads[node.name] == least_load]), "least-busy"
 
 
 def _ascii(name: str) -> str:

@@ -68,22 +68,25 @@ async def hold_budget(
     except ApiError as error:
         if "tokens_left" not in error.extras:
             raise
-        refusal, left = error, int(error.extras["tokens_left"])
-    if spending.output is not None and replace(spending, prompt=1, continues=False).most_tokens(output, None) > left:
-        raise refusal
-    counted = await gateway.counter.count(view, model, question)
-    if counted is not None:
-        spending = replace(spending, prompt=min(counted + _COUNT_MARGIN, spending.prompt), continues=False)
-    least = spending.most_tokens(output, context)
-    if least > left and spending.output is None and spending.limit_field is not None:
+        budget_error, tokens_left = error, int(error.extras["tokens_left"])
+    if (
+        spending.output is not None
+        and replace(spending, prompt=1, continues=False).most_tokens(output, None) > tokens_left
+    ):
+        raise budget_error
+    prompt_tokens = await gateway.counter.count(view, model, question)
+    if prompt_tokens is not None:
+        spending = replace(spending, prompt=min(prompt_tokens + _COUNT_MARGIN, spending.prompt), continues=False)
+    reduced_tokens = spending.most_tokens(output, context)
+    if reduced_tokens > tokens_left and spending.output is None and spending.limit_field is not None:
         prompt = spending.most_tokens(0, context)
-        output = min(output, max(left - prompt, 0) // spending.answers)
-        least = spending.most_tokens(output, context)
+        output = min(output, max(tokens_left - prompt, 0) // spending.answers)
+        reduced_tokens = spending.most_tokens(output, context)
         if output < LEAST_OUTPUT:
-            raise refusal
-    if least == tokens:
-        raise refusal
-    reservation = await ledger.reserve(principal, request_id, model, least)
+            raise budget_error
+    if reduced_tokens == tokens:
+        raise budget_error
+    reservation = await ledger.reserve(principal, request_id, model, reduced_tokens)
     return reservation, replace(question, metered=True, enforced=output)
 
 
@@ -97,5 +100,5 @@ def default_output(view: FleetView, model: str, question: Question, context: int
         return DEFAULT_OUTPUT
     if context is None:
         return THIRD_PARTY_OUTPUT
-    room = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
-    return min(max(room, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)
+    context_left = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
+    return min(max(context_left, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

@@ -47,14 +47,14 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
         ApiError: the request was rejected or failed; the caller ends the reply with this error.
     """
     exchange.name, exchange.prompt_estimate = question.model, question.prompt_estimate
-    model, view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
-    known = is_known(gateway, view, model)
-    if known:
+    model, fleet_view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
+    model_known = is_known(gateway, fleet_view, model)
+    if model_known:
         exchange.model = model
     authorise(exchange.principal, model, question.model)
-    if not known and any(node.healthy for node in view.nodes):
+    if not model_known and any(node.healthy for node in fleet_view.nodes):
         raise model_not_found(question.model[:200])
-    limit = _widest_limit(view, model)
+    limit = _widest_limit(fleet_view, model)
     if limit is not None and may_exceed(question.body, limit.context):
         await gateway.body_workers.run_if(question.large, check_prompt, question.body, limit.context)
     hint = advice(question.headers)
@@ -68,11 +68,11 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             await _ask(gateway, model, question, reply, exchange, None)
         else:
             reservation, question = await hold_budget(
-                gateway, view, exchange.principal, exchange.request_id, model, question, limit
+                gateway, fleet_view, exchange.principal, exchange.request_id, model, question, limit
             )
-            async with Bill(reservation, question, exchange, gateway.calls) as bill:
+            async with Bill(reservation, question, exchange, gateway.calls) as settlement:
                 try:
-                    await _ask(gateway, model, question, reply, exchange, bill.settle)
+                    await _ask(gateway, model, question, reply, exchange, settlement.settle)
                 finally:
                     admitted.answered()
     finally:
@@ -90,29 +90,35 @@ async def _ask(
 ) -> None:
     """Forward the request to a node, and to further nodes as long as a retry is allowed."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
-    view = gateway.fleet.view()
+    fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
-    tried: set[str] = set()
-    if question.previous is not None and (holder := view.holder(question.previous)) is not None:
-        tried = {node.name for node in view.nodes} - {holder.name}  # no other node stores the previous response
+    tried_nodes: set[str] = set()
+    if question.previous is not None and (holder := fleet_view.holder(question.previous)) is not None:
+        tried_nodes = {node.name for node in fleet_view.nodes} - {
+            holder.name
+        }  # no other node stores the previous response
     target = (
-        route(view, model, key, routing, avoid=tried)
-        or route(view, model, key, routing)
+        route(fleet_view, model, key, routing, avoid=tried_nodes)
+        or route(fleet_view, model, key, routing)
         or await _loaded(gateway, model, question, reply, exchange)
     )
     while True:
-        tried.add(target.node)
-        last = len(view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried) is None
+        tried_nodes.add(target.node)
+        is_last = (
+            len(fleet_view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) is None
+        )
         try:
-            await gateway.proxy.ask(target, question, reply, exchange, settle, last=last)
+            await gateway.proxy.ask(target, question, reply, exchange, settle, last=is_last)
             return
         except NoAnswer as error:
             log.warning("node=%s no answer: %s", target.node, error)
             outcomes.append(error.outcome)
-            other = route(gateway.fleet.view(), model, key, routing, avoid=tried) if may_retry(outcomes) else None
-            if other is None:
+            fallback = (
+                route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) if may_retry(outcomes) else None
+            )
+            if fallback is None:
                 raise error.refusal from error
-            target = other
+            target = fallback
 
 
 async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange) -> bytes | None:
@@ -128,15 +134,15 @@ async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange
 
 async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
     """Wait for the model to be loaded, and return where it serves."""
-    refusal = failing(gateway.fleet.view(), model)
-    if refusal is not None:
-        raise refusal
-    began = asyncio.get_running_loop().time()
+    load_failure = failing(gateway.fleet.view(), model)
+    if load_failure is not None:
+        raise load_failure
+    started_at = asyncio.get_running_loop().time()
     try:
         load = gateway.lifecycle.serve(model, Waiter(1 if exchange.principal else 0))
         return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
     finally:
-        exchange.loading = asyncio.get_running_loop().time() - began
+        exchange.loading = asyncio.get_running_loop().time() - started_at
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:

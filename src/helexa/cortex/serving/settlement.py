@@ -38,11 +38,11 @@ class Bill:
 
     async def settle(self) -> None:
         """Charge the usage that the response states, if it has stated it."""
-        exchange = self._exchange
-        if exchange.usage is None and exchange.meter is not None:
-            exchange.usage = exchange.meter.usage()
-            if exchange.usage is not None:
-                await self._pay(exchange.usage)
+        record = self._exchange
+        if record.usage is None and record.meter is not None:
+            record.usage = record.meter.usage()
+            if record.usage is not None:
+                await self._pay(record.usage)
 
     async def __aenter__(self) -> Self:
         return self
@@ -51,38 +51,38 @@ class Bill:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.settle()
-        exchange = self._exchange
-        answered = exchange.meter is not None
-        hung_up = isinstance(error, asyncio.CancelledError)
+        record = self._exchange
+        answered = record.meter is not None
+        client_gone = isinstance(error, asyncio.CancelledError)
         timed_out = isinstance(error, ApiError) and error.code == UPSTREAM_TIMEOUT
-        if exchange.usage is None and exchange.target is not None and (answered or hung_up or timed_out):
+        if record.usage is None and record.target is not None and (answered or client_gone or timed_out):
             try:
-                exchange.usage = await self._calls.usage(exchange.target, exchange.usage_id, answered=answered)
+                record.usage = await self._calls.usage(record.target, record.usage_id, answered=answered)
             finally:
-                if exchange.usage is None and (answered or hung_up):
-                    exchange.usage, exchange.estimated = self._estimate(), True
-                if exchange.usage is not None:
-                    await self._pay(exchange.usage)
+                if record.usage is None and (answered or client_gone):
+                    record.usage, record.estimated = self._estimate(), True
+                if record.usage is not None:
+                    await self._pay(record.usage)
         await self._reservation.release()
 
     def _estimate(self) -> Usage:
-        produced = self._exchange.meter.estimated_tokens() if self._exchange.meter else 0
-        held = self._reservation.tokens
-        prompt = min(self._question.prompt_estimate, held)
-        return Usage(prompt, min(produced, held - prompt))
+        produced_tokens = self._exchange.meter.estimated_tokens() if self._exchange.meter else 0
+        reserved = self._reservation.tokens
+        prompt = min(self._question.prompt_estimate, reserved)
+        return Usage(prompt, min(produced_tokens, reserved - prompt))
 
     async def _pay(self, usage: Usage) -> None:
-        held = self._reservation.tokens
-        if self._question.enforced is not None and usage.prompt + usage.completion > held:
+        reserved = self._reservation.tokens
+        if self._question.enforced is not None and usage.prompt + usage.completion > reserved:
             log.warning(
                 "node=%s reports more tokens than it was allowed: prompt=%d completion=%d held=%d",
                 self._exchange.node,
                 usage.prompt,
                 usage.completion,
-                held,
+                reserved,
             )
-            prompt = min(usage.prompt, held)
-            usage = replace(usage, prompt=prompt, completion=held - prompt)
+            prompt = min(usage.prompt, reserved)
+            usage = replace(usage, prompt=prompt, completion=reserved - prompt)
         await self._reservation.settle(
             usage.prompt,
             usage.completion,

@@ -85,15 +85,15 @@ class Upstream:
         target = prefix.encode() + path.encode()
         lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
         lines += [name + b": " + value for name, value in headers]
-        head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
+        request_head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
         connection = self._kept(origin)
         if connection is not None:
             try:
-                return await connection.ask(head, body, lives, interim)
+                return await connection.ask(request_head, body, lives, interim)
             except BrokenOff:
                 if connection.spoken or not (repeatable or method == b"GET"):
                     raise
-        return await (await self._connect(origin)).ask(head, body, lives, interim)
+        return await (await self._connect(origin)).ask(request_head, body, lives, interim)
 
     def close(self) -> None:
         """Close the idle connections. Connections in use are closed by their answers."""
@@ -105,25 +105,25 @@ class Upstream:
 
     def keep(self, connection: Connection) -> None:
         """Return a connection with a complete response to the pool; close the oldest one if too many are idle."""
-        kept = self._idle.setdefault(connection.origin, deque())
-        kept.append(connection)
+        idle_connections = self._idle.setdefault(connection.origin, deque())
+        idle_connections.append(connection)
         self._idle_count += 1
-        if len(kept) > _MAX_IDLE_AT_AN_ORIGIN:
+        if len(idle_connections) > _MAX_IDLE_AT_AN_ORIGIN:
             self._pop_oldest(connection.origin).cut()
         elif self._idle_count > self._max_idle:
             self._pop_oldest(next(iter(self._idle))).cut()
 
     def forget(self, connection: Connection) -> None:
         """Drop a connection that ended while it was idle."""
-        kept = self._idle.get(connection.origin)
-        if kept is not None and connection in kept:
-            kept.remove(connection)
-            self._popped(connection.origin, kept)
+        idle_connections = self._idle.get(connection.origin)
+        if idle_connections is not None and connection in idle_connections:
+            idle_connections.remove(connection)
+            self._popped(connection.origin, idle_connections)
 
     def _kept(self, origin: Origin) -> Connection | None:
-        while kept := self._idle.get(origin):
-            connection = kept.pop()
-            self._popped(origin, kept)
+        while idle_connections := self._idle.get(origin):
+            connection = idle_connections.pop()
+            self._popped(origin, idle_connections)
             idle_secs = self._loop.time() - connection.heard_at
             if idle_secs < UNCHECKED_SECS or (idle_secs < KEEPALIVE_SECS and connection.is_open()):
                 return connection
@@ -131,9 +131,9 @@ class Upstream:
         return None
 
     def _pop_oldest(self, origin: Origin) -> Connection:
-        kept = self._idle[origin]
-        connection = kept.popleft()
-        self._popped(origin, kept)
+        idle_connections = self._idle[origin]
+        connection = idle_connections.popleft()
+        self._popped(origin, idle_connections)
         return connection
 
     def _popped(self, origin: Origin, kept: deque[Connection]) -> None:

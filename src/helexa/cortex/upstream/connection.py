@@ -174,8 +174,8 @@ class Connection(asyncio.Protocol):
     def release(self) -> None:
         """Return the connection to the pool if it can carry another request, else close it."""
         self._asked = False
-        usable = self._transport is not None and not self._transport.is_closing() and self._failure is None
-        if self._complete and self._keep and usable and not self._chunks:
+        is_open = self._transport is not None and not self._transport.is_closing() and self._failure is None
+        if self._complete and self._keep and is_open and not self._chunks:
             self._pool.keep(self)
         else:
             self.cut()
@@ -210,16 +210,16 @@ class Connection(asyncio.Protocol):
         if not self._asked:
             return
         now, idle_secs, answer_secs = self._loop.time(), self._pool.idle_timeout_secs, self._pool.answer_timeout_secs
-        left = self.heard_at + idle_secs - now
+        secs_left = self.heard_at + idle_secs - now
         if not self._begun:
-            if left <= 0 and self._lives is not None and self._lives():
-                left = _RECHECK_SECS
+            if secs_left <= 0 and self._lives is not None and self._lives():
+                secs_left = _RECHECK_SECS
             if answer_secs:
-                left = min(left, self._asked_at + answer_secs - now)
+                secs_left = min(secs_left, self._asked_at + answer_secs - now)
         if self._paused:  # the client reads nothing, so the node's silence is not an error
-            left = max(left, _RECHECK_SECS)
-        if left > 0:
-            self._alarm = self._loop.call_later(left, self._check_silence)
+            secs_left = max(secs_left, _RECHECK_SECS)
+        if secs_left > 0:
+            self._alarm = self._loop.call_later(secs_left, self._check_silence)
         else:
             self._fail(Silent(f"no byte for {now - self.heard_at:.0f} s"))
 

@@ -22,12 +22,12 @@ def _media_parts(body: bytes) -> int:
 
     Some servers read the type of a content part, others the name of its member.
     """
-    found = _find_all(_MEDIA_OR_ESCAPE, body)
-    members = [name for name in found if name]
-    if any(b"\\" in name for name in members):
-        found = _ESCAPED_MEDIA.findall(body)
-        members = [name for name in found if name]
-    return max(len(found) - len(members), len(members))
+    matches = _find_all(_MEDIA_OR_ESCAPE, body)
+    media_members = [name for name in matches if name]
+    if any(b"\\" in name for name in media_members):
+        matches = _ESCAPED_MEDIA.findall(body)
+        media_members = [name for name in matches if name]
+    return max(len(matches) - len(media_members), len(media_members))
 
 
 def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
@@ -35,17 +35,17 @@ def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
 
     Each match begins with a quote, and `find` skips the text before it faster.
     """
-    found: list[bytes] = []
+    matches: list[bytes] = []
     end = 0
     for _ in range(_FEW_QUOTES if len(body) > _LONG_BYTES else 0):
-        begin = body.find(b'"', end)
-        if begin < 0:
-            return found
-        match = pattern.match(body, begin)
+        start = body.find(b'"', end)
+        if start < 0:
+            return matches
+        match = pattern.match(body, start)
         if match is not None:
-            found.append(match[1] or b"")
-        end = begin + 1 if match is None else match.end()
-    return found + pattern.findall(body, end)
+            matches.append(match[1] or b"")
+        end = start + 1 if match is None else match.end()
+    return matches + pattern.findall(body, end)
 
 
 def _escapable(name: str) -> str:
@@ -61,8 +61,8 @@ def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[
         more: alternative to the pattern after a member's name.
     """
     types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
-    first = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
-    return re.compile(rf'"{first}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
+    initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
+    return re.compile(rf'"{initials}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
 
 
 _ESCAPED_MEDIA = _media_pattern(_escapable)

@@ -61,8 +61,8 @@ class Meter:
             if self.first_at is not None:
                 self.produced += events
                 self._bytes += len(chunk) - events * self._event_bytes
-            elif found := _SPOKEN.findall(chunk):
-                self.first_at, self.produced, self._bytes = now, len(found), sum(map(len, found))
+            elif deltas := _SPOKEN.findall(chunk):
+                self.first_at, self.produced, self._bytes = now, len(deltas), sum(map(len, deltas))
                 self._event_bytes = (len(chunk) - self._bytes) // max(events, 1)
         else:
             self._bytes += len(chunk)
@@ -73,10 +73,10 @@ class Meter:
 
     def ended(self, last: int) -> bool:
         """Return whether the last `last` bytes of a stream contain its end mark."""
-        tail, begin = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
-        if not self._streamed or tail.find(_END_MARK, begin) < 0:
+        stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
+        if not self._streamed or stream_tail.find(_END_MARK, search_start) < 0:
             return False
-        return _END.search(tail, begin) is not None
+        return _END.search(stream_tail, search_start) is not None
 
     def failed(self) -> bool:
         """Return whether the last events of a stream contain an error."""
@@ -100,8 +100,8 @@ class Meter:
             end = self._tail.rfind(_USAGE, 0, end)
             if end < 0:
                 return None
-            found = _object_after(self._tail, end + len(_USAGE))
-            usage = usage_of(found)
+            usage_object = _object_after(self._tail, end + len(_USAGE))
+            usage = usage_of(usage_object)
             if usage is not None:
                 return usage
         return None
@@ -123,10 +123,10 @@ def usage_of(found: Any) -> Usage | None:
 
 
 def _object_after(tail: bytearray, begin: int) -> dict[str, Any] | None:
-    found = _FLAT_OBJECT.match(tail, begin)
-    if found is not None:
+    match = _FLAT_OBJECT.match(tail, begin)
+    if match is not None:
         try:
-            return orjson.loads(found[1])
+            return orjson.loads(match[1])
         except orjson.JSONDecodeError:
             pass  # braces within strings, or not JSON
     return _any_object(tail[begin:].decode("utf-8", "replace"))

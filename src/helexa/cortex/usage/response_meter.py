@@ -50,24 +50,24 @@ class ResponseMeter(Meter):
     def feed(self, chunk: bytes, now: float) -> None:
         """Process the next bytes, received at `now`."""
         self.last_at = now
-        held = self._tail
+        buffered = self._tail
         if not self._streamed:
             self._bytes += len(chunk)
-        if self._streamed and not held and chunk.endswith(b"\n\n"):  # the usual case: whole events
+        if self._streamed and not buffered and chunk.endswith(b"\n\n"):  # the usual case: whole events
             self._read(chunk, now)
             return
-        held += chunk
+        buffered += chunk
         if self._streamed:
-            if self._lost and (end := first_event_end(held)):
+            if self._lost and (end := first_event_end(buffered)):
                 self._lost = False
-                del held[:end]
-            end = last_event_end(held, max(0, len(held) - len(chunk) - _LONGEST_BLANK), len(held))
+                del buffered[:end]
+            end = last_event_end(buffered, max(0, len(buffered) - len(chunk) - _LONGEST_BLANK), len(buffered))
             if end and not self._lost:
-                self._read(bytes(held[:end]), now)
-                del held[:end]
-        if self._lost or len(held) > MAX_HELD_BYTES:
+                self._read(bytes(buffered[:end]), now)
+                del buffered[:end]
+        if self._lost or len(buffered) > MAX_HELD_BYTES:
             self._lost = True
-            del held[:-_LONGEST_BLANK]
+            del buffered[:-_LONGEST_BLANK]
 
     def ended(self, last: int) -> bool:
         """Return whether the last event of a stream has arrived completely."""
@@ -85,12 +85,12 @@ class ResponseMeter(Meter):
 
     def _read(self, events: bytes, now: float) -> None:
         names: list[bytes] = _EVENT.findall(events)
-        others = [name for name in names if not name.endswith(_DELTA)]
-        if len(others) < len(names):
-            self.produced += len(names) - len(others)
+        other_names = [name for name in names if not name.endswith(_DELTA)]
+        if len(other_names) < len(names):
+            self.produced += len(names) - len(other_names)
             self._bytes += sum(map(len, _DELTA_TEXT.findall(events)))
             self.first_at = self.first_at or now
-        if others:
+        if other_names:
             for event in EventParser().feed(events):
                 if event.event in _LAST:
                     self._ended = True
@@ -100,7 +100,7 @@ class ResponseMeter(Meter):
 
 def _said(decoder: "msgspec.json.Decoder[Any]", data: bytearray | str) -> Usage | None:
     try:
-        found = decoder.decode(data)
+        event = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return usage_of((found.response if isinstance(found, _LastEvent) else found).usage)
+    return usage_of((event.response if isinstance(event, _LastEvent) else event).usage)

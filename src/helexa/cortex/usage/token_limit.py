@@ -166,8 +166,8 @@ def _chat_limit(fields: Fields, least: int = 1) -> int | None:
         fields: the fields of the body.
         least: minimum value of `max_tokens`.
     """
-    older = _number("max_tokens", fields.max_tokens, least=least)
-    return _number("max_completion_tokens", fields.max_completion_tokens) or older
+    legacy_limit = _number("max_tokens", fields.max_tokens, least=least)
+    return _number("max_completion_tokens", fields.max_completion_tokens) or legacy_limit
 
 
 def _answers(fields: Fields) -> int:
@@ -189,5 +189,5 @@ def _texts(value: msgspec.Raw) -> int:
     text = memoryview(value)
     if _SEVERAL.match(text) is None:
         return 1
-    most = bytes(text).count(b",") + 1
-    return len(_elements.decode(value)) if most <= _MOST_COUNTED else most
+    most_texts = bytes(text).count(b",") + 1
+    return len(_elements.decode(value)) if most_texts <= _MOST_COUNTED else most_texts

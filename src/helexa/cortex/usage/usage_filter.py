@@ -32,33 +32,33 @@ class UsageFilter:
             return chunk
         data = self._held + chunk
         end = last_event_end(data, 0, len(data))
-        events, rest = data[:end], data[end:]
+        events, partial_event = data[:end], data[end:]
         if _USAGE in events:
             events = self._without_usage(events)
         if end:
             self._inside = False
-        if self._inside or len(rest) > MAX_HELD_BYTES or _DONE.match(rest):
-            self._held, self._inside = b"", bool(rest)
-            return events + rest
-        self._held = rest
+        if self._inside or len(partial_event) > MAX_HELD_BYTES or _DONE.match(partial_event):
+            self._held, self._inside = b"", bool(partial_event)
+            return events + partial_event
+        self._held = partial_event
         return events
 
     def flush(self) -> bytes:
         """Return the held bytes at the end of the stream."""
-        held, self._held = self._held, b""
-        return held
+        held_bytes, self._held = self._held, b""
+        return held_bytes
 
     def _without_usage(self, events: bytes) -> bytes:
-        kept: list[bytes] = []
-        begin, at = 0, events.find(_USAGE)
-        while at >= 0:
-            start = max(begin, last_event_end(events, begin, at))
-            end = first_event_end(events, at) or len(events)
+        kept_parts: list[bytes] = []
+        kept_from, usage_at = 0, events.find(_USAGE)
+        while usage_at >= 0:
+            start = max(kept_from, last_event_end(events, kept_from, usage_at))
+            end = first_event_end(events, usage_at) or len(events)
             if not (start == 0 and self._inside) and _is_usage(events[start:end]):
-                kept.append(events[begin:start])
-                begin = end
-            at = events.find(_USAGE, end)
-        return b"".join([*kept, events[begin:]])
+                kept_parts.append(events[kept_from:start])
+                kept_from = end
+            usage_at = events.find(_USAGE, end)
+        return b"".join([*kept_parts, events[kept_from:]])
 
 
 def _is_usage(event: bytes) -> bool:

@@ -65,28 +65,28 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _item(line: bytes, index: int, ask: Ask, model: str, place: str) -> Item:
-    said: Any = None
+    record: Any = None
     try:
         if len(line) > _MAX_LINE_BYTES:
             raise InvalidRequestError(f"longer than {_MAX_LINE_BYTES} bytes")
-        said = json.loads(line)
-        if not isinstance(said, dict):
-            said = {"prompt": said}
-        own = _own(said, ask)
-        prompt = said.get("prompt", said.get("messages"))
+        record = json.loads(line)
+        if not isinstance(record, dict):
+            record = {"prompt": record}
+        line_ask = _own(record, ask)
+        prompt = record.get("prompt", record.get("messages"))
         if prompt is None:
             raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
-        request = own.request(prompt, index)
+        request = line_ask.request(prompt, index)
         body = request.body(model)
-        if own.sampling.seed is None:
+        if line_ask.sampling.seed is None:
             del body["seed"]
         key = _digest(json.dumps(body, sort_keys=True, ensure_ascii=True).encode())
-        return Item(index, key, said.get("id"), request)
+        return Item(index, key, record.get("id"), request)
     except GenerationError as error:
         reason = str(error)
     except (ValueError, TypeError, RecursionError) as error:
         reason = f"it is no JSON that can be used: {error}"
-    name = said.get("id") if isinstance(said, dict) else None
+    name = record.get("id") if isinstance(record, dict) else None
     return Item(index, _digest(line), name, InvalidRequestError(f"{place}: {reason}"))
 
 

@@ -72,22 +72,22 @@ class ResultFile:
         """Sort the lines by prompt index, and remove errors with a later answer."""
         if self._ordered:
             return
-        places: dict[int, tuple[int, int]] = {}
+        line_spans: dict[int, tuple[int, int]] = {}
         for start, line in self._lines():
             if (record := _record(line)) is not None:
-                places[record["index"]] = (start, len(line))
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+                line_spans[record["index"]] = (start, len(line))
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         try:
-            with beside.open("xb") as sorted_file, self._path.open("rb") as file:
-                for _, (start, size) in sorted(places.items()):
+            with temporary.open("xb") as sorted_file, self._path.open("rb") as file:
+                for _, (start, size) in sorted(line_spans.items()):
                     file.seek(start)
                     sorted_file.write(file.read(size))
                 sorted_file.flush()
                 os.fsync(sorted_file.fileno())
-            beside.replace(self._path)
+            temporary.replace(self._path)
         finally:
             with suppress(FileNotFoundError):
-                beside.unlink()
+                temporary.unlink()
         self._ordered = True
 
     def _take_up(self) -> None:
@@ -132,7 +132,7 @@ def completion_record(completion: Completion) -> dict[str, Any]:
     record = asdict(completion) | {"parsed": _plain(completion.parsed)}
     record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
     if completion.others:
-        record["others"] = [completion_record(other) for other in completion.others]
+        record["others"] = [completion_record(completion_choice) for completion_choice in completion.others]
     return {name: value for name, value in record.items() if value or name not in _OMITTED}
 
 

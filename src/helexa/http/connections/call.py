@@ -241,47 +241,51 @@ class Call:
             await event.wait()
             return
         time = asyncio.get_running_loop().time
-        begun = time()
+        started_at = time()
         async with asyncio.timeout(min(BODY_SECS, body_secs(self._received) - self._waited)):
             await event.wait()
-        self._waited += time() - begun
+        self._waited += time() - started_at
 
     def _start(self, status: int, headers: Headers) -> None:
         line = STATUS_LINES[status]
         if self._expects and self._more:
             self.keep_alive = False  # the client may or may not send the body, so the next bytes are ambiguous
         lines = list(map(b": ".join, headers))
-        left: int | None = None
+        bytes_left: int | None = None
         chunked = False
         for name, value in headers:
             if name == b"content-length":
-                left = int(value)
+                bytes_left = int(value)
             elif name == b"connection" or name == b"transfer-encoding":
                 raise RuntimeError(f"{name.decode()} is the server's")
         if not self.keep_alive:
             lines.append(b"connection: close")
         if self._is_head or status in _BODILESS:
-            left = 0
-        elif left is None and self._speaks_1_1:
+            bytes_left = 0
+        elif bytes_left is None and self._speaks_1_1:
             chunked = True
             lines.append(b"transfer-encoding: chunked")
         lines.append(b"")
-        head = b"\r\n".join(lines)
-        breaks = len(lines) - 1
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
+        header_block = b"\r\n".join(lines)
+        line_breaks = len(lines) - 1
+        if (
+            header_block.count(b"\n") != line_breaks
+            or header_block.count(b"\r") != line_breaks
+            or b"\0" in header_block
+        ):
             raise RuntimeError("a header with a line break")
         self.started = True
         self._expects = False
-        self._left, self._chunked = left, chunked
-        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), head))
+        self._left, self._chunked = bytes_left, chunked
+        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), header_block))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:
-            piece = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             if not more:
-                piece += b"0\r\n\r\n"
-            if piece:
-                self._way.write(piece)
+                chunk += b"0\r\n\r\n"
+            if chunk:
+                self._way.write(chunk)
         elif not self._is_head:
             if self._left is not None:
                 self._left -= len(body)
@@ -296,12 +300,12 @@ class Call:
             self._way.answered(self)
 
     def _take(self) -> bytes:
-        pieces, size = self._pieces, self._size
-        if not pieces:
+        chunks, size = self._pieces, self._size
+        if not chunks:
             return b""
         self._pieces, self._size = [], 0
         self._way.taken(size)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _tell(self) -> None:
         self._news = True

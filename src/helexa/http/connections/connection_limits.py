@@ -48,6 +48,6 @@ class ConnectionLimits:
             each: descriptors of one connection, including requests made on its behalf.
             others: descriptors that the process needs for other purposes.
         """
-        rejected = max(_FEWEST, min(256, descriptors // 8))
-        total = max(_FEWEST, min(total, (descriptors - _RESERVED - others - rejected) // each))
-        return cls(total, min(total, per_address or max(1, total // 2)), rejected)
+        rejected_limit = max(_FEWEST, min(256, descriptors // 8))
+        total = max(_FEWEST, min(total, (descriptors - _RESERVED - others - rejected_limit) // each))
+        return cls(total, min(total, per_address or max(1, total // 2)), rejected_limit)

@@ -51,7 +51,7 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
         raise malformed("this server speaks HTTP/1.1, and is no proxy")
-    hosts, expects = 0, False
+    hosts, expects_continue = 0, False
     length: int | None = 0
     for name, value in headers:
         if name not in _JUDGED:
@@ -61,14 +61,14 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
         elif name == b"content-length":
             length = int(value)  # the parser has rejected invalid and repeated values
         elif name == b"expect":
-            expects = value.lower() == b"100-continue"
+            expects_continue = value.lower() == b"100-continue"
         elif value.strip().lower() != b"chunked" or version == "1.0":
             raise malformed("the only transfer-encoding is chunked, and only of HTTP/1.1")
         else:
             length = None
     if hosts > 1 or (not hosts and version == "1.1"):
         raise malformed("a request has exactly one Host header")
-    return length, expects and version == "1.1"
+    return length, expects_continue and version == "1.1"
 
 
 Target = tuple[bytes, bytes, bytes | None]
@@ -86,10 +86,10 @@ def target(url: bytes) -> Target:
         path, _, query = url.partition(b"?")
         return path, query, None
     parsed = httptools.parse_url(url)
-    absolute = _ABSOLUTE_FORM.match(url)
-    if absolute is None and parsed.schema is not None:
+    absolute_form = _ABSOLUTE_FORM.match(url)
+    if absolute_form is None and parsed.schema is not None:
         raise malformed("the target of a request is a path, or an http URL without credentials")
-    return parsed.path or b"/", parsed.query or b"", absolute and absolute[1]
+    return parsed.path or b"/", parsed.query or b"", absolute_form and absolute_form[1]
 
 
 def malformed(why: str) -> ApiError:
@@ -100,6 +100,6 @@ def malformed(why: str) -> ApiError:
 def refusal(error: ApiError) -> bytes:
     """Return a last response for a connection that sends invalid data or is over the limits."""
     body = orjson.dumps(error.envelope())
-    own = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
-    head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-    return STATUS_LINES[error.status] + own + head + body
+    error_headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
+    body_headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+    return STATUS_LINES[error.status] + error_headers + body_headers + body

@@ -35,6 +35,6 @@ class CompactRequest(ResponsesRequest):
         """
         if not self.input and not history:
             raise invalid_body("input: must say something", "input")
-        question = {"type": "message", "role": "user", "content": _PROMPT}
-        asked = self.model_copy(update={"input": [*self.input, question], "tools": None, "tool_choice": None})
-        return ResponsesRequest.chat(asked, history)
+        summary_prompt = {"type": "message", "role": "user", "content": _PROMPT}
+        request = self.model_copy(update={"input": [*self.input, summary_prompt], "tools": None, "tool_choice": None})
+        return ResponsesRequest.chat(request, history)

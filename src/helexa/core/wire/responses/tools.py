@@ -20,34 +20,34 @@ def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
         ApiError: 400 `unsupported_parameter` for other tools; 400 `invalid_request_body` for a function without a name
             or with a repeated name.
     """
-    found = list(_functions(tools or (), "tools", None))
+    tool_functions = list(_functions(tools or (), "tools", None))
     names: set[str] = set()
-    for _, function in found:
+    for _, function in tool_functions:
         if function["name"] in names:
             raise invalid_body(f"tools: there are several functions {function['name'][:80]!r}", "tools")
         names.add(function["name"])
-    return found
+    return tool_functions
 
 
 def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Iterable[tuple[str | None, Tool]]:
     for index, tool in enumerate(tools):
-        place = f"{field}.{index}"
+        path = f"{field}.{index}"
         match tool:
             case {"type": "function", "function": {"name": str()} as function}:  # the form of chat completions
                 yield namespace, _shown(function)
             case {"type": "function", "name": str()}:
                 yield namespace, _shown(tool)
             case {"type": "function"}:
-                raise invalid_body(f"{place}.name: must be a string", f"{place}.name")
-            case {"type": "namespace", "name": str(name), "tools": list(inner)} if namespace is None:
-                yield from _functions(inner, f"{place}.tools", name)
+                raise invalid_body(f"{path}.name: must be a string", f"{path}.name")
+            case {"type": "namespace", "name": str(name), "tools": list(inner_tools)} if namespace is None:
+                yield from _functions(inner_tools, f"{path}.tools", name)
             case {"type": str(kind)} if kind in _UNASKED:
                 continue
             case {"type": str(kind)}:
-                message = f"'{place}': tools of type {kind[:80]!r} are not supported, functions are"
+                message = f"'{path}': tools of type {kind[:80]!r} are not supported, functions are"
                 raise unsupported_parameter("tools", message)
             case _:
-                raise invalid_body(f"{place}: must be an object with a 'type'", place)
+                raise invalid_body(f"{path}: must be an object with a 'type'", path)
 
 
 def _shown(function: Tool) -> Tool:

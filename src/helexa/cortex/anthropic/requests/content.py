@@ -52,8 +52,8 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
             titles = [value for name in ("title", "source") if isinstance(value := block.get(name), str)]
             return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
         case _:
-            shown = {name: value for name, value in block.items() if name != "cache_control"}
-            return [text_part(encoded(shown).decode())]
+            fields = {name: value for name, value in block.items() if name != "cache_control"}
+            return [text_part(encoded(fields).decode())]
 
 
 def all_parts(content: Any, field: str) -> list[Part]:

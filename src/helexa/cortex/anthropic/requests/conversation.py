@@ -27,7 +27,7 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
     if not isinstance(messages, list) or not messages:
         raise invalid_anthropic_body("messages", "must be a list of at least one message")
     prompts = [_system_text(system, "system")]
-    turns: list[ChatMessage] = []
+    chat: list[ChatMessage] = []
     for index, message in enumerate(messages):
         field = f"messages.{index}"
         if not isinstance(message, dict):
@@ -36,15 +36,15 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
         if role in _SYSTEM_ROLES:
             prompts.append(_system_text(content, f"{field}.content"))
         elif role == "user":
-            turns += _user_turns(content, f"{field}.content")
+            chat += _user_turns(content, f"{field}.content")
         elif role == "assistant":
-            turns.append(_assistant_turn(content, f"{field}.content"))
+            chat.append(_assistant_turn(content, f"{field}.content"))
         else:
             raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
     prompt = "\n\n".join([text for text in prompts if text])
-    if not prompt and not turns:
+    if not prompt and not chat:
         raise invalid_anthropic_body("messages", "must say something")
-    return [{"role": "system", "content": prompt}, *turns] if prompt else turns
+    return [{"role": "system", "content": prompt}, *chat] if prompt else chat
 
 
 def _system_text(content: Any, field: str) -> str:
@@ -59,16 +59,16 @@ def _system_text(content: Any, field: str) -> str:
 def _user_turns(content: Any, field: str) -> list[ChatMessage]:
     """Return one message per tool result, then one message with the user's other content."""
     results: list[ChatMessage] = []
-    said: list[Part] = []
+    content_parts: list[Part] = []
     for path, block in blocks(content, field):
         if block["type"] == "tool_result":
             results.append(_tool_result(block, path))
         elif block["type"] == "tool_use":
             raise invalid_anthropic_body(path, "'tool_use' belongs in a message of the assistant")
         else:
-            said += parts(block, path)
-    if said or not results:
-        results.append({"role": "user", "content": joined(said)})
+            content_parts += parts(block, path)
+    if content_parts or not results:
+        results.append({"role": "user", "content": joined(content_parts)})
     return results
 
 
@@ -80,27 +80,27 @@ def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
 
 
 def _assistant_turn(content: Any, field: str) -> ChatMessage:
-    said: list[Part] = []
-    thoughts: list[str] = []
+    text_parts: list[Part] = []
+    reasoning_texts: list[str] = []
     calls: list[dict[str, Any]] = []
     for path, block in blocks(content, field):
         match block["type"]:
             case "tool_use":
                 calls.append(_tool_call(block, path))
             case "thinking":
-                thoughts.append(string(block, "thinking", path))
+                reasoning_texts.append(string(block, "thinking", path))
             case "redacted_thinking":
                 pass  # encrypted by its provider: it contains nothing that another model could read
             case "tool_result":
                 raise invalid_anthropic_body(path, "'tool_result' belongs in a message of the user")
             case _:
-                said += parts(block, path)
-    turn: ChatMessage = {"role": "assistant", "content": joined(said)}
-    if any(thoughts):
-        turn["reasoning_content"] = "\n".join([thought for thought in thoughts if thought])
+                text_parts += parts(block, path)
+    message: ChatMessage = {"role": "assistant", "content": joined(text_parts)}
+    if any(reasoning_texts):
+        message["reasoning_content"] = "\n".join([text for text in reasoning_texts if text])
     if calls:
-        turn["tool_calls"] = calls
-    return turn
+        message["tool_calls"] = calls
+    return message
 
 
 def _tool_call(block: Mapping[str, Any], field: str) -> dict[str, Any]:

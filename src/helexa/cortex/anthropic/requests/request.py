@@ -46,8 +46,8 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     chat |= to_prompt(body)
     chat["max_tokens"] = _max_tokens(body.get("max_tokens"))
     chat |= chat_tool_choice(body.get("tool_choice"), chat.get("tools", []))
-    if stops := stop_sequences(body):
-        chat["stop"] = stops
+    if sequences := stop_sequences(body):
+        chat["stop"] = sequences
     if user := _user_id(body.get("metadata")):
         chat["user"] = user
     chat |= _output_settings(body)
@@ -80,10 +80,10 @@ def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
         variables["reasoning_effort"] = effort
     if _is_prefilled(messages):
         variables |= {"add_generation_prompt": False, "continue_final_message": True}
-    asked = body.get("chat_template_kwargs")
-    if asked is not None and not isinstance(asked, dict):
+    template_kwargs = body.get("chat_template_kwargs")
+    if template_kwargs is not None and not isinstance(template_kwargs, dict):
         raise invalid_anthropic_body("chat_template_kwargs", "must be an object")
-    prompt["chat_template_kwargs"] = variables | (asked or {})
+    prompt["chat_template_kwargs"] = variables | (template_kwargs or {})
     return prompt
 
 
@@ -93,10 +93,10 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
     Raises:
         ApiError: `invalid_anthropic_body`.
     """
-    stops = body.get("stop_sequences") or []
-    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+    sequences = body.get("stop_sequences") or []
+    if not isinstance(sequences, list) or not all(isinstance(sequence, str) and sequence for sequence in sequences):
         raise invalid_anthropic_body("stop_sequences", "must be a list of strings that are not empty")
-    return stops
+    return sequences
 
 
 def _check_thread(thread: Any) -> None:
@@ -159,20 +159,20 @@ def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
     if effort := _effort(body):
         settings["reasoning_effort"] = effort
     config = body.get("output_config")
-    shape = (config.get("format") if isinstance(config, dict) else None) or body.get("output_format")
-    if shape is not None:
+    output_format = (config.get("format") if isinstance(config, dict) else None) or body.get("output_format")
+    if output_format is not None:
         if (
-            not isinstance(shape, dict)
-            or shape.get("type") != "json_schema"
-            or not isinstance(shape.get("schema"), dict)
+            not isinstance(output_format, dict)
+            or output_format.get("type") != "json_schema"
+            or not isinstance(output_format.get("schema"), dict)
         ):
             raise invalid_anthropic_body("output_config.format", "must be {'type': 'json_schema', 'schema': an object}")
-        schema = {"name": "answer", "schema": shape["schema"], "strict": True}
+        schema = {"name": "answer", "schema": output_format["schema"], "strict": True}
         settings["response_format"] = {"type": "json_schema", "json_schema": schema}
     return settings
 
 
 def _is_prefilled(messages: list[dict[str, Any]]) -> bool:
     """Return whether the last turn is the beginning of the response, which the model is to continue."""
-    last = messages[-1]
-    return last["role"] == "assistant" and not last.get("tool_calls") and last["content"] not in ("", [])
+    message = messages[-1]
+    return message["role"] == "assistant" and not message.get("tool_calls") and message["content"] not in ("", [])

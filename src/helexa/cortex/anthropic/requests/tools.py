@@ -37,16 +37,16 @@ def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]
         name = string(choice, "name", "tool_choice")
         if all(tool["function"].get("name") != name for tool in tools):
             raise invalid_anthropic_body("tool_choice.name", "is not the name of a tool of this request")
-        chosen: Any = {"type": "function", "function": {"name": name}}
+        tool_choice: Any = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
-        chosen = _CHOICES[kind]
+        tool_choice = _CHOICES[kind]
     else:
         raise invalid_anthropic_body("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
     if not tools:
         if kind == "any":
             raise invalid_anthropic_body("tool_choice", "asks for a tool, but there are no tools")
         return {}
-    fields = {"tool_choice": chosen}
+    fields = {"tool_choice": tool_choice}
     return fields | {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else fields
 
 

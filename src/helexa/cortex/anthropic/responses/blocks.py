@@ -51,8 +51,8 @@ class _Block:
         """Return whether the block can be ended: a tool call needs a name, and a complete JSON object as arguments."""
         if self.kind != "tool_use":
             return True
-        last = self.arguments[-1].rstrip() if self.arguments else ""
-        if last and not last.endswith("}"):
+        last_delta = self.arguments[-1].rstrip() if self.arguments else ""
+        if last_delta and not last_delta.endswith("}"):
             return False
         if self._judged[0] != len(self.arguments):
             self._judged = len(self.arguments), parsed_arguments("".join(self.arguments)) is not None
@@ -99,10 +99,10 @@ class Blocks:
         Raises:
             ApiError: 502 `upstream_malformed_response`: too much text waits for a tool call to end.
         """
-        last = self._queue[-1] if self._queue else None
-        if last is None or last.kind != kind:
-            last = self._append(_Block(kind))
-        self._add(last, text)
+        block = self._queue[-1] if self._queue else None
+        if block is None or block.kind != kind:
+            block = self._append(_Block(kind))
+        self._add(block, text)
 
     def call(self, piece: Any) -> None:
         """Add a delta of a tool call, an element of `tool_calls` in a chunk's delta.
@@ -142,18 +142,18 @@ class Blocks:
         Args:
             cut_off: True if the response reached its length limit, so that its last tool call may be incomplete.
         """
-        broken = False
+        incomplete = False
         while self._queue:
             block = self._queue.popleft()
             if block.kind == "tool_use" and not block.name and not block.arguments:
                 continue
             if not block.is_whole():
                 if block.begun or (cut_off and block.may_begin()):
-                    broken = True
+                    incomplete = True
                 else:
                     block = _Block("text", held=[call_as_text(block.name, "".join(block.arguments))])
             self._end(block)
-        self.called = self.called and not broken
+        self.called = self.called and not incomplete
         if not self._begun:
             self._end(_Block("text"))
 
@@ -201,13 +201,13 @@ class Blocks:
             content |= {"thinking": "", "signature": ""}
         start = {"type": "content_block_start", "index": self._begun, "content_block": content}
         self._emit(frame(orjson.dumps(start), "content_block_start"))
-        kind, member = _DELTAS[block.kind]
-        block.delta_head = b'%b%d,"delta":{"type":"%b","%b":' % (_DELTA, self._begun, kind, member)
+        kind, delta_field = _DELTAS[block.kind]
+        block.delta_head = b'%b%d,"delta":{"type":"%b","%b":' % (_DELTA, self._begun, kind, delta_field)
         block.begun = True
         self._begun += 1
         self._kept -= sum(map(len, block.held))
-        held, block.held = block.held, []
-        for text in held:
+        pending_deltas, block.held = block.held, []
+        for text in pending_deltas:
             self._delta(block, text)
 
     def _delta(self, block: _Block, text: str) -> None:

@@ -95,9 +95,9 @@ def text_block(text: str) -> dict[str, Any]:
 
 def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = []
-    thoughts = reasoning(message)
-    if isinstance(thoughts, str) and thoughts:
-        content.append({"type": "thinking", "thinking": thoughts, "signature": SIGNATURE})
+    reasoning_text = reasoning(message)
+    if isinstance(reasoning_text, str) and reasoning_text:
+        content.append({"type": "thinking", "thinking": reasoning_text, "signature": SIGNATURE})
     texts = (message.get("content"), message.get("refusal"))
     content += [text_block(text) for text in texts if isinstance(text, str) and text]
     calls = message.get("tool_calls")
@@ -113,8 +113,8 @@ def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(arguments, dict | str):
         arguments = ""
-    given = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
-    if not isinstance(name, str) or not name or given is None:
+    tool_input = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
+    if not isinstance(name, str) or not name or tool_input is None:
         text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
         return text_block(call_as_text(name if isinstance(name, str) else "", text))
     call_id = call.get("id")
@@ -122,5 +122,5 @@ def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
         "type": "tool_use",
         "id": call_id if isinstance(call_id, str) and call_id else own_id,
         "name": name,
-        "input": given,
+        "input": tool_input,
     }

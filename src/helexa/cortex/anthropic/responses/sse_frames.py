@@ -17,17 +17,17 @@ class Frames:
         Raises:
             ValueError: an event longer than `MAX_EVENT_BYTES`.
         """
-        found: list[bytes | None] = []
+        frames: list[bytes | None] = []
         for line in self._lines.feed(chunk):
             if not line:
                 if self._data:
-                    found.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
+                    frames.append(self._data[0] if len(self._data) == 1 else b"\n".join(self._data))
                     self._data, self._data_size = [], 0
             elif line.startswith(b"data:"):
                 self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
                 self._data_size += len(line)
             elif line.startswith(b":"):
-                found.append(None)
+                frames.append(None)
         if self._lines.held_bytes + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
-        return found
+        return frames

@@ -95,9 +95,9 @@ class MessageStream:
         return self._taken()
 
     def _taken(self) -> bytes:
-        out = b"".join(self._out)
+        frames = b"".join(self._out)
         self._out.clear()
-        return out
+        return frames
 
     def _begin(self) -> None:
         if self._begun:
@@ -143,19 +143,19 @@ class MessageStream:
             self._finish_reason, self._matched = finish_reason, choice.get("stop_reason")
 
     def _say(self, delta: dict[str, Any]) -> None:
-        thought = reasoning(delta)
-        if isinstance(thought, str) and thought:
+        reasoning_text = reasoning(delta)
+        if isinstance(reasoning_text, str) and reasoning_text:
             self._begin()
-            self._blocks.say("thinking", thought)
-        for said in (delta.get("content"), delta.get("refusal")):
-            if isinstance(said, str) and said:
+            self._blocks.say("thinking", reasoning_text)
+        for content_text in (delta.get("content"), delta.get("refusal")):
+            if isinstance(content_text, str) and content_text:
                 self._begin()
-                self._blocks.say("text", said)
+                self._blocks.say("text", content_text)
         calls = delta.get("tool_calls")
         if isinstance(calls, list):
             self._begin()
-            for piece in calls:
-                self._blocks.call(piece)
+            for tool_call in calls:
+                self._blocks.call(tool_call)
 
     def _close(self) -> None:
         self._begin()
@@ -164,13 +164,13 @@ class MessageStream:
             self._finish_reason, self._matched, called=self._blocks.called, stop_sequences=self._stop_sequences
         )
         # If the node reports no usage, the number of deltas is the best estimate of the output tokens.
-        counted = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
-        ending = {
+        chat_usage = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
+        message_delta = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
-            "usage": anthropic_usage(counted),
+            "usage": anthropic_usage(chat_usage),
         }
-        self._out.append(frame(orjson.dumps(ending), "message_delta"))
+        self._out.append(frame(orjson.dumps(message_delta), "message_delta"))
         self._out.append(frame(b'{"type":"message_stop"}', "message_stop"))
         self._ended = True
 

@@ -12,9 +12,9 @@ async def open_database(url: str) -> Database:
         HelexaError: the URL has another scheme, or the driver is not installed.
         DatabaseError: the database cannot be reached.
     """
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite" and rest:
-        return await open_sqlite(rest)
+    scheme, _, location = url.partition(":")
+    if scheme == "sqlite" and location:
+        return await open_sqlite(location)
     if scheme in ("postgresql", "postgres"):
         from helexa.cortex.ledger.storage.postgres import open_postgres  # imports asyncpg, an optional dependency
 

@@ -108,7 +108,7 @@ class Database(ABC):
         Raises:
             HelexaError: a newer version of helexa made the database.
         """
-        known = _migrations()
+        known_migrations = _migrations()
         async with self.transaction() as sql:
             await self._lock_schema(sql)
             await sql.execute(
@@ -117,14 +117,14 @@ class Database(ABC):
                     "(version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at REAL NOT NULL) STRICT"
                 )
             )
-            applied = {row["version"] for row in await sql.fetch("SELECT version FROM migrations")}
-            if unknown := applied - known.keys():
+            applied_versions = {row["version"] for row in await sql.fetch("SELECT version FROM migrations")}
+            if unknown_versions := applied_versions - known_migrations.keys():
                 raise HelexaError(
-                    f"the ledger's database is at version {max(unknown)}, newer than this helexa knows "
-                    f"({max(known)}); upgrade helexa"
+                    f"the ledger's database is at version {max(unknown_versions)}, newer than this helexa knows "
+                    f"({max(known_migrations)}); upgrade helexa"
                 )
-            for version in sorted(known.keys() - applied):
-                name, text = known[version]
+            for version in sorted(known_migrations.keys() - applied_versions):
+                name, text = known_migrations[version]
                 for statement in _statements(text):
                     await sql.execute(self._dialect(statement))
                 await sql.execute("INSERT INTO migrations VALUES ($1, $2, $3)", version, name, time.time())

@@ -92,19 +92,19 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
     Raises:
         ValueError: a port is not a number.
     """
-    parts = urlsplit(url)
-    query = parse_qs(parts.query)
-    hosts = (parts.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
+    url_parts = urlsplit(url)
+    query = parse_qs(url_parts.query)
+    hosts = (url_parts.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
     ports = query.get("port", [""])[-1].split(",")
     ports *= len(hosts) if len(ports) == 1 else 1
-    found: list[tuple[str, int | None]] = []
+    addresses: list[tuple[str, int | None]] = []
     for host, port in zip(hosts, ports, strict=True):
         if host.startswith("/"):  # directory of a Unix socket, which may contain colons
-            found.append((host, int(port) if port else None))
+            addresses.append((host, int(port) if port else None))
         else:
             address = urlsplit(f"//{host}")
-            found.append((unquote(address.hostname or ""), address.port or (int(port) if port else None)))
-    return found
+            addresses.append((unquote(address.hostname or ""), address.port or (int(port) if port else None)))
+    return addresses
 
 
 class _Connector:
@@ -123,18 +123,18 @@ class _Connector:
         Raises:
             Exception: the exception that asyncpg raised for the last host.
         """
-        problem: Exception | None = None
+        last_error: Exception | None = None
         for host, port in self._hosts:
             try:
                 connection = await asyncpg.connect(*args, host=host, port=port, **options)
             except _DRIVER_ERRORS as error:
-                problem = error
+                last_error = error
             else:
                 # A new list, because another connection attempt may be iterating over the current list.
                 self._hosts = sorted(self._hosts, key=lambda other: other != (host, port))
                 return connection
-        assert problem is not None
-        raise problem
+        assert last_error is not None
+        raise last_error
 
 
 def _of_statement(error: Exception) -> bool:
@@ -211,8 +211,8 @@ class _Postgres(Database):
         async with self.errors(), self._pool.acquire() as connection, connection.transaction():
             if not _changed(await connection.execute(guard[0], *guard[1])):
                 return False
-            for sql, runs in steps:
-                await connection.executemany(sql, runs)
+            for sql, rows in steps:
+                await connection.executemany(sql, rows)
         return True
 
     async def claim(self) -> None:
@@ -226,8 +226,8 @@ class _Postgres(Database):
             self._pool.terminate()
 
     def _dialect(self, statement: str) -> str:
-        for ours, theirs in _DIALECT:
-            statement = statement.replace(ours, theirs)
+        for sqlite_syntax, postgres_syntax in _DIALECT:
+            statement = statement.replace(sqlite_syntax, postgres_syntax)
         return statement
 
     async def _lock_schema(self, sql: Sql) -> None:

@@ -46,13 +46,13 @@ class Retry:
             failed: called after each failed attempt with the seconds since the first attempt began.
             retried: the exceptions to retry after; others are raised.
         """
-        began, delay = time.monotonic(), FIRST_RETRY_SECS
+        started_at, delay = time.monotonic(), FIRST_RETRY_SECS
         while True:
             try:
                 outcome = await work()
             except retried as error:
                 self._note(error)
-                failed(time.monotonic() - began)
+                failed(time.monotonic() - started_at)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_RETRY_SECS)
             else:
@@ -63,7 +63,7 @@ class Retry:
 
     def _note(self, error: Exception) -> None:
         """Store why the database cannot be written, and log each problem once."""
-        problem = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
-        if problem != self.problem:
-            log.error("%s; no budget can be reserved until the database can be written", problem)
-        self.problem = problem
+        message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
+        if message != self.problem:
+            log.error("%s; no budget can be reserved until the database can be written", message)
+        self.problem = message

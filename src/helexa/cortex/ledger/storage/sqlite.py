@@ -248,8 +248,8 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
         if not _execute(connection, *guard):
             connection.rollback()
             return False
-        for sql, runs in steps:
-            _run(connection, sql, runs)
+        for sql, rows in steps:
+            _run(connection, sql, rows)
         connection.commit()
     except BaseException:
         connection.rollback()
@@ -263,22 +263,22 @@ def _run(connection: sqlite3.Connection, sql: str, runs: Sequence[Args]) -> None
     INSERT statements are combined to insert many rows at once. The driver releases the GIL once per statement, and
     reacquiring the GIL from a busy event loop costs more than the row itself.
     """
-    whole = 0
+    batched_rows = 0
     insert = _many_rows(sql)
     if insert is not None:
-        whole = len(runs) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
-        for begin in range(0, whole, _ROWS_AT_ONCE):
-            connection.execute(insert, [value for row in runs[begin : begin + _ROWS_AT_ONCE] for value in row])
-    connection.executemany(sql, map(_named, runs[whole:]))
+        batched_rows = len(runs) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
+        for start in range(0, batched_rows, _ROWS_AT_ONCE):
+            connection.execute(insert, [value for row in runs[start : start + _ROWS_AT_ONCE] for value in row])
+    connection.executemany(sql, map(_named, runs[batched_rows:]))
 
 
 @cache
 def _many_rows(sql: str) -> str | None:
     """Return the INSERT statement for `_ROWS_AT_ONCE` rows; None for any other statement."""
-    found = _INSERT.fullmatch(sql)
-    if found is None:
+    match = _INSERT.fullmatch(sql)
+    if match is None:
         return None
-    head, row, tail = found.groups()
+    head, row, tail = match.groups()
     count = row.count("$")
     if row != ", ".join(f"${number}" for number in range(1, count + 1)):
         return None
