@@ -149,7 +149,7 @@ def test_weights_that_other_loading_code_packed_are_not_used(tmp_path: Path, lib
 
     assert not found()
     assert found()
-    layout = package / "neuron" / "weights" / "gguf_layout.py"
+    layout = package / "neuron" / "weights" / "gguf" / "layout.py"
     layout.write_text(layout.read_text() + "\n# another permutation\n")
     assert not found()
 
