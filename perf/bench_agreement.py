@@ -31,7 +31,7 @@ from machine import commit, machine
 from helexa.bench.client import Client, dialect_of, open_session
 from helexa.bench.measurement.clock import SystemClock
 from helexa.bench.measurement.measures import measure, measure_run
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.measurement.prompts import Prompts
 from helexa.bench.measurement.request_record import RequestRecord
 
@@ -68,7 +68,7 @@ class Taken:
 
 async def ours(load: Load) -> Taken:
     """Run a turn of helexa-bench's client: `load.concurrency` users share a list of questions."""
-    questions = iter([Question(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
+    questions = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
         client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
 

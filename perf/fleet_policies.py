@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from fleet_world import Queue, Request, World
 
 from helexa.cortex.config import EvictionSection, RoutingSection
-from helexa.cortex.fleet.picture import Node
+from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, load_spec
-from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
 from helexa.cortex.routing.router import route
 
@@ -32,8 +32,8 @@ class Ours:
 
         decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
 
-    def _look(self, world: World) -> Situation:
-        return Situation(
+    def _look(self, world: World) -> FleetSnapshot:
+        return FleetSnapshot(
             world.fleet.view(),
             world.catalogue,
             world.now,
@@ -64,7 +64,7 @@ class LruFifo:
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> Cold | None:
-        situation = Situation(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+        situation = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
         profile = world.catalogue.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])
@@ -80,7 +80,7 @@ class LruFifo:
         return best[1] if best else None
 
 
-def _oldest_first(situation: Situation, node: Node, need: int) -> Sequence[str] | None:
+def _oldest_first(situation: FleetSnapshot, node: Node, need: int) -> Sequence[str] | None:
     """Return the models to evict: idle before busy, least recently used first.
 
     Returns:

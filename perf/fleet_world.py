@@ -17,7 +17,7 @@ from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.picture import Report
+from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.memory import Change, MemoryBook, beyond
 from helexa.cortex.lifecycle.placement import Cold

@@ -31,7 +31,7 @@ from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -109,7 +109,7 @@ def main() -> None:
             for number, tokens in enumerate(prompts):
                 sampling = SamplingParams(temperature=temperature, seed=number)
                 request = Generate(id=number, prompt=tokens, max_tokens=1 << 20, sampling=sampling)
-                requests.append(Sequence(request, guide=Guide(matcher) if guided else None))
+                requests.append(Sequence(request, guide=GrammarMatcher(matcher) if guided else None))
             return Batch(runner, msgspec.structs.replace(options, speculation=guessing), requests)
 
         plain, guided = batch(False), batch(True)

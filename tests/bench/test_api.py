@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 
-from helexa.bench.api.questions import QUESTIONS
+from helexa.bench.api.queries import QUESTIONS
 from helexa.bench.results import capacity, scaling, series, summary
 from helexa.bench.store.store import Store
 

@@ -20,10 +20,10 @@ from bench.scripted_server import (
 from bench.virtual_time import run
 from helexa.bench.measurement.load import arrival_times, closed_loop, open_loop
 from helexa.bench.measurement.measures import Objectives, RequestMeasures, measure, measure_run
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.measurement.request_record import RequestRecord
 
-ASKED = Question("m", [Turn("user", "hello")], max_tokens=64)
+ASKED = PromptRequest("m", [Turn("user", "hello")], max_tokens=64)
 
 
 def exactly(seconds: float) -> Any:
@@ -383,8 +383,8 @@ def test_what_is_asked() -> None:
 
     async def ask() -> None:
         async with client_of(server, bearer="key", ignore_eos=True) as client:
-            await client.ask(Question("m", [Turn("system", "be"), Turn("user", "hi")], 7, fixed_length=True))
-            await client.ask(Question("m", [Turn("user", "hi")], 7, schema={"type": "object"}))
+            await client.ask(PromptRequest("m", [Turn("system", "be"), Turn("user", "hi")], 7, fixed_length=True))
+            await client.ask(PromptRequest("m", [Turn("user", "hi")], 7, schema={"type": "object"}))
 
     run(ask())
     first, second = server.bodies

@@ -6,10 +6,10 @@ import pytest
 
 from bench.scripted_server import DONE, Script, ScriptedServer, Step, answer_in, client_of, ended, said
 from bench.virtual_time import run
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.measurement.request_record import RequestRecord
 
-QUESTION = Question("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
+QUESTION = PromptRequest("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
 
 
 def openai(message: str, param: str | None, code: str) -> Script:

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_question
 
 PATH = "/v1/chat/completions"
 NAMES = st.text(min_size=1, max_size=20) | st.sampled_from(
@@ -35,7 +35,7 @@ def members(pairs: list[tuple[str, Any]], gaps: list[str], ascii: bool) -> bytes
     return f"{around}{{{','.join(coded)}}}{blank}".encode("utf-8", "surrogatepass")
 
 
-def asked(body: bytes) -> Question | None:
+def asked(body: bytes) -> ClientRequest | None:
     """The question in a body; None for a refusal, in which everything is in order."""
     try:
         return parse_question(PATH, [], body)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from helexa.core.errors import ApiError
-from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import MAX_HELD_BYTES, Reply
 from helexa.cortex.requests.request import parse_question
 from helexa.cortex.usage.meter import Meter, Usage
@@ -144,10 +144,10 @@ def test_only_the_model_name_is_replaced(body: bytes, renamed: bytes) -> None:
 def test_the_rate_is_over_the_time_in_which_tokens_came_and_never_over_a_cold_load() -> None:
     usage = b'"usage":{"prompt_tokens":1,"completion_tokens":6}'
     text = b'data: {"delta":{"content":"x"}}\n\n'
-    spoken = Exchange(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))
+    spoken = RequestRecord(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))
     spoken.usage = Usage(1, 6)
     assert spoken.tokens_per_second == 3.0
-    at_once = Exchange(started=-10.0, waited=10.0, duration=12.0, meter=metered(usage, is_stream=False))
+    at_once = RequestRecord(started=-10.0, waited=10.0, duration=12.0, meter=metered(usage, is_stream=False))
     at_once.usage = Usage(1, 6)
     assert at_once.tokens_per_second == 3.0
-    assert Exchange(started=0.0, duration=1.0).tokens_per_second is None
+    assert RequestRecord(started=0.0, duration=1.0).tokens_per_second is None

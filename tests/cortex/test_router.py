@@ -15,8 +15,8 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet import FleetView, Node
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
-from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.routing.affinity import affinity_key, ranked
 from helexa.cortex.routing.router import Warm, failing, may_retry, route
 
@@ -55,7 +55,7 @@ def decide(picture: FleetView, known: Catalogue, name: str, choose: Any = random
     target = route(picture, model, choose=choose)
     if target is None and refused is not None:
         raise refused
-    return target or place(Situation(picture, known), model)
+    return target or place(FleetSnapshot(picture, known), model)
 
 
 def refusal(picture: FleetView, known: Catalogue = EMPTY, name: str = "M") -> tuple[int, str | None, int | None]:

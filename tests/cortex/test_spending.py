@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
-from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_question
 from helexa.cortex.usage.media_tokens import IMAGE_TOKENS, media_tokens
 from helexa.cortex.usage.token_limit import (
     CHAT,
@@ -24,7 +24,7 @@ LIMIT = Limit(context=1000, input=700, output=50)
 BIG = 1 << 40
 
 
-def ask(path: str = CHAT, **fields: Any) -> Question:
+def ask(path: str = CHAT, **fields: Any) -> ClientRequest:
     return parse_question(path, [], json.dumps({"model": "a", **fields}).encode())
 
 
@@ -156,7 +156,7 @@ def test_limits_per_minute_hold_an_estimate() -> None:
     assert 650 < estimate(LIMIT, RESPONSES, input="x", max_output_tokens=10, previous_response_id="r") <= 710
 
 
-def enforced(question: Question, output: int, kind: str) -> Any:
+def enforced(question: ClientRequest, output: int, kind: str) -> Any:
     return json.loads(replace(question, enforced=output, metered=True).body_for("Org/M", kind))
 
 

@@ -10,7 +10,7 @@ from helexa.generation.completion import Delta, Usage
 from helexa.generation.errors import InvalidRequestError, generation_error
 from helexa.generation.request import Request
 from helexa.generation.target import End, Event
-from helexa.generation.targets import Place
+from helexa.generation.targets import ModelLocation
 
 _serial = itertools.count()
 
@@ -28,7 +28,7 @@ class ScriptedTarget:
     width = 4
 
     def __init__(self) -> None:
-        self.place = Place(model=f"scripted-{next(_serial)}")
+        self.place = ModelLocation(model=f"scripted-{next(_serial)}")
         self.requests: list[Request] = []
         self.running = self.most = self.cancelled = self.crashes = 0
         self.asked = threading.Event()

@@ -5,7 +5,7 @@ import pytest
 from helexa.core.errors import ConfigError
 from helexa.generation import environment
 from helexa.generation.private import EngineSettings
-from helexa.generation.targets import Place
+from helexa.generation.targets import ModelLocation
 from helexa.neuron.sources.sources import _limit
 
 
@@ -33,13 +33,13 @@ def test_what_is_asked_for_in_words_comes_before_the_environment(monkeypatch):
 def test_the_device(monkeypatch):
     monkeypatch.setenv("HELEXA_DEVICE", "cuda:1")
     assert EngineSettings().config().harness.torch.device == "cuda:1"
-    assert Place().is_private
+    assert ModelLocation().is_private
 
 
 def test_the_model(monkeypatch):
     monkeypatch.setenv("HELEXA_MODEL", "org/other")
-    assert Place().wanted_model == "org/other"
-    assert Place(model="org/own").wanted_model == "org/own"
+    assert ModelLocation().wanted_model == "org/other"
+    assert ModelLocation(model="org/own").wanted_model == "org/own"
 
 
 @pytest.mark.parametrize("name", ["HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS"])

@@ -3,7 +3,7 @@
 import pytest
 
 import helexa
-from helexa.generation.targets import Place
+from helexa.generation.targets import ModelLocation
 from neuron.scripted_engine import MODEL, answer, endless, failing
 from neuron.scripted_node import serve
 
@@ -151,7 +151,7 @@ def test_how_an_engine_runs_is_no_matter_of_a_server(gateway):
 async def test_a_server_of_this_machine_that_has_the_model_is_asked_first(monkeypatch):
     async with serve(answer("from the node")) as node:
         monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", (node.url,))
-        assert Place(model=MODEL).url is None
+        assert ModelLocation(model=MODEL).url is None
         result = await helexa.agenerate("hi", model=MODEL)
         assert result.text == "from the node"
 

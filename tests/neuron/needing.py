@@ -2,12 +2,12 @@
 
 import msgspec
 
-from helexa.neuron.engine.ipc.messages import Needs
+from helexa.neuron.engine.ipc.messages import MemoryRequest
 
 MIB = 1 << 20
 
 
-def needs(**fields: object) -> Needs:
+def needs(**fields: object) -> MemoryRequest:
     usual: dict[str, object] = {
         "device": "cpu",
         "free": 4000 * MIB,
@@ -27,4 +27,4 @@ def needs(**fields: object) -> Needs:
         "sequences": 8,
         "snapshots": 0,
     }
-    return msgspec.convert(usual | fields, Needs)
+    return msgspec.convert(usual | fields, MemoryRequest)

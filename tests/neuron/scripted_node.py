@@ -18,7 +18,7 @@ from helexa.neuron.config import ResponsesConfig
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.response_store import ResponseStore
 from helexa.neuron.routes import chat, completions, models
-from helexa.neuron.routes.refusal import HANDLERS
+from helexa.neuron.routes.error_response import HANDLERS
 from helexa.neuron.routes.responses import responses
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, Script, scripted_model

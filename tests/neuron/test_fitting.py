@@ -9,7 +9,7 @@ import pytest
 
 from helexa.core.errors import DoesNotFitError
 from helexa.core.fleet import ModelSpec
-from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading import load
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine_client.client import EngineClient
@@ -85,11 +85,11 @@ async def test_of_two_that_load_side_by_side_one_is_refused_where_there_is_room_
 
 
 async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
-    asked: list[Needs] = []
-    granted: list[Grant] = []
+    asked: list[MemoryRequest] = []
+    granted: list[MemoryGrant] = []
 
     class Book(MemoryBook):
-        def grant(self, pid: int, needs: Needs) -> Grant:
+        def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
             asked.append(needs)
             granted.append(super().grant(pid, needs))
             return granted[0]

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 
 from helexa.http.listener import Listener
 from helexa.neuron.routes import chat, tokenize
-from helexa.neuron.routes.refusal import HANDLERS
+from helexa.neuron.routes.error_response import HANDLERS
 from neuron import scripted_node
 from neuron.scripted_engine import CONTEXT, MODEL, TOKENIZER, Registry, answer, scripted_model
 

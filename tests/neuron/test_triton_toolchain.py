@@ -9,7 +9,7 @@ import torch
 from helexa.neuron import kernel_survey
 from helexa.neuron.config import TorchConfig
 from helexa.neuron.doctor import kernels
-from helexa.neuron.doctor.kernels import DeviceKernels, Survey, look_at_kernels
+from helexa.neuron.doctor.kernels import DeviceKernels, KernelSurvey, look_at_kernels
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.hardware.triton_toolchain import triton_missing
 
@@ -59,7 +59,7 @@ def test_the_doctor_says_who_reaches_whose_memory(
     devices = [
         DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
     ]
-    monkeypatch.setattr(kernels, "_survey", lambda *_: Survey(threads=1, devices=devices, apart=apart))
+    monkeypatch.setattr(kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, apart=apart))
     assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
 
 

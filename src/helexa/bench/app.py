@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from helexa.bench.api import routes
-from helexa.bench.api.desk import Desk
+from helexa.bench.api.query_executor import QueryExecutor
 from helexa.bench.pages import site
 from helexa.core.errors import ApiError
 
@@ -39,7 +39,7 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.desk = Desk(database)
+        app.state.desk = QueryExecutor(database)
         await app.state.desk.warm_up()
         yield
         await app.state.desk.close()

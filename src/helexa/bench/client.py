@@ -21,7 +21,7 @@ from helexa.bench.dialects.openai import OpenAIChat
 from helexa.bench.dialects.rejected import RejectedParameters
 from helexa.bench.identity import TargetKind
 from helexa.bench.measurement.clock import Clock
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import Delta, RequestRecord, Role
 from helexa.core.logs import tell
 from helexa.core.sse import EventParser
@@ -69,7 +69,7 @@ class Client:
 
     async def ask(
         self,
-        question: Question,
+        question: PromptRequest,
         *,
         scheduled: float | None = None,
         role: Role = "load",
@@ -109,7 +109,7 @@ class Client:
 
     async def _exchange(
         self,
-        question: Question,
+        question: PromptRequest,
         record: RequestRecord,
         answer: Answer,
         moments: SimpleNamespace,

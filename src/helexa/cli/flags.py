@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from helexa.generation.sampling import Sampling
-from helexa.generation.targets import PRIVATE, Place
+from helexa.generation.targets import PRIVATE, ModelLocation
 
 Switch = Annotated[bool, Parameter(negative="")]
 Quiet = Annotated[bool, Parameter(alias="-q", negative="")]
@@ -33,9 +33,9 @@ class Where:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = None
     quant: str | None = None
 
-    def place(self, model: str | None) -> Place:
-        """Return the options as the library's `Place`."""
-        return Place(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
+    def place(self, model: str | None) -> ModelLocation:
+        """Return the options as the library's `ModelLocation`."""
+        return ModelLocation(model, PRIVATE if self.private else self.url, self.device, self.dtype, self.quant)
 
 
 @Parameter(name="*")

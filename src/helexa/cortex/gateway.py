@@ -26,7 +26,7 @@ from helexa.cortex.ledger.storage.backends import open_database
 from helexa.cortex.ledger.storage.database import Database
 from helexa.cortex.lifecycle.lifecycle import Lifecycle
 from helexa.cortex.observability.metrics import Metrics
-from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.reload import Reloader
 from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.upstream.client import KEEPALIVE_SECS, MAX_IDLE, Upstream
@@ -117,7 +117,7 @@ class Gateway:
         self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
         self.lifecycle.configure(config, catalogue)
 
-    def observe(self, exchange: Exchange) -> None:
+    def observe(self, exchange: RequestRecord) -> None:
         """Count a finished request, and log it in the ledger."""
         self.metrics.observe(exchange)
         self.ledger.record(exchange.activity())

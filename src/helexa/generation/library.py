@@ -12,7 +12,7 @@ from helexa.generation.files.file_run import FileSummary
 from helexa.generation.model import AskOptions, AsyncStream, BatchOptions, Model, OnError, OnToken, Stream
 from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
-from helexa.generation.targets import Place
+from helexa.generation.targets import ModelLocation
 
 _PLACE = ("model", "target", "device", "dtype", "quant")
 
@@ -171,7 +171,7 @@ def load(
     Raises:
         HelexaError: the model could not be loaded or fetched.
     """
-    loaded = Model(Place(model, target, device, dtype, quant))
+    loaded = Model(ModelLocation(model, target, device, dtype, quant))
     loaded.open(on_progress)
     return loaded
 
@@ -205,4 +205,4 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
     """Return the model selected by `options`, and the remaining options."""
     rest: Any = dict(options)
-    return Model(Place(*(rest.pop(name, None) for name in _PLACE))), rest
+    return Model(ModelLocation(*(rest.pop(name, None) for name in _PLACE))), rest

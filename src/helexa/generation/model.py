@@ -18,7 +18,7 @@ from helexa.generation.request import Ask, Prompt, Request
 from helexa.generation.sampling import Sampling, SamplingOptions
 from helexa.generation.schema import AnswerSchema
 from helexa.generation.target import OnProgress, Target
-from helexa.generation.targets import Place
+from helexa.generation.targets import ModelLocation
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -118,7 +118,7 @@ class AsyncStream:
 class Model:
     """One model at one target, made by `load`. Leaving its `with` block calls `close`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ModelLocation) -> None:
         self._place = place
 
     def generate(

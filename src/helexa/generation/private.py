@@ -20,7 +20,7 @@ from helexa.generation.request import Request
 from helexa.generation.target import End, Event, OnProgress, WasThought
 from helexa.neuron.builtin_models import source_text
 from helexa.neuron.config import NeuronConfig, TorchConfig, read_config
-from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.events import Failed, Finished, InferenceEvent, ReasoningDelta, TextDelta, WasReasoning
 from helexa.neuron.hardware.device_choice import device_for
 from helexa.neuron.lifecycle.model import ServedModel
@@ -82,7 +82,7 @@ class PrivateEngines:
         spare: warm standby process for the first engine; ended if the first load fails.
     """
 
-    def __init__(self, settings: EngineSettings, spare: Spare) -> None:
+    def __init__(self, settings: EngineSettings, spare: WarmStandby) -> None:
         self.spare = spare
         self._config = settings.config()
         self._sources = Sources(self._config, refresh=False)  # only `pull` asks the hub for updates

@@ -9,7 +9,7 @@ from helexa.core.extras import explained_extras
 from helexa.generation import environment
 from helexa.generation.errors import InvalidRequestError
 from helexa.generation.target import Target
-from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 
 if TYPE_CHECKING:
     from helexa.generation.private import PrivateEngines
@@ -24,7 +24,7 @@ _LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelLocation:
     """The caller's choice of model and target. None selects the environment's value or a default.
 
     Attributes:
@@ -70,9 +70,9 @@ class Targets:
         self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
         self._remotes: dict[str, Remote] = {}
         self._finding = asyncio.Lock()
-        self._spare = Spare()
+        self._spare = WarmStandby()
 
-    async def find(self, place: Place) -> Target:
+    async def find(self, place: ModelLocation) -> Target:
         """Return the target for a place.
 
         Raises:
@@ -99,7 +99,7 @@ class Targets:
             remote.close()
         await asyncio.gather(*(one.close() for one in engines), return_exceptions=True)
 
-    async def _choose(self, place: Place) -> Target:
+    async def _choose(self, place: ModelLocation) -> Target:
         model = place.wanted_model
         if place.url is not None and not place.is_private:
             if place.device or place.dtype or place.quant:
@@ -120,7 +120,7 @@ class Targets:
             self._remotes[url] = Remote(url, os.environ.get(environment.API_KEY))
         return self._remotes[url]
 
-    def _engines_of(self, place: Place) -> "PrivateEngines":
+    def _engines_of(self, place: ModelLocation) -> "PrivateEngines":
         with explained_extras():
             from helexa.generation.private import EngineSettings, PrivateEngines
 

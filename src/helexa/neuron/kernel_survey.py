@@ -2,7 +2,7 @@
 
     python -m helexa.neuron.kernel_survey OPTIONS
 
-`OPTIONS` are engine options in JSON. The process prints a `Survey` in JSON.
+`OPTIONS` are engine options in JSON. The process prints a `KernelSurvey` in JSON.
 """
 
 import sys
@@ -12,13 +12,13 @@ import msgspec
 import psutil
 import torch
 
-from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, Survey
+from helexa.neuron.doctor.kernels import NO_KERNELS, DeviceKernels, KernelSurvey
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.device import DeviceError, physical_cores, usable_device
 from helexa.neuron.ops.choice import choose
 
 
-def take(options: EngineOptions) -> Survey:
+def take(options: EngineOptions) -> KernelSurvey:
     """Choose kernels as engines do, for a model of ordinary shape. Native kernels are compiled if necessary."""
     torch.set_num_threads(options.threads or physical_cores())
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
@@ -30,7 +30,7 @@ def take(options: EngineOptions) -> Survey:
         usable_device(options.device)
     except DeviceError as error:
         unusable = str(error)
-    return Survey(
+    return KernelSurvey(
         threads=torch.get_num_threads(),
         devices=[_kernels(torch.device(name), dtype) for name in names],
         unusable=unusable,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.acp.providers.refusal import LONGEST_MESSAGE, refusal
+from helexa.acp.providers.rejection import LONGEST_MESSAGE, refusal
 
 
 def read(status, body, headers=None):

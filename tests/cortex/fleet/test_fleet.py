@@ -17,8 +17,8 @@ from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet import node_client
 from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, reachable_url
-from helexa.cortex.fleet.picture import Node, Report
 from helexa.cortex.fleet.poller import Poller, pause_secs
 
 M = ModelInfo(id="M")

@@ -12,10 +12,10 @@ import pytest
 from cortex.ledger.running import charged, holder, kill, rows, running, spent, states
 from cortex.running import eventually
 from helexa.core.errors import HelexaError
-from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.storage.backends import open_database
 from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError, Step
+from helexa.cortex.ledger.write_ahead_log import catch_up
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ async def test_where_the_journal_cannot_grow_each_request_waits_for_the_database
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = f"sqlite:{path}"
-    monkeypatch.setattr("helexa.cortex.ledger.journal._BLOCK_BYTES", 1)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._BLOCK_BYTES", 1)
     async with running(url) as [ledger]:
         before = await ledger.reserve(holder(1000), "a", "Org/M", 10)
         journal = ledger._committer._journal
@@ -128,11 +128,11 @@ async def test_on_a_disk_that_is_nearly_full_each_request_waits_for_the_database
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = f"sqlite:{path}"
-    monkeypatch.setattr("helexa.cortex.ledger.journal._LEAST_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._LEAST_FREE_BYTES", 1 << 62)
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "a", "Org/M", 10)).settle(3, 4)
         assert await states(url) == ["settled"]
-        monkeypatch.setattr("helexa.cortex.ledger.journal._LEAST_FREE_BYTES", 0)
+        monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._LEAST_FREE_BYTES", 0)
         await (await ledger.reserve(holder(1000), "b", "Org/M", 10)).settle(1, 1)
         await ledger.flush()
         async with ledger._database.transaction():  # there is room again: nobody waits
@@ -141,7 +141,7 @@ async def test_on_a_disk_that_is_nearly_full_each_request_waits_for_the_database
 
 
 async def test_a_journal_grows_with_what_is_promised(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.journal._BLOCK_BYTES", 64)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._BLOCK_BYTES", 64)
     database, ledger = await at_work(path)
     async with database.transaction():
         for number in range(12):

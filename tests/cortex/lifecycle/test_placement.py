@@ -13,13 +13,13 @@ from helexa.core.catalogue import Catalogue, Profile
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import EvictionSection
-from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.lifecycle.evictor import clearing, expired
 from helexa.cortex.lifecycle.explain import explain
+from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
 from helexa.cortex.lifecycle.memory import READING_LAG_SECS, Change, MemoryBook, beyond
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
-from helexa.cortex.lifecycle.situation import Failure, Situation
 from helexa.cortex.lifecycle.swap_queue import decide
 
 NOW = 1000.0
@@ -52,13 +52,13 @@ KNOWN = catalogue(A=20000, B=20000, C=5000, S={"vram_mb": 20000, "residency_prio
 FAST = EvictionSection(min_residency_secs=0, swap_wait_secs=10)
 
 
-def situation(*nodes: Node, known: Catalogue = KNOWN, settings: EvictionSection = FAST, **fields: Any) -> Situation:
+def situation(*nodes: Node, known: Catalogue = KNOWN, settings: EvictionSection = FAST, **fields: Any) -> FleetSnapshot:
     in_view = ("in_flight", "loading", "draining", "loaded_at", "used_at")
     view = FleetView(nodes, **{name: fields.pop(name) for name in in_view if name in fields})
-    return Situation(view, known, NOW, settings=settings, **fields)
+    return FleetSnapshot(view, known, NOW, settings=settings, **fields)
 
 
-def victims(one: Situation, node: Node, profile: Profile, since: float) -> list[str]:
+def victims(one: FleetSnapshot, node: Node, profile: Profile, since: float) -> list[str]:
     """What would be unloaded now."""
     found = clearing(one, node, profile, since)
     return [resident.model for resident in found.evict] if found and found.ready_at <= one.now else []
@@ -313,7 +313,7 @@ class Queued:
     priority: int = 0
 
 
-def _order(*wanted: Queued, now: Situation) -> list[str]:
+def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
     return [verdict.wanted.model for verdict in decide(wanted, lambda: now, lambda one, cold: None)]
 
 
@@ -340,7 +340,7 @@ times = st.one_of(st.none(), st.floats(0, NOW))
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
+def situations(draw: st.DrawFn) -> FleetSnapshot:
     profiles = {
         f"m{i}": {"vram_mb": draw(sizes), "residency_priority": draw(st.sampled_from([50, 100, 300]))} for i in range(5)
     }
@@ -369,7 +369,7 @@ def situations(draw: st.DrawFn) -> Situation:
 
 
 @given(situations(), ids, st.floats(0, NOW))
-def test_every_decision_keeps_the_rules(one: Situation, model: str, since: float) -> None:
+def test_every_decision_keeps_the_rules(one: FleetSnapshot, model: str, since: float) -> None:
     """What leaves may leave, no less and no more than needed; and nothing is ever placed where it cannot fit."""
     wanted = not any(model in node.models for node in one.view.nodes)
     if not wanted:

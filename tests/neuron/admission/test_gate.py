@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from helexa.neuron.admission.gate import ANONYMOUS, Gate, Limits, Reason, Ticket
+from helexa.neuron.admission.fair_queue import ANONYMOUS, Gate, Limits, Reason, Ticket
 
 LIMITS = Limits(seats=2, queue=4, wait=30, kv_wait=240, per_principal=0, anon_seats=2, anon_pending=100, pages=100)
 

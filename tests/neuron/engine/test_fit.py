@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.ipc.messages import Grant
+from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine.loading.fit import LEAST_CONTEXT, alone, divide
 from neuron.needing import MIB, needs
 
 
 def test_with_plenty_of_memory_all_is_granted() -> None:
     asked = needs(state=MIB, snapshots=10)
-    assert divide(asked, 10_000 * MIB) == Grant(total=1730 * MIB, pages=512, sequences=8, snapshots=10)
+    assert divide(asked, 10_000 * MIB) == MemoryGrant(total=1730 * MIB, pages=512, sequences=8, snapshots=10)
 
 
 def test_the_cache_shrinks_before_a_load_is_refused() -> None:
@@ -54,8 +54,12 @@ def test_a_cache_of_a_stated_size_is_smaller_than_the_least_if_it_is_so_stated()
 
 
 def test_fewer_sequences_run_where_their_states_are_large() -> None:
-    assert divide(needs(state=100 * MIB), 1800 * MIB) == Grant(total=1628 * MIB, pages=128, sequences=3, snapshots=0)
-    assert divide(needs(state=100 * MIB), 1332 * MIB) == Grant(total=1332 * MIB, pages=32, sequences=1, snapshots=0)
+    assert divide(needs(state=100 * MIB), 1800 * MIB) == MemoryGrant(
+        total=1628 * MIB, pages=128, sequences=3, snapshots=0
+    )
+    assert divide(needs(state=100 * MIB), 1332 * MIB) == MemoryGrant(
+        total=1332 * MIB, pages=32, sequences=1, snapshots=0
+    )
 
 
 def test_who_is_alone_may_have_what_is_free_up_to_the_limit() -> None:

@@ -19,7 +19,7 @@ from driving import GREEDY
 from llguidance import LLMatcher
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.grammar_compiler import Failure, Grammars
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine_client.client import EngineClient
@@ -135,7 +135,7 @@ def test_a_guide_at_a_limit_does_not_fail_later_sequences_with_its_grammar(
     states = LLMatcher.grammar_from_regex("([abc]*a[abc]{20}d)[abc]*")
     *letters, forbidden = (tokenizer.encode(letter)[0] for letter in "abcz")
 
-    def guide_of(number: int) -> Guide:
+    def guide_of(number: int) -> GrammarMatcher:
         one = sequence(number, states)
         grammars.begin(one)
         assert fetched(grammars, 1) == [(number, None)]

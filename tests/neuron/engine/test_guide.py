@@ -19,7 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from helexa.neuron.engine.execution.step_builder import sampled_rows, sampling_of
 from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.sampling.sampler import launch
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.engine.scheduling.ngram import Drafter
@@ -93,7 +93,7 @@ def answers(
     for one in requests:
         matcher = LLMatcher(tokenizer, one.grammar, log_level=0) if one.grammar else None
         assert matcher is None or not matcher.is_error(), matcher.get_error()
-        guide = None if matcher is None else Guide(matcher)
+        guide = None if matcher is None else GrammarMatcher(matcher)
         assert scheduler.add(Sequence(one, guide=guide)) is None
     return run(scheduler)
 
@@ -186,7 +186,7 @@ def test_tokens_are_refused_after_every_draft_and_the_guide_stays_where_it_was(t
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favourite_colour":"red"}')
-    guide, plain = Guide(grammar.deep_copy()), grammar.deep_copy()
+    guide, plain = GrammarMatcher(grammar.deep_copy()), grammar.deep_copy()
     expected = []
     for token in tokens:
         expected.append(np.frombuffer(plain.compute_bitmask(), dtype=np.uint8))
@@ -211,7 +211,7 @@ def test_tokens_are_refused_after_every_draft_and_the_guide_stays_where_it_was(t
 def test_nothing_is_refused_but_what_a_mask_bars(tokenizer: LLTokenizer) -> None:
     rng = random.Random(2)
     for grammar in (JSON, DIGITS, COLOUR, LLMatcher.grammar_from_lark("start: /[a-z]*/ <|im_end|>")):
-        guide, plain = Guide(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
+        guide, plain = GrammarMatcher(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
         for _ in range(20):
             if guide.ended:
                 break
@@ -234,7 +234,7 @@ def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer
     logits[allowed] = weights.log()
     logits[5000] = weights.sum().log()  # half of what is drawn is refused
     counts = torch.zeros(WIDTH)
-    guide = Guide(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
+    guide = GrammarMatcher(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
     draws = 4000
     for seed in range(draws):
         one = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
@@ -246,7 +246,7 @@ def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer
 
 
 def test_an_end_as_a_draft_is_taken_back(tokenizer: LLTokenizer) -> None:
-    guide = Guide(LLMatcher(tokenizer, DIGITS))
+    guide = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
         guide.advance(token)
     assert guide.refused([END, END, END], [END, END]) == {}
@@ -259,7 +259,7 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error_of_the_engine_and_e
     tokenizer: LLTokenizer,
 ) -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
-    guide = Guide(LLMatcher(tokenizer, DIGITS, log_level=0))
+    guide = GrammarMatcher(LLMatcher(tokenizer, DIGITS, log_level=0))
     scheduler.add(Sequence(request(0, DIGITS), guide=guide))
     scheduler.add(Sequence(request(1, "", max_tokens=2)))
     plan = scheduler.plan()
@@ -293,7 +293,7 @@ class Recording(Drafter):
 def test_what_is_forced_is_bounded_and_teaches_the_drafter_nothing(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
-    one = Sequence(request(0, grammar, max_tokens=400), guide=Guide(LLMatcher(tokenizer, grammar)))
+    one = Sequence(request(0, grammar, max_tokens=400), guide=GrammarMatcher(LLMatcher(tokenizer, grammar)))
     one.drafter = Recording(one.tokens)
     scheduler.add(one)
     speaker = Speaker(scheduler)
@@ -315,7 +315,7 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
     """A matcher that can take so many of one token, and of another one at any time, which is the end."""
     many, last = (tokenizer.tokenize_str(letters)[0] for letters in ("aaaaaaaa", "b"))
     matcher = LLMatcher(tokenizer, AMBIGUOUS, log_level=0, limits=NARROW)
-    probe, most = Guide(matcher), -1
+    probe, most = GrammarMatcher(matcher), -1
     while not probe.error:
         probe.advance(many)
         most += 1
@@ -325,7 +325,7 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
 @pytest.mark.parametrize("ahead", range(4))
 def test_an_error_ahead_is_none_if_the_answer_goes_another_way(tokenizer: LLTokenizer, ahead: int) -> None:
     matcher, most, many, last = narrow(tokenizer)
-    fitting, filled = Guide(matcher), Guide(matcher)
+    fitting, filled = GrammarMatcher(matcher), GrammarMatcher(matcher)
     for guide in (fitting, filled):
         for _ in range(most - ahead):
             guide.advance(many)
@@ -345,7 +345,9 @@ def test_an_error_comes_where_it_comes_without_drafts(tokenizer: LLTokenizer) ->
     errors: set[str | None] = set()
     for speculation in (False, True):
         scheduler = Scheduler(EngineOptions(speculation=speculation), PagePool(100, 4))
-        scheduler.add(Sequence(request(0, AMBIGUOUS, prompt=[5, *[many] * 20], sampling=eager), guide=Guide(matcher)))
+        scheduler.add(
+            Sequence(request(0, AMBIGUOUS, prompt=[5, *[many] * 20], sampling=eager), guide=GrammarMatcher(matcher))
+        )
         (outputs,) = run(scheduler).values()
         assert (outputs[-1].finish, outputs[-1].bad_grammar) == ("error", True)
         errors.add(outputs[-1].error)
@@ -355,10 +357,10 @@ def test_an_error_comes_where_it_comes_without_drafts(tokenizer: LLTokenizer) ->
 
 def test_a_grammar_that_takes_long_ends_its_sequence_and_no_other(tokenizer: LLTokenizer) -> None:
     seconds = itertools.count()
-    slow = Guide(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
+    slow = GrammarMatcher(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
     scheduler.add(Sequence(request(0, JSON), guide=slow))
-    scheduler.add(Sequence(request(1, JSON, max_tokens=30), guide=Guide(LLMatcher(tokenizer, JSON))))
+    scheduler.add(Sequence(request(1, JSON, max_tokens=30), guide=GrammarMatcher(LLMatcher(tokenizer, JSON))))
     outputs = run(scheduler)
     assert outputs[0][-1].bad_grammar
     assert "too long" in (outputs[0][-1].error or "")
@@ -374,7 +376,7 @@ def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> 
     backend.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     end = len(letters) - 1
-    guide = Guide(LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"')))
+    guide = GrammarMatcher(LLMatcher(read_vocabulary(tmp_path, len(letters)), LLMatcher.grammar_from_regex('"[ -~]*"')))
     allowed: list[tuple[bool, bool]] = []
     for letter in '"<"':
         guide.advance(letters.index(letter))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from helexa.neuron.engine.sampling.grammar_matcher import Guide, Mask
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, Mask
 from helexa.neuron.engine.sampling.vocabulary import read_vocabulary
 from helexa.neuron.grammar import for_tools
 from helexa.neuron.grammar.limits import PARSER_LIMITS
@@ -42,7 +42,7 @@ class Walk:
         self._width = tokenizer.vocab_size
         self._beginning = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
         assert not self._beginning.is_error(), self._beginning.get_error()
-        self.guide = Guide(self._beginning)
+        self.guide = GrammarMatcher(self._beginning)
 
     def run(self) -> None:
         """Walk until the grammar ends, checking the guide after every step."""

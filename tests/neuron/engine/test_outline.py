@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.loading.memory_estimate import Outline, outline
+from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, outline
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
@@ -49,7 +49,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def outlined(ops: Ops, path: Path, quant: str = "") -> Outline:
+def outlined(ops: Ops, path: Path, quant: str = "") -> MemoryEstimate:
     with open_checkpoint(path) as checkpoint:
         architecture = model_class(checkpoint.config["model_type"])
         config = {**architecture.defaults, **checkpoint.config}

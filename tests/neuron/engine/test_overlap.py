@@ -12,7 +12,7 @@ from simulation import SimulatedCache, SimulatedStep
 
 from helexa.neuron.engine import steps
 from helexa.neuron.engine.execution import device_errors
-from helexa.neuron.engine.execution.step_in_flight import Launched, begin_sums
+from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_sums
 from helexa.neuron.engine.ipc.messages import Embed, EngineOptions, Generate, Pooling, SamplingParams, TokenOutput
 from helexa.neuron.engine.kv_cache.page_pool import PagePool
 from helexa.neuron.engine.kv_cache.state_pool import StatePool
@@ -235,7 +235,7 @@ def test_a_vector_does_not_depend_on_who_is_cancelled_before_it_is_read(pooling:
     wanted = [one.pooled.wanted(one.computed, 6) for one in (cancelled, other) if one.pooled is not None]
     hidden = torch.cat([torch.full((len(rows), 2), number + 1.0) for number, rows in enumerate(wanted)])
     rows = [HiddenRows(one.id, len(own)) for one, own in zip((cancelled, other), wanted, strict=True) if own]
-    step = Launched(hidden=begin_sums(rows, hidden))
+    step = StepInFlight(hidden=begin_sums(rows, hidden))
     cancelled.pages, cancelled.computed = [], 0
     outcome = step.read()
     assert outcome.hidden[1].tolist() == [2.0 * len(wanted[1])] * 2

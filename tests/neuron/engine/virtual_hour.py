@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from helexa.neuron.engine.ipc.messages import Generate, Logprob, SamplingParams, TokenOutput
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.overlap import as_after
 from helexa.neuron.engine.scheduling.plan import Plan, PlanEntry
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
@@ -23,7 +23,7 @@ FATAL, NOT_FINITE = 7, 8
 NAN = float("nan")
 
 
-class Form(Guide):
+class Form(GrammarMatcher):
     """A grammar of fixed length in which every third run of five tokens is forced; some grammars fail on the way."""
 
     def __init__(self, length: int, fails: bool) -> None:

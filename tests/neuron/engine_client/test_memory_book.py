@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.ipc.messages import Grant
+from helexa.neuron.engine.ipc.messages import MemoryGrant
 from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.hardware.host_memory import own_bytes
 from neuron.needing import MIB, needs
@@ -26,7 +26,7 @@ class Machine:
         self.generation: dict[int, float] = {}
         self.book = MemoryBook(reserve_mb * MIB, held=self.held.get, begun=self.generation.get)
 
-    def start(self, pid: int, **fields: object) -> Grant:
+    def start(self, pid: int, **fields: object) -> MemoryGrant:
         self.generation[pid] = self.generation.get(pid, 0.0) + 1
         self.held[pid] = 100 * MIB
         self.free -= 100 * MIB

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helexa.neuron.engine_client.silence import Silence
+from helexa.neuron.engine_client.watchdog import Silence
 
 
 @pytest.mark.parametrize(

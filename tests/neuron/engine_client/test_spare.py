@@ -12,13 +12,13 @@ import pytest
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.child import Child
 from helexa.neuron.engine_client.client import EngineClient
-from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from neuron.fake_models import ENGINE, make_model, starts
 
 
 @pytest.fixture
-async def spare() -> AsyncIterator[Spare]:
-    spare = Spare(partial(Child.spawn, ENGINE))
+async def spare() -> AsyncIterator[WarmStandby]:
+    spare = WarmStandby(partial(Child.spawn, ENGINE))
     yield spare
     await spare.close()
 
@@ -27,7 +27,7 @@ def engines() -> set[int]:
     return {child.pid for child in psutil.Process().children() if ENGINE[-1] in child.cmdline()}
 
 
-async def test_a_process_that_was_begun_loads_whatever_comes_first(spare: Spare, tmp_path: Path):
+async def test_a_process_that_was_begun_loads_whatever_comes_first(spare: WarmStandby, tmp_path: Path):
     before = engines()
     await spare.begin()
     await spare.begin()
@@ -41,7 +41,7 @@ async def test_a_process_that_was_begun_loads_whatever_comes_first(spare: Spare,
     assert engines() == before
 
 
-async def test_one_that_has_died_meanwhile_is_replaced(spare: Spare):
+async def test_one_that_has_died_meanwhile_is_replaced(spare: WarmStandby):
     before = engines()
     await spare.begin()
     (begun,) = engines() - before
@@ -52,7 +52,7 @@ async def test_one_that_has_died_meanwhile_is_replaced(spare: Spare):
     await child.end(grace=0.0)
 
 
-async def test_one_that_nobody_takes_is_ended(spare: Spare):
+async def test_one_that_nobody_takes_is_ended(spare: WarmStandby):
     before = engines()
     await spare.begin()
     await spare.close()

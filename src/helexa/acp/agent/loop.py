@@ -8,7 +8,7 @@ from helexa.acp.agent.answer import Answer
 from helexa.acp.agent.calls import Call, Calls, understand
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.prompt import read_notes
-from helexa.acp.agent.question import Question
+from helexa.acp.agent.request_builder import RequestBuilder
 from helexa.acp.agent.turn import Turn
 from helexa.acp.events import CallChanged, Notice, StopReason, UsageChanged
 from helexa.acp.history import ToolKind, ToolResult
@@ -37,7 +37,7 @@ async def run_turn(turn: Turn) -> StopReason:
     Raises:
         ProviderError: the endpoint returned no complete answer; the partial answer is committed.
     """
-    question = Question(turn, await read_notes(turn.context))
+    question = RequestBuilder(turn, await read_notes(turn.context))
     for _ in range(MOST_ROUNDS):
         round = Round(turn)
         try:
@@ -101,7 +101,7 @@ class Round:
             await self._turn.conversation.commit(message, *ordered)
 
 
-async def _ask(turn: Turn, question: Question, round: Round, provider: Provider) -> None:
+async def _ask(turn: Turn, question: RequestBuilder, round: Round, provider: Provider) -> None:
     """Request an answer.
 
     The function waits and retries after temporary errors, and compacts the conversation if the request exceeds the

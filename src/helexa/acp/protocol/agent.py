@@ -12,7 +12,7 @@ from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.commands import COMMANDS, find_command
 from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.prompt import read_prompt
-from helexa.acp.protocol.refusal import invalid_params, not_found
+from helexa.acp.protocol.rejection import invalid_params, not_found
 from helexa.acp.protocol.session import Session
 from helexa.acp.protocol.sessions import Sessions, describe
 from helexa.acp.protocol.wire import current_request

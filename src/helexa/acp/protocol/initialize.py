@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from helexa.acp.protocol.refusal import invalid_params
+from helexa.acp.protocol.rejection import invalid_params
 
 PROTOCOL_VERSION = 1
 AUTH_METHOD = "configuration"

@@ -5,7 +5,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from helexa.acp.history import Image, Part, Text
-from helexa.acp.protocol.refusal import invalid_params
+from helexa.acp.protocol.rejection import invalid_params
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 

@@ -9,7 +9,7 @@ from helexa.acp.protocol import initialize
 from helexa.acp.protocol.agent import Agent
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.initialize import Abilities
-from helexa.acp.protocol.refusal import Refusal, auth_required, internal_error, invalid_params, method_not_found
+from helexa.acp.protocol.rejection import Refusal, auth_required, internal_error, invalid_params, method_not_found
 from helexa.acp.protocol.wire import Message, Transport, Wire
 
 logger = logging.getLogger(__name__)

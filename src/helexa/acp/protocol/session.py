@@ -17,7 +17,7 @@ from helexa.acp.protocol import config_options
 from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.permissions import Permissions
 from helexa.acp.protocol.projection import Update, project, replay
-from helexa.acp.protocol.refusal import INTERNAL_ERROR, Refusal, internal_error
+from helexa.acp.protocol.rejection import INTERNAL_ERROR, Refusal, internal_error
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ProviderError
 from helexa.acp.store import Chosen, Entry, Journal, Round, SavedSession, Spent, StoreError, Title

@@ -18,7 +18,7 @@ from helexa.acp.protocol import config_options
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.initialize import Abilities
 from helexa.acp.protocol.permissions import Permissions
-from helexa.acp.protocol.refusal import Refusal, internal_error, invalid_params, not_found
+from helexa.acp.protocol.rejection import Refusal, internal_error, invalid_params, not_found
 from helexa.acp.protocol.session import Session
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ThoughtLevel

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from helexa.acp.json_line import encode
-from helexa.acp.protocol.refusal import invalid_request, parse_error
+from helexa.acp.protocol.rejection import invalid_request, parse_error
 
 MOST_LINE_BYTES = 64 << 20
 _CHUNK = 1 << 16

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from helexa.acp.protocol.refusal import Refusal, cancelled, invalid_request
+from helexa.acp.protocol.rejection import Refusal, cancelled, invalid_request
 
 logger = logging.getLogger(__name__)
 MOST_REQUESTS = 1000

@@ -13,7 +13,7 @@ import httpx2
 from helexa.acp.config import Endpoint
 from helexa.acp.json_line import sendable
 from helexa.acp.providers.provider import ProviderError
-from helexa.acp.providers.refusal import refusal
+from helexa.acp.providers.rejection import refusal
 from helexa.acp.providers.wire import Json
 
 MOST_BYTES = 64 << 20

@@ -14,7 +14,7 @@ from helexa.acp.providers.provider import (
     ReasoningDelta,
     Usage,
 )
-from helexa.acp.providers.refusal import refusal
+from helexa.acp.providers.rejection import refusal
 from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
 
 NAME = "openai-responses"

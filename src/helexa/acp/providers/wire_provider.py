@@ -7,7 +7,7 @@ from helexa.acp.config import Endpoint
 from helexa.acp.providers.connection import Connection
 from helexa.acp.providers.model_list import model_cards
 from helexa.acp.providers.provider import End, ModelCard, ModelEvent, ModelRequest, ProviderError
-from helexa.acp.providers.refusal import refuses, refuses_tools
+from helexa.acp.providers.rejection import refuses, refuses_tools
 from helexa.acp.providers.wire import Json, Wire
 from helexa.acp.providers.written_calls import MarkReader, written
 

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter
 
+from helexa.bench.api.queries import QUESTIONS, RUN_FILTERS, ApiQuery
 from helexa.bench.api.query import Parameters
-from helexa.bench.api.questions import QUESTIONS, RUN_FILTERS, Question
 from helexa.bench.store.rows import RunRow
 from helexa.core.version import __version__
 
@@ -72,7 +72,7 @@ _FORMAT = {
 }
 
 
-def _operation(question: Question, shape: Any) -> dict[str, Any]:
+def _operation(question: ApiQuery, shape: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": shape}}
     if question.table:
         content["text/csv"] = {"schema": {"type": "string"}}

@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from helexa.bench.api.desk import Desk
 from helexa.bench.api.openapi import document
+from helexa.bench.api.queries import QUESTIONS, RUN_FILTERS, ApiQuery
 from helexa.bench.api.query import Parameter, read_query
-from helexa.bench.api.questions import QUESTIONS, RUN_FILTERS, Question
+from helexa.bench.api.query_executor import QueryExecutor
 from helexa.bench.api.table import to_csv
 from helexa.bench.results.archive import Archive
 from helexa.bench.results.runs import runs
@@ -47,7 +47,7 @@ async def refuse_api_error(_request: Request, error: Exception) -> Response:
     return Response(text + "\n", status, _CORS | headers, "text/plain")
 
 
-async def _answer(question: Question, request: Request) -> Response:
+async def _answer(question: ApiQuery, request: Request) -> Response:
     parameters = {**question.parameters, "format": _FORMAT} if question.table else question.parameters
     query = read_query(request.query_params, parameters)
     encode = to_csv if query.get("format") == "csv" else _to_json
@@ -72,7 +72,9 @@ async def _export(request: Request) -> Response:
     )
 
 
-async def _all_runs(desk: Desk, query: dict[str, Any], table: Callable[..., bytes] | None) -> AsyncIterator[bytes]:
+async def _all_runs(
+    desk: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
+) -> AsyncIterator[bytes]:
     """Yield the runs that match the filters, one page at a time."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
@@ -96,5 +98,5 @@ def _to_json(answer: object) -> bytes:
     return orjson.dumps(answer)
 
 
-def _desk(request: Request) -> Desk:
+def _desk(request: Request) -> QueryExecutor:
     return request.app.state.desk

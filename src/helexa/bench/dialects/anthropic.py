@@ -6,7 +6,7 @@ import orjson
 
 from helexa.bench.dialects.dialect import Answer, StreamFault, fault_text, mapping, number, seconds, text
 from helexa.bench.dialects.rejected import Substitutes
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import DeltaKind
 from helexa.core.sse import ServerSentEvent
 
@@ -24,7 +24,7 @@ class AnthropicMessages:
         """Return the headers of every request."""
         return {"anthropic-version": _VERSION} | ({"x-api-key": bearer} if bearer else {})
 
-    def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
+    def body(self, question: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
         """Return the request body. The API format has no field for answers of a fixed length."""
         system = "\n\n".join(turn.text for turn in question.turns if turn.role == "system")
         body: dict[str, Any] = {

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import DeltaKind, ToolCall
 from helexa.core.sse import ServerSentEvent
 
@@ -65,7 +65,7 @@ class Dialect(Protocol):
         """Return the headers of every request."""
         ...
 
-    def body(self, question: Question, *, ignore_eos: bool) -> dict[str, Any]:
+    def body(self, question: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
         """Return the request body; `ignore_eos` is whether the server supports this field."""
         ...
 

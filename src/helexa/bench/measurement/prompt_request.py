@@ -23,7 +23,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PromptRequest:
     """A request for one streamed answer.
 
     Attributes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
@@ -70,7 +70,7 @@ class Agentic:
         turns = [system, Turn("user", f"{prompts.prefix(self.tool_tokens)}\n\nBegin.")]
         records: list[RequestRecord] = []
         while True:
-            question = Question(subject.model.name, list(turns), self.max_tokens)
+            question = PromptRequest(subject.model.name, list(turns), self.max_tokens)
             record = await subject.client.ask(question, role="turn")
             records.append(record)
             if record.status != "ok" or len(records) == self.turns:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
@@ -41,7 +41,7 @@ class Cancel:
         if before:
             return Outcome(error=f"{before} other requests are in flight")
         turns = subject.prompts(seed).cold(self.prompt_tokens)
-        question = Question(name, turns, self.max_tokens, fixed_length=True)
+        question = PromptRequest(name, turns, self.max_tokens, fixed_length=True)
         record = await subject.client.ask(question, cancel_after=_CHUNKS)
         if record.status != "cancelled":
             over = record.status == "ok"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
@@ -39,7 +39,7 @@ class Capability:
     async def run(self, subject: Subject, seed: int) -> Outcome:
         """Send the same request each time, so that answers are comparable."""
         record = await subject.client.ask(
-            Question(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
+            PromptRequest(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
         )
         found = [bool(re.search(pattern, record.text)) for pattern in self.expect]
         return Outcome(

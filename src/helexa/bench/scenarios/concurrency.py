@@ -6,7 +6,7 @@ from typing import ClassVar
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.measurement.load import closed_loop
 from helexa.bench.measurement.measures import Objectives
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure, text_objectives
 from helexa.bench.targets.target import Control, ServedModel
@@ -47,7 +47,7 @@ class Concurrency:
 
         async def ask(scheduled: float | None) -> RequestRecord:
             turns = prompts.cold(self.prompt_tokens)
-            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            question = PromptRequest(subject.model.name, turns, self.max_tokens, fixed_length=True)
             return await subject.client.ask(question, scheduled=scheduled)
 
         records = await closed_loop(ask, self.level, self.duration_secs, subject.clock)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question, Tool, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Tool, Turn
 from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
@@ -102,7 +102,7 @@ class Correctness:
         records: list[RequestRecord] = []
         verdicts: list[dict[str, Any]] = []
         for case in self.cases:
-            question = Question(
+            question = PromptRequest(
                 subject.model.name,
                 [Turn("user", case.prompt)],
                 _MAX_TOKENS,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.measurement.load import arrival_times, closed_loop, open_loop
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure
 from helexa.bench.targets.target import Control, ServedModel
@@ -48,11 +48,11 @@ class Mixed:
 
         async def load(scheduled: float | None) -> RequestRecord:
             turns = prompts.cold(self.prompt_tokens)
-            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            question = PromptRequest(subject.model.name, turns, self.max_tokens, fixed_length=True)
             return await subject.client.ask(question, scheduled=scheduled)
 
         async def probe(scheduled: float | None) -> RequestRecord:
-            question = Question(subject.model.name, prompts.cold(_PROBE_TOKENS), max_tokens=1)
+            question = PromptRequest(subject.model.name, prompts.cold(_PROBE_TOKENS), max_tokens=1)
             return await subject.client.ask(question, scheduled=scheduled, role="probe")
 
         offsets = list(arrival_times(_PROBES_RPS, self.duration_secs, "constant", seed))

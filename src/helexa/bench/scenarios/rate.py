@@ -6,7 +6,7 @@ from typing import ClassVar
 from helexa.bench.identity import ScenarioKey
 from helexa.bench.measurement.load import Arrivals, arrival_times, open_loop
 from helexa.bench.measurement.measures import Objectives
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.measurement.request_record import RequestRecord
 from helexa.bench.scenarios.scenario import Outcome, Subject, fits, load_failure, text_objectives
 from helexa.bench.targets.target import Control, ServedModel
@@ -52,7 +52,7 @@ class Rate:
 
         async def ask(scheduled: float | None) -> RequestRecord:
             turns = prompts.cold(self.prompt_tokens)
-            question = Question(subject.model.name, turns, self.max_tokens, fixed_length=True)
+            question = PromptRequest(subject.model.name, turns, self.max_tokens, fixed_length=True)
             return await subject.client.ask(question, scheduled=scheduled)
 
         offsets = list(arrival_times(self.rate_rps, self.duration_secs, self.arrivals, seed))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question, Turn
+from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel
 
@@ -67,12 +67,12 @@ async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_toke
     """Fill the cache with a prefix by an unrecorded request, then send the measured request with the prefix."""
     prompts = subject.prompts(seed)
     prefix = prompts.prefix(prompt_tokens)
-    priming = await subject.client.ask(Question(subject.model.name, prompts.warm(prefix), max_tokens=1))
+    priming = await subject.client.ask(PromptRequest(subject.model.name, prompts.warm(prefix), max_tokens=1))
     if priming.status != "ok":
         return Outcome(error=f"while warming the cache: {first_failure([priming])}")
     return await _asked(subject, prompts.warm(prefix, _TAIL_TOKENS), max_tokens)
 
 
 async def _asked(subject: Subject, turns: list[Turn], max_tokens: int) -> Outcome:
-    record = await subject.client.ask(Question(subject.model.name, turns, max_tokens, fixed_length=True))
+    record = await subject.client.ask(PromptRequest(subject.model.name, turns, max_tokens, fixed_length=True))
     return Outcome([record], error=first_failure([record]))

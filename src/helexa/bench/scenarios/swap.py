@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from helexa.bench.identity import ScenarioKey
-from helexa.bench.measurement.prompt_request import Question
+from helexa.bench.measurement.prompt_request import PromptRequest
 from helexa.bench.scenarios.scenario import Outcome, Subject, first_failure, fits
 from helexa.bench.targets.target import Control, ServedModel, TargetError
 
@@ -43,7 +43,7 @@ class Swap:
             return Outcome(error=f"{subject.model.name} is unloaded and did not load again with {spec}: {error}")
         loaded = now()
         turns = subject.prompts(seed).cold(self.prompt_tokens)
-        record = await subject.client.ask(Question(subject.model.name, turns, self.max_tokens, fixed_length=True))
+        record = await subject.client.ask(PromptRequest(subject.model.name, turns, self.max_tokens, fixed_length=True))
         return Outcome(
             [record],
             error=first_failure([record]),

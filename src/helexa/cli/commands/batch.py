@@ -23,7 +23,7 @@ from helexa.generation.request import Ask, Request
 
 
 @dataclass
-class Tally:
+class BatchProgress:
     """Counts of answered prompts, shown on stderr if `progress` is set."""
 
     progress: Progress | None
@@ -60,7 +60,7 @@ def answer_file(
     """
     drawn = not quiet and sys.stderr.isatty() and (output is not None or not sys.stdout.isatty())
     with _file_of(prompts) as path, Progress() if drawn else nullcontext() as progress:
-        tally = Tally(progress)
+        tally = BatchProgress(progress)
         if output is None:
             _print_results(model, path, ask, parallel, tally)
         else:
@@ -77,7 +77,7 @@ def answer_file(
     return 1 if tally.failed else 0
 
 
-def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: Tally) -> None:
+def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: BatchProgress) -> None:
     asked: dict[int, Item] = {}
 
     def requests() -> Iterator[Request | GenerationError]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Limit, ModelInfo
-from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.lifecycle import placement
 from helexa.cortex.lifecycle.load_job import Progress
 from helexa.cortex.routing.router import candidates

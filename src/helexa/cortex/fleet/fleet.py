@@ -16,7 +16,7 @@ from types import MappingProxyType
 from helexa.core.fleet import Health, ModelInfo
 from helexa.cortex.config import NeuronSection, RoutingSection
 from helexa.cortex.fleet.breaker import WARY_SECS, Breakers, Pair
-from helexa.cortex.fleet.picture import FleetView, Node, Report
+from helexa.cortex.fleet.fleet_view import FleetView, Node, Report
 
 __all__ = ["Fleet", "FleetView", "Node", "Report"]
 

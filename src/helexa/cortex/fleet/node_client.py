@@ -13,7 +13,7 @@ from yarl import URL
 
 from helexa.core.errors import HelexaError
 from helexa.core.fleet import Discovery, Health, ModelInfo, ModelSpec
-from helexa.cortex.fleet.picture import Node, Report
+from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.http.connections.local_errors import is_local_error
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from helexa.core.fleet import Health, Limit, ModelInfo, ModelLoad, Record, WireInt
+from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
-from helexa.cortex.fleet.picture import Node, Report
 
 _MAX_SHOWN = 64
 _AT_ONCE = 4

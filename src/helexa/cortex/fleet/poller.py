@@ -7,9 +7,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from helexa.cortex.fleet.fleet import MISSES_TO_DOWN, Fleet
+from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.fleet.openai_node import OpenAINode
-from helexa.cortex.fleet.picture import Node, Report
 
 log = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ import asyncio
 
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.count import TOKENIZE_PATH, counted
-from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.requests.body_workers import BodyWorkers
-from helexa.cortex.requests.request import Question
+from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.router import route
 from helexa.cortex.usage.token_limit import CHAT, COMPLETIONS
 
@@ -22,7 +22,7 @@ class PromptCounter:
         self._calls = calls
         self._body_workers = body_workers
 
-    async def count(self, view: FleetView, model: str, question: Question) -> int | None:
+    async def count(self, view: FleetView, model: str, question: ClientRequest) -> int | None:
         """Return the number of prompt tokens, or None if no helexa node can count them in time."""
         path, target = _PATHS.get(question.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":

@@ -12,11 +12,11 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.cortex.fleet.breaker import WARY_SECS
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.forwarding.node_calls import json_object
-from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, Exchange
+from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, RequestRecord
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.headers import UNBUFFERED, bearer_header, forwarded_headers, returned_headers
-from helexa.cortex.requests.request import Question
+from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.router import Outcome, Warm
 from helexa.cortex.upstream.client import Upstream
 from helexa.cortex.upstream.connection import Answer
@@ -65,7 +65,14 @@ class Proxy:
         self._usage_count = itertools.count()
 
     async def ask(
-        self, target: Warm, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None, *, last: bool
+        self,
+        target: Warm,
+        question: ClientRequest,
+        reply: Reply,
+        exchange: RequestRecord,
+        settle: Settle | None,
+        *,
+        last: bool,
     ) -> None:
         """Forward the request to a node and its response to the client.
 
@@ -146,7 +153,7 @@ class Proxy:
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
-    def _headers(self, question: Question, exchange: Exchange, target: Warm) -> Headers:
+    def _headers(self, question: ClientRequest, exchange: RequestRecord, target: Warm) -> Headers:
         """Return the headers for a node. Third-party backends get no account, key or usage ids."""
         headers = forwarded_headers(question.headers)
         headers.append((b"content-type", b"application/json"))
@@ -167,9 +174,9 @@ class Proxy:
         answer: Answer,
         chunk: bytes,
         target: Warm,
-        question: Question,
+        question: ClientRequest,
         reply: Reply,
-        exchange: Exchange,
+        exchange: RequestRecord,
         settle: Settle | None,
     ) -> None:
         headers = returned_headers(answer.headers)
@@ -198,7 +205,7 @@ class Proxy:
                     next_chunk = await self._following(answer, exchange, settle)
         await reply.finish(chunk if usage_filter is None else usage_filter.flush())
 
-    async def _following(self, answer: Answer, exchange: Exchange, settle: Settle | None) -> bytes:
+    async def _following(self, answer: Answer, exchange: RequestRecord, settle: Settle | None) -> bytes:
         """Return the next chunk of a non-streamed response.
 
         Before the end, an empty chunk, the request is settled.
@@ -208,7 +215,7 @@ class Proxy:
             await settle()
         return chunk
 
-    async def _next(self, answer: Answer, exchange: Exchange) -> bytes:
+    async def _next(self, answer: Answer, exchange: RequestRecord) -> bytes:
         try:
             return await answer.chunk()
         except UpstreamError as error:
@@ -221,7 +228,7 @@ class Proxy:
                 502, "upstream_connection_error", "the node broke off its answer", type="api_error"
             ) from error
 
-    async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: Exchange) -> None:
+    async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: RequestRecord) -> None:
         """Forward a node's error response; if a stream has already begun, send the error as its last event.
 
         The log contains the status and the code but not the message, which may quote the prompt.

@@ -18,12 +18,12 @@ from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, ActivityLog
 from helexa.cortex.ledger.budgets import Budgets
 from helexa.cortex.ledger.entries import Record
-from helexa.cortex.ledger.journal import Journal, catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.reservation import Asked, Claim, Closing, Reservation
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.storage.retry import FIRST_RETRY_SECS, Retry
 from helexa.cortex.ledger.waiting import Waiting, finish, refuse
+from helexa.cortex.ledger.write_ahead_log import WriteAheadLog, catch_up
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -62,7 +62,7 @@ class Committer:
         self.retry = Retry()
         self.ending = self.clean = False
         self._database, self._clock, self._name, self._alone = database, clock, name, alone
-        self._journal: Journal | None = None
+        self._journal: WriteAheadLog | None = None
         self._taking: set[str] = set()  # keys whose tokens are being taken from the database
         self._wake = asyncio.Event()
         self._tidying = self._beating = self._ended = False
@@ -76,7 +76,7 @@ class Committer:
         self.budgets = Budgets(await gateways.join(self._database, self._name))
         if self._alone is not None:
             try:
-                self._journal = Journal(self._alone)
+                self._journal = WriteAheadLog(self._alone)
             except OSError as error:
                 raise DatabaseError(f"cannot keep a journal beside {self._alone}: {error.strerror}") from error
             self._journal.turn(self.budgets.gateway, self.budgets.batch + 1)

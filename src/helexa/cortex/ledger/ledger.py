@@ -12,13 +12,13 @@ from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger import gateways
 from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer
-from helexa.cortex.ledger.journal import catch_up
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
 from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, budget
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.waiting import unavailable
+from helexa.cortex.ledger.write_ahead_log import catch_up
 
 log = logging.getLogger(__name__)
 

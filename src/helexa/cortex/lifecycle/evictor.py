@@ -1,6 +1,6 @@
 """Eviction policy: which models may leave a node, when, and in which order.
 
-Pure functions of a `Situation`.
+Pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection, Mapping
@@ -9,9 +9,9 @@ from math import inf
 
 from helexa.core.catalogue import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
 from helexa.cortex.fleet.breaker import Pair
-from helexa.cortex.fleet.picture import Node
+from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, HeldModel
 from helexa.cortex.lifecycle.memory import totals
-from helexa.cortex.lifecycle.situation import Resident, Situation
 
 LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a model to reach it
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
@@ -22,7 +22,7 @@ _ANY = -(1 << 62)
 
 
 @dataclass(frozen=True)
-class Clearing:
+class EvictionPlan:
     """A way to fit a model on a node.
 
     Attributes:
@@ -35,7 +35,7 @@ class Clearing:
     """
 
     devices: tuple[int, ...]
-    evict: tuple[Resident, ...]
+    evict: tuple[HeldModel, ...]
     ready_at: float
     fits: bool = True
 
@@ -44,7 +44,7 @@ class Clearing:
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
-def clearing(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
+def clearing(situation: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
     """Return the smallest set of evictions that lets a model fit on a node, or None if no set does.
 
     Args:
@@ -59,7 +59,7 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
     residents = situation.residents(node)
     devices = _roomy(free, share_mb, profile.min_devices)
     if devices is not None:
-        return Clearing(devices, (), situation.now)
+        return EvictionPlan(devices, (), situation.now)
     evictable = [
         resident
         for resident in residents
@@ -69,12 +69,12 @@ def clearing(situation: Situation, node: Node, profile: Profile, since: float) -
     if to_evict is not None:
         devices = _roomy(_without(free, to_evict), share_mb, profile.min_devices)
         ready_at = max(_ripe_at(situation, resident, since) for resident in to_evict)
-        return Clearing(devices or (), tuple(to_evict), max(ready_at, situation.now))
+        return EvictionPlan(devices or (), tuple(to_evict), max(ready_at, situation.now))
     devices = _roomy(free, _ANY, profile.min_devices)
-    return None if residents or devices is None else Clearing(devices, (), situation.now, fits=False)
+    return None if residents or devices is None else EvictionPlan(devices, (), situation.now, fits=False)
 
 
-def expired(situation: Situation) -> list[Pair]:
+def expired(situation: FleetSnapshot) -> list[Pair]:
     """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
 
     Pinned models stay. Models that are not in the catalogue stay too, because the gateway could not load them again.
@@ -97,7 +97,7 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
     return [index for index, megabytes in totals(node).items() if megabytes >= floor]
 
 
-def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
+def _ripe_at(situation: FleetSnapshot, resident: HeldModel, since: float) -> float:
     """Return when a model may be evicted.
 
     A model may be evicted once it has been idle long enough, or once the model that needs its memory has waited for
@@ -116,26 +116,26 @@ def _ripe_at(situation: Situation, resident: Resident, since: float) -> float:
     return max(residency_until, request_until, min(idle_at, since + settings.swap_wait_secs))
 
 
-def _in_order(situation: Situation, residents: list[Resident], since: float) -> list[Resident]:
+def _in_order(situation: FleetSnapshot, residents: list[HeldModel], since: float) -> list[HeldModel]:
     """Return models in eviction order: by the time from which eviction is allowed, then by lowest cost."""
     by_class = situation.settings.strategy == "priority"
 
-    def order(one: Resident) -> tuple[float, int, float, str]:
+    def order(one: HeldModel) -> tuple[float, int, float, str]:
         evictable_at = max(_ripe_at(situation, one, since), situation.now)
         return evictable_at, one.rank if by_class else 0, -_score(one, situation.now), one.model
 
     return sorted(residents, key=order)
 
 
-def _score(resident: Resident, now: float) -> float:
+def _score(resident: HeldModel, now: float) -> float:
     """Return idle time divided by weighted reload time; the model with the highest score is evicted first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
 
-def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[Resident]) -> list[Resident] | None:
+def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[HeldModel]) -> list[HeldModel] | None:
     """Return the first models of `ordered` that free enough memory, or None; skip unnecessary evictions."""
-    to_evict: list[Resident] = []
+    to_evict: list[HeldModel] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
             continue
@@ -151,7 +151,7 @@ def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[Res
     return to_evict
 
 
-def _without(free: Mapping[int, int], leaving: Collection[Resident]) -> dict[int, int]:
+def _without(free: Mapping[int, int], leaving: Collection[HeldModel]) -> dict[int, int]:
     return {
         index: megabytes + sum(resident.megabytes.get(index, 0) for resident in leaving)
         for index, megabytes in free.items()

@@ -1,6 +1,6 @@
 """Explains in words where a request for a model would go now, and why.
 
-Pure functions of a `Situation`.
+Pure functions of a `FleetSnapshot`.
 """
 
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from typing import Any
 
 from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError
-from helexa.cortex.fleet.picture import Node
-from helexa.cortex.lifecycle.evictor import Clearing, clearing
+from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.lifecycle.evictor import EvictionPlan, clearing
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, HeldModel
 from helexa.cortex.lifecycle.placement import Cold, feasible, place
-from helexa.cortex.lifecycle.situation import Resident, Situation
 from helexa.cortex.routing.router import candidates, failing, has_warm, route
 
 
@@ -25,7 +25,7 @@ class _Answer:
     retry_after: int | None = None
 
 
-def explain(situation: Situation, name: str) -> dict[str, Any]:
+def explain(situation: FleetSnapshot, name: str) -> dict[str, Any]:
     """Return the decision for a request for `name` (a model id or an alias) that arrives now.
 
     Returns:
@@ -50,7 +50,7 @@ def explain(situation: Situation, name: str) -> dict[str, Any]:
     }
 
 
-def _answer(situation: Situation, model: str) -> _Answer:
+def _answer(situation: FleetSnapshot, model: str) -> _Answer:
     target = route(situation.view, model)
     if target is not None:
         return _Answer("warm", _warm_words(situation, model), target.node)
@@ -73,13 +73,13 @@ def _answer(situation: Situation, model: str) -> _Answer:
     return _Answer("load", step_text + duration_text, decision.node, list(decision.evict))
 
 
-def _warm_words(situation: Situation, model: str) -> str:
+def _warm_words(situation: FleetSnapshot, model: str) -> str:
     serving_nodes = candidates(situation.view, model)
     loads = [f"{node.name} has {situation.view.load(node, model)} in flight" for node in serving_nodes]
     return f"warm: {', '.join(loads)}"
 
 
-def _verdict(situation: Situation, node: Node, model: str) -> str:
+def _verdict(situation: FleetSnapshot, node: Node, model: str) -> str:
     """Return in words why a node can or cannot serve the model."""
     fleet_view, profile = situation.view, situation.catalogue.profile(model)
     pair = (node.name, model)
@@ -115,7 +115,7 @@ def _verdict(situation: Situation, node: Node, model: str) -> str:
     return _room_words(situation, node, profile)
 
 
-def _room_words(situation: Situation, node: Node, profile: Profile) -> str:
+def _room_words(situation: FleetSnapshot, node: Node, profile: Profile) -> str:
     plan = clearing(situation, node, profile, situation.now)
     free_mb = situation.free(node)
     available_mb = sum(sorted(free_mb.values(), reverse=True)[: profile.min_devices])
@@ -128,7 +128,7 @@ def _room_words(situation: Situation, node: Node, profile: Profile) -> str:
     return f"{memory_text}, {_eviction(situation, plan)}"
 
 
-def _eviction(situation: Situation, way: Clearing) -> str:
+def _eviction(situation: FleetSnapshot, way: EvictionPlan) -> str:
     evicted = _names([f"{resident.model} ({_idle(situation, resident)})" for resident in way.evict])
     if way.ready_at <= situation.now:
         return f"could evict {evicted}"
@@ -137,13 +137,13 @@ def _eviction(situation: Situation, way: Clearing) -> str:
     return f"could evict {evicted} in {_secs(way.ready_at - situation.now)}"
 
 
-def _staying(situation: Situation, resident: Resident, profile: Profile) -> str:
+def _staying(situation: FleetSnapshot, resident: HeldModel, profile: Profile) -> str:
     if resident.rank > situation.rank(profile.id):
         return f"{resident.model} ranks higher"
     return f"{resident.model} would not free enough"
 
 
-def _idle(situation: Situation, resident: Resident) -> str:
+def _idle(situation: FleetSnapshot, resident: HeldModel) -> str:
     if resident.loading:
         return "loading"
     if resident.busy:

@@ -1,8 +1,8 @@
 """Measurements of past loads: duration, devices, model sizes and failures."""
 
 from helexa.cortex.fleet.breaker import Pair
-from helexa.cortex.fleet.picture import FleetView
-from helexa.cortex.lifecycle.situation import Failure
+from helexa.cortex.fleet.fleet_view import FleetView
+from helexa.cortex.lifecycle.fleet_snapshot import Failure
 
 BACKOFF_SECS = 5.0
 MAX_BACKOFF_SECS = 300.0

@@ -13,14 +13,14 @@ from helexa.cortex.config import CortexConfig
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.cortex.lifecycle.demand import Demand, Waiting
-from helexa.cortex.lifecycle.departure import Departures, StillNeededError
+from helexa.cortex.lifecycle.drain import Drains, StillNeededError
 from helexa.cortex.lifecycle.evictor import expired
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.load_job import LoadJob, Means, Progress, reported_progress
+from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
+from helexa.cortex.lifecycle.pending_loads import PendingLoads, Waiting
 from helexa.cortex.lifecycle.placement import Cold, Hold
-from helexa.cortex.lifecycle.situation import Situation
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
 from helexa.cortex.routing.router import Warm, route
 
@@ -63,9 +63,9 @@ class Lifecycle:
         self._began = clock()
         self._history = History()
         self._book = MemoryBook()
-        departures = Departures(fleet, client, self._book, clock, evicted)
-        self._means = Means(fleet, client, self._book, departures, clock)
-        self._demands: dict[str, Demand] = {}
+        departures = Drains(fleet, client, self._book, clock, evicted)
+        self._means = LoadDependencies(fleet, client, self._book, departures, clock)
+        self._demands: dict[str, PendingLoads] = {}
         self._jobs: dict[str, asyncio.Task[Warm]] = {}
         self._leaving: dict[Pair, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
@@ -91,7 +91,7 @@ class Lifecycle:
             return target
         demand, is_first = self._demands.get(model), False
         if demand is None:
-            demand, is_first = Demand(model), True
+            demand, is_first = PendingLoads(model), True
             self._demands[model] = demand
         wait_limit_secs = self._gateway.load_wait_secs
         try:
@@ -123,13 +123,13 @@ class Lifecycle:
             return Progress(None, f"waiting for room on {demand.hold.node}", self._eta(demand))
         return None
 
-    def situation(self) -> Situation:
+    def situation(self) -> FleetSnapshot:
         """Return a snapshot of everything that load and eviction decisions depend on."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
             self._book.turn(node)
         self._history.look(fleet_view)
-        return Situation(
+        return FleetSnapshot(
             fleet_view,
             self._catalogue,
             self._clock(),
@@ -197,7 +197,7 @@ class Lifecycle:
         self._jobs[cold.model] = task
         task.add_done_callback(lambda task: self._finished(demand, job, task))
 
-    def _finished(self, demand: Demand, job: LoadJob, task: asyncio.Task[Warm]) -> None:
+    def _finished(self, demand: PendingLoads, job: LoadJob, task: asyncio.Task[Warm]) -> None:
         job.release()
         del self._jobs[demand.model]
         demand.job = None
@@ -219,7 +219,7 @@ class Lifecycle:
         self._forget(demand)
         self._wake.set()
 
-    def _end(self, demand: Demand, outcome: Warm | HelexaError) -> None:
+    def _end(self, demand: PendingLoads, outcome: Warm | HelexaError) -> None:
         """Resolve all requests that wait for a model, with a node or an error."""
         self._demands.pop(demand.model, None)
         if demand.outcome.done():
@@ -231,12 +231,12 @@ class Lifecycle:
             demand.outcome.set_exception(outcome)
             demand.outcome.exception()  # marks the exception as retrieved, in case no request waits any more
 
-    def _forget(self, demand: Demand) -> None:
+    def _forget(self, demand: PendingLoads) -> None:
         """Drop the entry of a model if no request waits for the model and no load runs."""
         if not demand.wanted() and demand.job is None and self._demands.get(demand.model) is demand:
             del self._demands[demand.model]
 
-    def _eta(self, demand: Demand) -> float | None:
+    def _eta(self, demand: PendingLoads) -> float | None:
         if demand.job is not None:
             return demand.job.progress().eta_secs
         if demand.hold is None or demand.hold.until == inf:
@@ -244,7 +244,7 @@ class Lifecycle:
         usual_secs = self.situation().measured_load_secs(demand.hold.node, demand.model)
         return max(0.0, demand.hold.until - self._clock()) + (usual_secs or 0.0)
 
-    def _too_long(self, demand: Demand) -> ApiError:
+    def _too_long(self, demand: PendingLoads) -> ApiError:
         eta = self._eta(demand)
         retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
         state = "is still loading" if demand.job is not None else "still waits for room"

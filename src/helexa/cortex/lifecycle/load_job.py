@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
-from helexa.cortex.fleet.picture import Node
-from helexa.cortex.lifecycle.departure import Departures
+from helexa.cortex.lifecycle.drain import Drains
 from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
 from helexa.cortex.lifecycle.placement import Cold
 from helexa.cortex.routing.router import Warm
@@ -38,13 +38,13 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Means:
+class LoadDependencies:
     """The objects that all load jobs share."""
 
     fleet: Fleet
     client: NodeClient
     book: MemoryBook
-    departures: Departures
+    departures: Drains
     clock: Callable[[], float]
 
 
@@ -58,7 +58,7 @@ class LoadJob:
     """
 
     def __init__(
-        self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: Means, usual: float | None
+        self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: LoadDependencies, usual: float | None
     ) -> None:
         """Reserve memory and drain the models that must be evicted.
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
-from helexa.cortex.fleet.picture import Node
+from helexa.cortex.fleet.fleet_view import Node
 
 HOST = -1
 """Device index for main memory on a node without accelerators."""

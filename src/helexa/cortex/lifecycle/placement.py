@@ -1,6 +1,6 @@
 """Placement of models that are not loaded: node, devices and evictions.
 
-Pure functions of a `Situation`.
+Pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection
@@ -10,10 +10,10 @@ from math import ceil, inf
 from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.core.fleet import Discovery, ModelSpec
-from helexa.cortex.fleet.picture import Node
-from helexa.cortex.lifecycle.evictor import Clearing, capable_devices, clearing
+from helexa.cortex.fleet.fleet_view import Node
+from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, clearing
+from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.memory import HOST
-from helexa.cortex.lifecycle.situation import Failure, Situation
 
 RECOVERING = ("recovering", "poisoned")
 
@@ -57,7 +57,7 @@ class Hold:
     until: float
 
 
-def place(situation: Situation, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+def place(situation: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
     """Decide where to load a model that no node has loaded.
 
     Args:
@@ -140,7 +140,7 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
     )
 
 
-def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, bool, float, int, str]:
+def _preference(situation: FleetSnapshot, node: Node, way: EvictionPlan) -> tuple[bool, bool, float, int, str]:
     """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
     free_mb = situation.free(node)
     return (
@@ -152,7 +152,7 @@ def _preference(situation: Situation, node: Node, way: Clearing) -> tuple[bool, 
     )
 
 
-def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | None:
+def _running(situation: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
     """Return the running load of the model, started by this gateway or reported by a node, or None."""
     fleet_view = situation.view
     for node in healthy:
@@ -169,7 +169,7 @@ def _running(situation: Situation, healthy: list[Node], model: str) -> Cold | No
     return None
 
 
-def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Clearing | None:
+def _way(situation: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
     """Return how to fit the model on the node.
 
     A model that is being drained there must be unloaded first.
@@ -179,19 +179,19 @@ def _way(situation: Situation, node: Node, profile: Profile, since: float) -> Cl
     return replace(plan, ready_at=inf) if plan is not None and is_draining else plan
 
 
-def _vacant(situation: Situation, node: Node, model: str) -> bool:
+def _vacant(situation: FleetSnapshot, node: Node, model: str) -> bool:
     """Return whether the model is not loaded on the node, is loading, or is being drained."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in situation.view.draining
 
 
-def _failing(situation: Situation, node: Node, model: str) -> bool:
+def _failing(situation: FleetSnapshot, node: Node, model: str) -> bool:
     failure = situation.failures.get((node.name, model))
     return failure is not None and failure.retry_at > situation.now
 
 
 def _refused(
-    situation: Situation, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
+    situation: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
     """Return the error response for a model of the catalogue that cannot be placed now."""
     model = profile.id
@@ -210,12 +210,12 @@ def failed(failure: Failure, now: float) -> ApiError:
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
 
 
-def _needs(situation: Situation, profile: Profile) -> str:
+def _needs(situation: FleetSnapshot, profile: Profile) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
     return f"it needs {situation.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
 
 
-def _unknown(situation: Situation, healthy: list[Node], model: str) -> ApiError:
+def _unknown(situation: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
     """Return the error response when no node is a candidate."""
     fleet_view, profile = situation.view, situation.catalogue.profile(model)
     for node in healthy:
@@ -239,7 +239,7 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
     return (not node.healthy or node.cordoned) and feasible(profile, node)
 
 
-def _spec(situation: Situation, node: Node, model: str) -> ModelSpec:
+def _spec(situation: FleetSnapshot, node: Node, model: str) -> ModelSpec:
     profile = situation.catalogue.profile(model)
     if profile is not None:
         devices = situation.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from helexa.core.errors import ApiError
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
-from helexa.cortex.lifecycle.situation import Situation
 
 
 class Wanted(Protocol):
@@ -50,7 +50,7 @@ def in_turn(wanted: Iterable[Wanted], now: float, swap_wait_secs: float) -> list
 
 
 def decide(
-    wanted: Sequence[Wanted], look: Callable[[], Situation], start: Callable[[Wanted, Cold], None]
+    wanted: Sequence[Wanted], look: Callable[[], FleetSnapshot], start: Callable[[Wanted, Cold], None]
 ) -> list[Verdict]:
     """Decide for all waiting models in order and return the decisions.
 
@@ -59,7 +59,7 @@ def decide(
 
     Args:
         wanted: the waiting models.
-        look: returns the current `Situation`; called again after every start.
+        look: returns the current `FleetSnapshot`; called again after every start.
         start: begins a load at once; the next `look` must include the load.
     """
     situation = look()

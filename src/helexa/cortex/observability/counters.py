@@ -40,7 +40,7 @@ class Histogram:
         family.add_metric(labels, buckets, self._sum)
 
 
-class Tally:
+class MetricGroup:
     """Metrics that have the same labels.
 
     Args:

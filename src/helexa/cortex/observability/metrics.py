@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from helexa.cortex.observability.counters import Tally
-from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.observability.counters import MetricGroup
+from helexa.cortex.observability.request_record import RequestRecord
 
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 _DURATION = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1200)
@@ -55,13 +55,13 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._places = Tally(("model", "node"), _PLACE_COUNTERS, _PLACE_HISTOGRAMS)
-        self._payers = Tally(("account", "key"), _PAYER_COUNTERS, {})
-        self._gateway = Tally((), {}, _GATEWAY_HISTOGRAMS)
+        self._places = MetricGroup(("model", "node"), _PLACE_COUNTERS, _PLACE_HISTOGRAMS)
+        self._payers = MetricGroup(("account", "key"), _PAYER_COUNTERS, {})
+        self._gateway = MetricGroup((), {}, _GATEWAY_HISTOGRAMS)
         self._overhead = self._gateway.of()[1]["gateway_overhead_seconds"]
         self.watch(self)
 
-    def observe(self, exchange: Exchange) -> None:
+    def observe(self, exchange: RequestRecord) -> None:
         """Count one ended request."""
         model_counters, histograms = self._places.of(exchange.model, exchange.node)
         model_counters["requests"] += 1

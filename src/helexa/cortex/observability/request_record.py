@@ -19,7 +19,7 @@ UPSTREAM_TIMEOUT = "upstream_timeout"
 _SHORTEST_WINDOW_SECS = 0.1
 
 
-class Exchange(msgspec.Struct):
+class RequestRecord(msgspec.Struct):
     """The record of one request and its response.
 
     Attributes:

@@ -7,12 +7,12 @@ from helexa.cortex.anthropic.requests.strict import strict_body
 from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.requests.body_bounds import check_containers
 from helexa.cortex.requests.body_workers import BodyWorkers, is_large
-from helexa.cortex.requests.request import Question, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_question
 from helexa.cortex.usage.token_limit import CHAT
 from helexa.http.connections.request_head import Headers
 
 
-async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> Question:
+async def read_question(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> ClientRequest:
     """Return the result of `parse_question`.
 
     Raises:
@@ -23,7 +23,7 @@ async def read_question(workers: BodyWorkers, path: str, headers: Headers, body:
     return replace(await workers.run(_parse_large, path, headers, body), body=body, large=True)
 
 
-async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, Question]:
+async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
     """Return a request of the Messages API, and the chat request that it is translated to."""
     return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
 
@@ -33,19 +33,19 @@ async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
     return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
 
 
-def translate(headers: Headers, body: bytes) -> tuple[Translation, Question]:
+def translate(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
     """Do the work of `read_message` in this process."""
     translation = Translation.parse(body)
     request = parse_question(CHAT, headers, translation.body)
     return translation, replace(request, strict=strict_body, large=is_large(translation.body))
 
 
-def _parse_large(path: str, headers: Headers, body: bytes) -> Question:
+def _parse_large(path: str, headers: Headers, body: bytes) -> ClientRequest:
     check_containers(body)
     return replace(parse_question(path, headers, body), body=b"")  # the caller has the body, so it is not sent back
 
 
-def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, Question]:
+def _translate_large(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
     check_containers(body)
     return translate(headers, body)
 

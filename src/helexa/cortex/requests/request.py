@@ -20,7 +20,7 @@ from helexa.cortex.usage.token_limit import (
     MULTIPLIERS,
     OUTPUT_LIMITS,
     Fields,
-    Spending,
+    TokenLimit,
     read_spending,
 )
 from helexa.http.connections.client_disconnect import ClientGone
@@ -35,7 +35,7 @@ _REFUSED_SPELLINGS = ("model",)
 _fields = msgspec.json.Decoder(Fields)
 
 
-class Question(msgspec.Struct, frozen=True):
+class ClientRequest(msgspec.Struct, frozen=True):
     """One request for a model.
 
     Attributes:
@@ -57,7 +57,7 @@ class Question(msgspec.Struct, frozen=True):
     headers: Headers
     body: bytes
     model: str
-    spending: Spending
+    spending: TokenLimit
     stream: bool = False
     previous: str | None = None
     strict: Callable[[bytes], bytes] | None = None
@@ -143,7 +143,7 @@ class Question(msgspec.Struct, frozen=True):
         return rewrite(self.body, {"model": model})
 
 
-def parse_question(path: str, headers: Headers, body: bytes) -> Question:
+def parse_question(path: str, headers: Headers, body: bytes) -> ClientRequest:
     """Parse the fields of a body that the gateway needs.
 
     Raises:
@@ -157,7 +157,7 @@ def parse_question(path: str, headers: Headers, body: bytes) -> Question:
         raise _unreadable(body, error) from None
     if not isinstance(fields.model, str) or not fields.model:
         raise missing_model()
-    return Question(
+    return ClientRequest(
         path,
         headers,
         body,

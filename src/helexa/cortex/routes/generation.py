@@ -10,12 +10,12 @@ from helexa.core import logs
 from helexa.core.errors import ApiError, internal_error, shutting_down
 from helexa.cortex.anthropic.reply import AnthropicReply
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.replies.response_reply import ResponseReply
 from helexa.cortex.requests.body_jobs import read_message, read_question
 from helexa.cortex.requests.body_workers import BodyWorkers
-from helexa.cortex.requests.request import Question, read_body
+from helexa.cortex.requests.request import ClientRequest, read_body
 from helexa.cortex.serving.service import serve
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.connections.request_head import Headers, refuse_encoded, request_id
@@ -31,7 +31,7 @@ class Generation:
         """Serve one request. Every code path records the request exactly once."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
-        record = Exchange(request_id(headers), scope["path"])
+        record = RequestRecord(request_id(headers), scope["path"])
         logs.request_id.set(record.request_id)
         reply = self.reply(send, record.request_id)
         reply.headers.append((b"x-request-id", record.request_id.encode()))
@@ -70,7 +70,9 @@ class Generation:
         """Return the reply to the client."""
         return Reply(send)
 
-    async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+    async def question(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    ) -> ClientRequest:
         """Return the request for a node."""
         return await read_question(workers, path, headers, body)
 
@@ -90,7 +92,9 @@ class Messages(Generation):
         """Return a reply that translates chat completions."""
         return AnthropicReply(send, request_id)
 
-    async def question(self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply) -> Question:
+    async def question(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    ) -> ClientRequest:
         """Return the request as a chat request."""
         assert isinstance(reply, AnthropicReply)
         reply.translation, request = await read_message(workers, headers, body)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet import Fleet
-from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.http.json_response import JsonResponse
 
 MAX_WAIT_SECS = 600.0

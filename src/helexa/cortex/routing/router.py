@@ -8,7 +8,7 @@ import msgspec
 
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.config import RoutingSection
-from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.routing.affinity import ranked
 
 WARM = ("loaded", "reloading")

@@ -9,18 +9,18 @@ from helexa.core.errors import model_not_found
 from helexa.core.fleet import Limit
 from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.limits import Pass
-from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.load_wait import wait_for_load
 from helexa.cortex.forwarding.proxy import NoAnswer, Settle
 from helexa.cortex.gateway import Gateway
-from helexa.cortex.observability.request_record import Exchange
+from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.prompt_check import advice, check_prompt, may_exceed
-from helexa.cortex.requests.request import Question
+from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.affinity import affinity_key
 from helexa.cortex.routing.router import Outcome, Warm, failing, may_retry, route
-from helexa.cortex.serving.budget_hold import hold_budget
-from helexa.cortex.serving.settlement import Bill
+from helexa.cortex.serving.budget_reservation import hold_budget
+from helexa.cortex.serving.settlement import Settlement
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ class Waiter:
     enqueued: float = field(default_factory=time.monotonic)
 
 
-async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Exchange, admitted: Pass) -> None:
+async def serve(
+    gateway: Gateway, question: ClientRequest, reply: Reply, exchange: RequestRecord, admitted: Pass
+) -> None:
     """Answer one request.
 
     Args:
@@ -70,7 +72,7 @@ async def serve(gateway: Gateway, question: Question, reply: Reply, exchange: Ex
             reservation, question = await hold_budget(
                 gateway, fleet_view, exchange.principal, exchange.request_id, model, question, limit
             )
-            async with Bill(reservation, question, exchange, gateway.calls) as settlement:
+            async with Settlement(reservation, question, exchange, gateway.calls) as settlement:
                 try:
                     await _ask(gateway, model, question, reply, exchange, settlement.settle)
                 finally:
@@ -86,7 +88,7 @@ def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
 
 
 async def _ask(
-    gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange, settle: Settle | None
+    gateway: Gateway, model: str, question: ClientRequest, reply: Reply, exchange: RequestRecord, settle: Settle | None
 ) -> None:
     """Forward the request to a node, and to further nodes as long as a retry is allowed."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
@@ -121,7 +123,7 @@ async def _ask(
             target = fallback
 
 
-async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange) -> bytes | None:
+async def _affinity_key(gateway: Gateway, question: ClientRequest, exchange: RequestRecord) -> bytes | None:
     """Return the request's affinity key, or None if affinity is disabled or there are fewer than two nodes."""
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
@@ -132,7 +134,7 @@ async def _affinity_key(gateway: Gateway, question: Question, exchange: Exchange
     )
 
 
-async def _loaded(gateway: Gateway, model: str, question: Question, reply: Reply, exchange: Exchange) -> Warm:
+async def _loaded(gateway: Gateway, model: str, question: ClientRequest, reply: Reply, exchange: RequestRecord) -> Warm:
     """Wait for the model to be loaded, and return where it serves."""
     load_failure = failing(gateway.fleet.view(), model)
     if load_failure is not None:

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, Exchange
-from helexa.cortex.requests.request import Question
+from helexa.cortex.observability.request_record import UPSTREAM_TIMEOUT, RequestRecord
+from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.usage.meter import Usage
 
 log = logging.getLogger(__name__)
 
 
-class Bill:
+class Settlement:
     """Settlement of one request. The context manager settles on every code path.
 
     * A complete response is charged by the usage that it states.
@@ -30,7 +30,9 @@ class Bill:
     A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
     """
 
-    def __init__(self, reservation: Reservation, question: Question, exchange: Exchange, calls: NodeCalls) -> None:
+    def __init__(
+        self, reservation: Reservation, question: ClientRequest, exchange: RequestRecord, calls: NodeCalls
+    ) -> None:
         self._reservation = reservation
         self._question = question
         self._exchange = exchange

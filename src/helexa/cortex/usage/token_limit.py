@@ -2,12 +2,12 @@
 
 One function per API reads the fields that the API honors.
 
-A budget reserves `Spending.most_tokens` before the request is forwarded. The bound is safe for two reasons:
+A budget reserves `TokenLimit.most_tokens` before the request is forwarded. The bound is safe for two reasons:
 
 * Prompt: a token has at least one byte of text, and the JSON around a message is longer than the text that a chat
   template puts around it. `PROMPT_OVERHEAD` covers the text that a template adds to the whole conversation. Images and
   other files can have more tokens than their URL has bytes; `media_tokens.media_tokens` bounds their tokens.
-* Output: the reserved limit is also the forwarded limit (`Question.body_for`), so the node enforces it.
+* Output: the reserved limit is also the forwarded limit (`ClientRequest.body_for`), so the node enforces it.
 """
 
 import re
@@ -62,7 +62,7 @@ class Fields(msgspec.Struct):
     input: msgspec.Raw = _NOTHING
 
 
-class Spending(msgspec.Struct, frozen=True):
+class TokenLimit(msgspec.Struct, frozen=True):
     """The token-related settings of a request body.
 
     Attributes:
@@ -106,7 +106,7 @@ class Spending(msgspec.Struct, frozen=True):
         return prompt + self.answers * output
 
 
-def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
+def read_spending(path: str, fields: Fields, body: bytes) -> TokenLimit:
     """Return the token-related settings of a request to `path`.
 
     Raises:
@@ -115,20 +115,20 @@ def read_spending(path: str, fields: Fields, body: bytes) -> Spending:
     return _READERS.get(path, _other)(fields, len(body) + PROMPT_OVERHEAD)
 
 
-def _chat(fields: Fields, prompt: int) -> Spending:
-    return Spending(prompt, answers=_answers(fields), output=_chat_limit(fields))
+def _chat(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, answers=_answers(fields), output=_chat_limit(fields))
 
 
-def _completions(fields: Fields, prompt: int) -> Spending:
+def _completions(fields: Fields, prompt: int) -> TokenLimit:
     prompts = _texts(fields.prompt)
     limit = _chat_limit(fields, least=0)
     candidates = max(_answers(fields), _number("best_of", fields.best_of, MOST_ANSWERS) or 1)
     answers = prompts * candidates
-    return Spending(prompt, prompts, answers, limit, multipliers=MULTIPLIERS)
+    return TokenLimit(prompt, prompts, answers, limit, multipliers=MULTIPLIERS)
 
 
-def _responses(fields: Fields, prompt: int) -> Spending:
-    return Spending(
+def _responses(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(
         prompt,
         output=_number("max_output_tokens", fields.max_output_tokens),
         limit_field="max_output_tokens",
@@ -137,19 +137,19 @@ def _responses(fields: Fields, prompt: int) -> Spending:
     )
 
 
-def _embeddings(fields: Fields, prompt: int) -> Spending:
-    return Spending(prompt, _texts(fields.input), answers=0, limit_field=None)
+def _embeddings(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, _texts(fields.input), answers=0, limit_field=None)
 
 
-def _images(fields: Fields, prompt: int) -> Spending:
-    return Spending(prompt, answers=_answers(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
+def _images(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, answers=_answers(fields), output=DRAWN_IMAGE_TOKENS, limit_field=None)
 
 
-def _other(fields: Fields, prompt: int) -> Spending:
-    return Spending(prompt, answers=0, limit_field=None)
+def _other(fields: Fields, prompt: int) -> TokenLimit:
+    return TokenLimit(prompt, answers=0, limit_field=None)
 
 
-_READERS: dict[str, Callable[[Fields, int], Spending]] = {
+_READERS: dict[str, Callable[[Fields, int], TokenLimit]] = {
     CHAT: _chat,
     COMPLETIONS: _completions,
     RESPONSES: _responses,

@@ -34,7 +34,7 @@ def body_secs(received: int) -> float:
     return BODY_SECS + received / (MIN_RATE + received / LONGEST_BODY_SECS)
 
 
-class Way(Protocol):
+class CallTransport(Protocol):
     """A call's interface to its connection.
 
     Attributes:
@@ -103,7 +103,14 @@ class Call:
     )
 
     def __init__(
-        self, way: Way, hang_up: HangUp, framing: Framing, *, is_head: bool, speaks_1_1: bool, keep_alive: bool
+        self,
+        way: CallTransport,
+        hang_up: HangUp,
+        framing: Framing,
+        *,
+        is_head: bool,
+        speaks_1_1: bool,
+        keep_alive: bool,
     ) -> None:
         self._way = way
         self._length, self._expects = framing

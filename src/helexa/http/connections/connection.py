@@ -14,7 +14,7 @@ from helexa.http.connections.call import INTERIM, Call
 from helexa.http.connections.client_disconnect import HangUp, is_gone
 from helexa.http.connections.deadline import Alarm
 from helexa.http.connections.request_head import Framing, Headers, refusal, target
-from helexa.http.connections.request_parser import PIECE_BYTES, Intake
+from helexa.http.connections.request_parser import PIECE_BYTES, RequestParser
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Connection(asyncio.Protocol):
         self._rejected = rejected
         self.room: asyncio.Event | None = None
         self._loop = loop
-        self._intake = Intake(self)
+        self._intake = RequestParser(self)
         self._alarm = Alarm(loop, self.close)
         self._patience = Alarm(loop, self._lose_patience)
         self._lookout = Alarm(loop, self._look)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 PIECE_BYTES = 8 << 10
 
 
-class Taker(Protocol):
+class ParserSink(Protocol):
     """Receiver of parsed requests.
 
     Attributes:
@@ -46,14 +46,14 @@ class Taker(Protocol):
         ...
 
 
-class Intake:
+class RequestParser:
     """The parser of one connection.
 
     Attributes:
         in_head: a part of a head has arrived.
     """
 
-    def __init__(self, taker: Taker) -> None:
+    def __init__(self, taker: ParserSink) -> None:
         self.in_head = False
         self._taker = taker
         self._parser = self._new_parser()

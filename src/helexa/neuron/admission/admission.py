@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.core.fleet import ModelLoad
-from helexa.neuron.admission.gate import ANONYMOUS, Gate, Limits, Reason, Ticket, share_of
+from helexa.neuron.admission.fair_queue import ANONYMOUS, Gate, Limits, Reason, Ticket, share_of
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine_client.client import EngineClient
 

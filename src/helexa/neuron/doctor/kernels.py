@@ -39,7 +39,7 @@ class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
     free_mb: int | None = None
 
 
-class Survey(msgspec.Struct, frozen=True, kw_only=True):
+class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
     """All devices that torch can use.
 
     Attributes:
@@ -93,7 +93,7 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         yield Finding("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 
-def _survey(settings: TorchConfig, device: str) -> Survey:
+def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
     """Return the survey of torch's devices.
 
     Raises:
@@ -111,4 +111,4 @@ def _survey(settings: TorchConfig, device: str) -> Survey:
     )
     if run.returncode:
         raise ValueError((run.stderr.strip().splitlines() or [f"exit code {run.returncode}"])[-1])
-    return msgspec.json.decode(run.stdout, type=Survey)
+    return msgspec.json.decode(run.stdout, type=KernelSurvey)

@@ -11,7 +11,15 @@ from helexa.core.errors import HelexaError, ModelFileError
 from helexa.neuron.engine.debug_fault import Faults
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.frames import encode, receive
-from helexa.neuron.engine.ipc.messages import EngineOptions, FromEngine, Grant, LoadFailed, Needs, Progress, Ready
+from helexa.neuron.engine.ipc.messages import (
+    EngineOptions,
+    FromEngine,
+    LoadFailed,
+    MemoryGrant,
+    MemoryRequest,
+    Progress,
+    Ready,
+)
 from helexa.neuron.engine.loading.device import DeviceError, physical_cores
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -42,9 +50,9 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
         taken = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
         _send(connection, Progress(stage=stage, done=done, total=total, taken=taken))
 
-    def ask(needs: Needs) -> Grant:
+    def ask(needs: MemoryRequest) -> MemoryGrant:
         _send(connection, needs)
-        return receive(connection, Grant)
+        return receive(connection, MemoryGrant)
 
     torch.set_num_threads(options.threads or physical_cores())
     try:

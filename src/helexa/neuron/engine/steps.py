@@ -10,7 +10,7 @@ import torch
 from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, let_go
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.execution.step_in_flight import Launched
+from helexa.neuron.engine.execution.step_in_flight import StepInFlight
 from helexa.neuron.engine.ipc.messages import TokenOutput
 from helexa.neuron.engine.scheduling.overlap import as_after
 from helexa.neuron.engine.scheduling.plan import Plan
@@ -32,7 +32,7 @@ class _Step:
 
     plan: Plan
     begun: float
-    launched: Launched | None = None
+    launched: StepInFlight | None = None
     error: Exception | None = None
 
     def read(self) -> StepOutput:
@@ -79,7 +79,7 @@ class Steps:
                 self._ahead = self._launch(self._scheduler.plan_after(), step.launched)
         return self._finish(step)
 
-    def _launch(self, plan: Plan, after: Launched | None = None) -> _Step | None:
+    def _launch(self, plan: Plan, after: StepInFlight | None = None) -> _Step | None:
         if not plan:
             return None
         begun = time.perf_counter()

@@ -22,7 +22,7 @@ from helexa.neuron.engine.ipc.messages import (
     Generate,
     Load,
     LoadFailed,
-    Needs,
+    MemoryRequest,
     Pooling,
     Progress,
     Ready,
@@ -34,8 +34,8 @@ from helexa.neuron.engine.ipc.messages import (
 )
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.memory_book import MemoryBook
-from helexa.neuron.engine_client.silence import Silence
 from helexa.neuron.engine_client.token_stream import TokenStream
+from helexa.neuron.engine_client.watchdog import Silence
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,7 @@ class EngineClient:
                         self._memory.took(self._child.pid, message.taken)
                         if on_progress is not None:
                             on_progress(message)
-                    case Needs():
+                    case MemoryRequest():
                         self._write(self._memory.grant(self._child.pid, message))
                     case Ready():
                         self._memory.settle(self._child.pid)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from helexa.neuron.engine.ipc.messages import Grant, Needs
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.fit import divide
 from helexa.neuron.hardware.host_memory import own_bytes
 
@@ -63,7 +63,7 @@ class MemoryBook:
         self._begun = begun or _begun
         self._holdings: dict[int, _Holding] = {}
 
-    def grant(self, pid: int, needs: Needs) -> Grant:
+    def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
         """Grant the engine `pid` memory for its request, and return the grant.
 
         A new grant replaces an earlier grant to the engine.

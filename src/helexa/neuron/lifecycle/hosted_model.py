@@ -29,7 +29,7 @@ class Launch(Protocol):
         ...
 
 
-class Resident:
+class HostedModel:
     """A model on this node from `open` until `close`, across restarts of its engine.
 
     Args:

@@ -20,10 +20,10 @@ from helexa.neuron.engine.ipc.messages import EngineOptions, Progress
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.client import EngineClient
 from helexa.neuron.engine_client.memory_book import MemoryBook
-from helexa.neuron.engine_client.spare import Spare
+from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.grammar import GrammarChecker
 from helexa.neuron.hardware.discovery import discover
-from helexa.neuron.lifecycle.hosted_model import Resident
+from helexa.neuron.lifecycle.hosted_model import HostedModel
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.lifecycle.recovery import Restarts
 from helexa.neuron.parsers.formats.choice import FAMILIES
@@ -87,7 +87,7 @@ class Registry:
         self._spawn = spawn
         self._clock = clock
         self._sleep = sleep
-        self._residents: dict[str, Resident] = {}
+        self._residents: dict[str, HostedModel] = {}
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._loads: set[asyncio.Task[ServedModel]] = set()
         self._arriving: dict[str, ModelInfo] = {}
@@ -237,7 +237,7 @@ class Registry:
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
         report("tokenizer", 0, 0)
-        async with Spare(self._spawn) as spare:  # an engine process starts while the tokenizer is read
+        async with WarmStandby(self._spawn) as spare:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
             resident = self._resident(model_id, spec, path, options, text, spare.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
@@ -247,7 +247,7 @@ class Registry:
 
     def _resident(
         self, model_id: str, spec: ModelSpec, path: Path, options: EngineOptions, text: ModelText, spawn: Spawn
-    ) -> Resident:
+    ) -> HostedModel:
         async def launch(
             *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
         ) -> EngineClient:
@@ -266,7 +266,7 @@ class Registry:
                 on_exit=died,
             )
 
-        return Resident(
+        return HostedModel(
             model_id,
             spec,
             text,

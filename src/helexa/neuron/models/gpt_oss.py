@@ -12,7 +12,7 @@ from torch import Tensor
 from helexa.neuron.layers.experts import ExpertReader
 from helexa.neuron.layers.moe import SparseMoe
 from helexa.neuron.models.llama import Llama
-from helexa.neuron.models.with_experts import expert_counts
+from helexa.neuron.models.mixture_config import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 

@@ -2,9 +2,9 @@
 
 from typing import ClassVar
 
+from helexa.neuron.models.mixture_config import WithExperts
 from helexa.neuron.models.qwen2 import Qwen2
 from helexa.neuron.models.qwen3 import Qwen3
-from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen3Moe(WithExperts, Qwen3):

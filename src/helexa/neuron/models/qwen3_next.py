@@ -1,7 +1,7 @@
 """Qwen3-Next: the hybrid predecessor of Qwen3.5, with experts (transformers `modeling_qwen3_next`)."""
 
+from helexa.neuron.models.mixture_config import WithExperts
 from helexa.neuron.models.qwen3_5 import Qwen35
-from helexa.neuron.models.with_experts import WithExperts
 
 
 class Qwen3Next(WithExperts, Qwen35):

@@ -9,7 +9,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from helexa.core.fleet import Health, ModelInfo, ModelLoad
-from helexa.neuron.requests.request_record import Exchange, RunRecord
+from helexa.neuron.requests.request_record import RequestRecord, RunRecord
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -54,7 +54,7 @@ class Metrics:
         self._decode = histogram("decode", "A run's answer", _PHASE, "model")
         self._token = histogram("time_per_output_token", "Between the tokens of an answer", _TOKEN, "model")
 
-    def observe(self, exchange: Exchange, endpoint: Callable[..., Any] | None) -> None:
+    def observe(self, exchange: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
         """Count a finished request. `endpoint` is the function that served it, or None."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(exchange.status)).inc()

@@ -33,7 +33,7 @@ class RunRecord:
 
 
 @dataclass
-class Exchange:
+class RequestRecord:
     """One request and its answer.
 
     Attributes:
@@ -57,14 +57,14 @@ class Exchange:
         return time.perf_counter() - self.started
 
 
-_current: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
+_current: ContextVar[RequestRecord | None] = ContextVar("exchange", default=None)
 
 
-def begin(exchange: Exchange) -> None:
+def begin(exchange: RequestRecord) -> None:
     """Set the record of the current request."""
     _current.set(exchange)
 
 
-def current() -> Exchange:
+def current() -> RequestRecord:
     """Return the record of the current request; outside of a request, return an unused record."""
-    return _current.get() or Exchange()
+    return _current.get() or RequestRecord()

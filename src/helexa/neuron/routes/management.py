@@ -25,8 +25,8 @@ from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.requests.request_record import current
 from helexa.neuron.routes.body import read_json
+from helexa.neuron.routes.error_response import descriptor_shortage, log_refusal
 from helexa.neuron.routes.load_stream import LOOK_SECONDS, LoadStream
-from helexa.neuron.routes.refusal import descriptor_shortage, log_refusal
 
 log = logging.getLogger(__name__)
 

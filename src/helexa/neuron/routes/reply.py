@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope, Send
 from helexa.core.errors import ApiError, internal_error
 from helexa.core.sse import KEEP_ALIVE
 from helexa.neuron.events import Failed, InferenceEvent
+from helexa.neuron.routes.error_response import log_refusal
 from helexa.neuron.routes.event_stream import HEADERS, KEEP_ALIVE_SECONDS, disconnected
 from helexa.neuron.routes.projectors.projector import Projector
-from helexa.neuron.routes.refusal import log_refusal
 
 PATIENCE_SECONDS = 3.0
 """Seconds a stream waits for its first event. During this time an error is still a plain error response."""

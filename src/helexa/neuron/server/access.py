@@ -22,7 +22,7 @@ from helexa.core.errors import ApiError
 from helexa.http.connections.request_head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 from helexa.neuron.config import NeuronConfig
-from helexa.neuron.routes.refusal import log_refusal, refusal
+from helexa.neuron.routes.error_response import log_refusal, refusal
 
 _RESERVED_SUFFIXES = (b".localhost", b".internal")  # reserved domains, which cannot be registered by web sites
 

@@ -27,12 +27,12 @@ from helexa.neuron.requests.metrics import Metrics, NodeCollector
 from helexa.neuron.requests.response_store import ResponseStore
 from helexa.neuron.requests.usage_records import UsageRecords
 from helexa.neuron.routes import chat, completions, embeddings, health, management, metrics, models, tokenize, usage
-from helexa.neuron.routes.refusal import HANDLERS
+from helexa.neuron.routes.error_response import HANDLERS
 from helexa.neuron.routes.responses import responses
 from helexa.neuron.server.access import AccessGuard
 from helexa.neuron.server.health import HealthMonitor
 from helexa.neuron.server.interim import Interim
-from helexa.neuron.server.middleware import Front
+from helexa.neuron.server.middleware import RequestMiddleware
 from helexa.neuron.sources.sources import Sources
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class _App(Starlette):
 
     def build_middleware_stack(self) -> ASGIApp:
         """Return the routes inside the access checks, inside the request log."""
-        return Front(
+        return RequestMiddleware(
             AccessGuard(Interim(super().build_middleware_stack()), self._config), self._counted, self.state.usage
         )
 

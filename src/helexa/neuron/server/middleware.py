@@ -8,7 +8,7 @@ from helexa.core.logs import request_id, tell
 from helexa.http.connections import request_head
 from helexa.neuron.requests import request_record
 from helexa.neuron.requests.metrics import Metrics
-from helexa.neuron.requests.request_record import Exchange
+from helexa.neuron.requests.request_record import RequestRecord
 from helexa.neuron.requests.usage_records import UsageRecords
 
 log = logging.getLogger("helexa.neuron.requests")
@@ -17,7 +17,7 @@ CLIENT_CLOSED_REQUEST = 499
 _POLLED = frozenset({"/health", "/models", "/metrics", "/discovery", "/version"})
 
 
-class Front:
+class RequestMiddleware:
     """ASGI middleware around the whole application."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, usage: UsageRecords) -> None:
@@ -32,7 +32,7 @@ class Front:
             return
         number = request_head.request_id(scope["headers"])
         request_id.set(number)
-        one = Exchange(scope["method"], scope["path"])
+        one = RequestRecord(scope["method"], scope["path"])
         request_record.begin(one)
         usage_id = self._usage.begin(scope["headers"])
 
@@ -49,7 +49,7 @@ class Front:
                 self._usage.end(usage_id, one.runs)
             self._end(one, scope)
 
-    def _end(self, one: Exchange, scope: Scope) -> None:
+    def _end(self, one: RequestRecord, scope: Scope) -> None:
         one.status = one.status or CLIENT_CLOSED_REQUEST
         self._metrics.observe(one, scope.get("endpoint"))
         if not one.runs and not one.refusals:

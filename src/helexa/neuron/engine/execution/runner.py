@@ -10,8 +10,8 @@ from helexa.neuron.engine.execution.buckets import buckets
 from helexa.neuron.engine.execution.device_errors import is_device_fault
 from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.step_buffers import StepBuffers
-from helexa.neuron.engine.execution.step_in_flight import Launched, begin_sums
-from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs
+from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_sums
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.sampling.logprobs import Logprobs
 from helexa.neuron.engine.sampling.sampler import launch
 from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, begin_scores
@@ -41,7 +41,9 @@ class Runner:
 
     facts: ModelFacts
 
-    def __init__(self, model: Decoder, ops: Ops, options: EngineOptions, asked: Needs, grant: Grant) -> None:
+    def __init__(
+        self, model: Decoder, ops: Ops, options: EngineOptions, asked: MemoryRequest, grant: MemoryGrant
+    ) -> None:
         self.device = ops.device
         self.ops = ops
         self.buckets: list[Bucket] = []
@@ -63,7 +65,7 @@ class Runner:
         return self.launch(step).read()
 
     @torch.inference_mode()
-    def launch(self, step: StepInput, after: Launched | None = None) -> Launched:
+    def launch(self, step: StepInput, after: StepInFlight | None = None) -> StepInFlight:
         """Launch one step; on a GPU, return before the step is computed.
 
         Args:
@@ -76,11 +78,11 @@ class Runner:
         sums = begin_sums(step.hidden, hidden)
         scores = begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
         if step.sampling is None:
-            return Launched(hidden=sums, scores=scores)
+            return StepInFlight(hidden=sums, scores=scores)
         logprobs = Logprobs(logits, step.sampling.logprobs)
         sampled = launch(self.ops, logits, step.sampling, last)
         logprobs.begin(sampled.tokens)
-        return Launched(sampled, logprobs, sums, scores)
+        return StepInFlight(sampled, logprobs, sums, scores)
 
     def forward(self, step: StepInput) -> Tensor:
         """Return the logits [S, vocabulary] of the rows that sample; write K and V of all rows to the cache."""

@@ -15,7 +15,7 @@ from helexa.neuron.engine.step.step_output import StepOutput
 
 
 @dataclass(frozen=True)
-class Launched:
+class StepInFlight:
     """A step in flight.
 
     Attributes:

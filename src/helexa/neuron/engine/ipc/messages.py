@@ -198,8 +198,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
     taken: int = 0
 
 
-class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server: the memory request of a model, in bytes. A `Grant` answers it.
+class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
+    """Engine -> server: the memory request of a model, in bytes. A `MemoryGrant` answers it.
 
     The engine sends the request after it has read headers and no weight. On a GPU it sends a second request after the
     weights are loaded and steps are measured.
@@ -246,7 +246,7 @@ class Needs(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
         return -(-positions // self.page_size)
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
+class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
     """Server -> engine: the granted part of a memory request.
 
     Attributes:
@@ -372,5 +372,5 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     cached_tokens: int = 0
 
 
-ToEngine = Load | Grant | Generate | Embed | Cancel | Shutdown
-FromEngine = Needs | Progress | Ready | LoadFailed | StepReport
+ToEngine = Load | MemoryGrant | Generate | Embed | Cancel | Shutdown
+FromEngine = MemoryRequest | Progress | Ready | LoadFailed | StepReport

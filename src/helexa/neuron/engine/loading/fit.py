@@ -1,16 +1,16 @@
 """Fits a model into free memory and sizes its KV cache: arithmetic without side effects."""
 
 from helexa.core.errors import DoesNotFitError
-from helexa.neuron.engine.ipc.messages import Grant, Needs
+from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
 
 LEAST_CONTEXT = 2048
 """Minimum positions of the KV cache, if the context is not shorter; with less memory, the load fails."""
 
-_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `Needs.share` applies beyond one context
+_CONTEXT_SHARE = 0.5  # of the remaining memory, for one full context; `MemoryRequest.share` applies beyond one context
 _SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent state of running sequences
 
 
-def divide(needs: Needs, room: int) -> Grant:
+def divide(needs: MemoryRequest, room: int) -> MemoryGrant:
     """Divide `room` bytes: weights and the largest step first, then state slots, the KV cache and snapshots.
 
     Raises:
@@ -33,21 +33,21 @@ def divide(needs: Needs, room: int) -> Grant:
     snapshots = min(needs.snapshots, left // needs.state) if needs.state else 0
     kept = (sequences + snapshots) * needs.state
     total = max(fixed + _cache(needs, pages) + kept, needs.weights + needs.loading)
-    return Grant(total=total, pages=pages, sequences=sequences, snapshots=snapshots)
+    return MemoryGrant(total=total, pages=pages, sequences=sequences, snapshots=snapshots)
 
 
-def alone(needs: Needs) -> Grant:
+def alone(needs: MemoryRequest) -> MemoryGrant:
     """Return the grant for an engine that shares the device's memory with no other engine."""
     return divide(needs, min(needs.free, needs.limit or needs.free))
 
 
-def _cache(needs: Needs, pages: int) -> int:
+def _cache(needs: MemoryRequest, pages: int) -> int:
     """Return the bytes of `pages` KV pages, plus the memory that a step takes for the positions in them."""
     longest = min(pages * needs.page_size, needs.context)
     return pages * (needs.page + needs.page_step) + longest * needs.position_step
 
 
-def _pages(needs: Needs, least: int, room: int) -> int:
+def _pages(needs: MemoryRequest, least: int, room: int) -> int:
     """Return the largest number of pages, from `least` to `needs.pages`, whose `_cache` bytes fit into `room`.
 
     The result is `least` even if `least` pages exceed `room`.
@@ -59,7 +59,7 @@ def _pages(needs: Needs, least: int, room: int) -> int:
     return low
 
 
-def _refusal(needs: Needs, required: int, room: int, cache: int) -> DoesNotFitError:
+def _refusal(needs: MemoryRequest, required: int, room: int, cache: int) -> DoesNotFitError:
     loading = max(required - needs.weights - needs.step - cache, 0)
     parts = {"weights": needs.weights, "kv": cache, "activations": needs.step, "loading": loading}
     numbers = {f"{name}_mb": _mb(size) for name, size in parts.items() if size}

@@ -14,7 +14,7 @@ import torch
 from helexa.core.errors import ModelFileError
 from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.runner import Runner
-from helexa.neuron.engine.ipc.messages import EngineOptions, Grant, Needs
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
 from helexa.neuron.engine.loading.fit import alone
 from helexa.neuron.engine.loading.memory_estimate import outline
@@ -36,7 +36,7 @@ def load(
     model_path: Path,
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ask: Callable[[Needs], Grant] = alone,
+    ask: Callable[[MemoryRequest], MemoryGrant] = alone,
 ) -> Runner:
     """Return a runner of a model. If its logits are not finite in the chosen dtype, load the model again in float32.
 
@@ -67,7 +67,7 @@ def load_once(
     model_path: Path,
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ask: Callable[[Needs], Grant] = alone,
+    ask: Callable[[MemoryRequest], MemoryGrant] = alone,
 ) -> Runner:
     """Return a runner of a model in the dtype of the options. See `load` for the arguments.
 

@@ -20,7 +20,7 @@ from helexa.neuron.weights.quantization.quantize import quantize
 
 
 @dataclass(frozen=True)
-class Outline:
+class MemoryEstimate:
     """Sizes of a model; byte counts unless stated otherwise.
 
     Attributes:
@@ -58,7 +58,7 @@ def outline(
     config: dict[str, Any],
     ops: Ops,
     policy: QuantPolicy,
-) -> Outline:
+) -> MemoryEstimate:
     """Return the memory that a model takes with the kernels `ops`.
 
     Raises:
@@ -68,7 +68,7 @@ def outline(
     model = architecture(config, sizes)
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
-    return Outline(
+    return MemoryEstimate(
         weights=sizes.held,
         loading=sizes.peak - sizes.held,
         page=sum(mixer.page_bytes for mixer in mixers),

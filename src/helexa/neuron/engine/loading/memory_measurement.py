@@ -9,7 +9,7 @@ import torch
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
-from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, Grant, Needs, SamplingParams
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, MemoryGrant, MemoryRequest, SamplingParams
 from helexa.neuron.engine.loading.fit import LEAST_CONTEXT
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
@@ -25,7 +25,9 @@ _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 """Prompt lengths that use other matmul kernels than the largest step, and settings that use other sampling kernels."""
 
 
-def measured(asked: Needs, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda) -> Needs:
+def measured(
+    asked: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
+) -> MemoryRequest:
     """Return `asked` with the measured size of the weights and of the largest step.
 
     Args:
@@ -56,10 +58,10 @@ def measured_on_device(
     model: Decoder,
     ops: Ops,
     options: EngineOptions,
-    asked: Needs,
+    asked: MemoryRequest,
     sequences: int,
     on_step: Callable[[], None] = lambda: None,
-) -> Needs:
+) -> MemoryRequest:
     """Return the memory request with the measured memory of the largest steps.
 
     The steps run with a KV cache that is just large enough for them.
@@ -71,7 +73,7 @@ def measured_on_device(
     weights = torch.cuda.memory_allocated()
     tokens = min(options.max_step_tokens, asked.context)
     pages = max(asked.pages_for(tokens), asked.pages_for(min(asked.context, LEAST_CONTEXT)))
-    runner = Runner(model, ops, options, asked, Grant(total=0, pages=pages, sequences=sequences, snapshots=0))
+    runner = Runner(model, ops, options, asked, MemoryGrant(total=0, pages=pages, sequences=sequences, snapshots=0))
 
     def run() -> None:
         for step in largest(tokens, sequences):

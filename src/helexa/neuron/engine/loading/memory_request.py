@@ -4,8 +4,8 @@ import os
 
 import torch
 
-from helexa.neuron.engine.ipc.messages import EngineOptions, Needs
-from helexa.neuron.engine.loading.memory_estimate import Outline
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
+from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes
 from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
@@ -18,11 +18,11 @@ _MOST_SNAPSHOTS = 4096
 _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
 
-def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
+def needs(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
     """Return the memory request.
 
     The KV cache has the size in the options, if they have one. Otherwise a CPU engine requests pages for four contexts,
-    and a GPU engine requests as many pages as the free memory holds. `Needs.share` limits both.
+    and a GPU engine requests as many pages as the free memory holds. `MemoryRequest.share` limits both.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     room = min(free, limit or free)
@@ -39,7 +39,7 @@ def needs(found: Outline, options: EngineOptions, ops: Ops) -> Needs:
         snapshots = min((options.snapshot_mb * 2**20 or room // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
     rows = max(options.max_step_tokens, options.max_sequences)
     page_step, position_step = _attention(found, ops, rows)
-    return Needs(
+    return MemoryRequest(
         device=str(ops.device),
         free=free,
         limit=limit,
@@ -65,13 +65,13 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
-def _step(found: Outline, options: EngineOptions, ops: Ops, rows: int) -> int:
+def _step(found: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
     """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
     parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
     return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
 
 
-def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
+def _logits(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
     """Return the bytes of the logits of the largest step, and of the arrays that sampling allocates."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
@@ -80,7 +80,7 @@ def _logits(found: Outline, options: EngineOptions, ops: Ops) -> int:
     return rows * found.vocab_size * 4
 
 
-def _attention(found: Outline, ops: Ops, rows: int) -> tuple[int, int]:
+def _attention(found: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
     """Return the bytes that attention takes in a step: per KV page in use, and per position of one sequence."""
     if not ops.gathers:
         return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SPAN_POSITIONS)

@@ -108,7 +108,7 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
     """The effect of a step's tokens on the grammar of a sequence.
 
     Attributes:
-        ahead: see `Guide`.
+        ahead: see `GrammarMatcher`.
         kept: number of tokens that were appended to the sequence.
         ended: the grammar is complete.
         failed: the sequence ended with a grammar error.

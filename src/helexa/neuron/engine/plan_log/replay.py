@@ -26,7 +26,7 @@ from helexa.neuron.engine.plan_log.records import (
     Setup,
     read,
 )
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.overlap import as_after
 from helexa.neuron.engine.scheduling.plan import Plan
 from helexa.neuron.engine.scheduling.scheduler import Scheduler
@@ -88,7 +88,7 @@ class _Repeated:
 
     def __init__(self, setup: Setup) -> None:
         self.scheduler = Scheduler(*setup.parts())
-        self._guides: dict[int, _RecordedGuide] = {}
+        self._guides: dict[int, _RecordedMatcher] = {}
         self._launched: deque[Plan] = deque()
 
     def add(self, record: Added) -> None:
@@ -96,7 +96,7 @@ class _Repeated:
         request = record.request
         sequence = Sequence(request, pooled=PooledVector("last", len(request.prompt)) if record.pooled else None)
         if record.guided:
-            sequence.guide = self._guides[request.id] = _RecordedGuide()
+            sequence.guide = self._guides[request.id] = _RecordedMatcher()
         self.scheduler.add(sequence)
 
     def plan(self, record: Planned) -> Planned:
@@ -128,7 +128,7 @@ class _Repeated:
         self.scheduler.isolate(plan, "", self._launched.popleft() if self._launched else None)
 
 
-class _RecordedGuide(Guide):
+class _RecordedMatcher(GrammarMatcher):
     """A replacement for a grammar matcher, which returns the recorded results.
 
     Attributes:

@@ -19,7 +19,7 @@ _MOST_SECONDS = 0.5  # CPU seconds beyond the allowed time, after which the sequ
 _NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
-class Guide:
+class GrammarMatcher:
     """Follows one sequence's output through its grammar.
 
     The matcher consumes the output and nothing else. Drafts are consumed by a copy: `LLMatcher.rollback` returns True

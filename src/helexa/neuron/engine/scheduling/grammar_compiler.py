@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.sampling.grammar_matcher import Guide, said
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, said
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.processes import heartbeat
 
@@ -51,7 +51,7 @@ class Grammars:
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
-        self._done: queue.SimpleQueue[tuple[Sequence, Guide | Failure]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | Failure]] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -118,7 +118,7 @@ class Grammars:
                 if matcher.is_error():
                     result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
                 else:
-                    result = Guide(matcher, on_limit=partial(self._discard, grammar))
+                    result = GrammarMatcher(matcher, on_limit=partial(self._discard, grammar))
             except HelexaError as problem:
                 result = Failure(str(problem))
             except BaseException as problem:  # a Rust panic in llguidance is not an Exception

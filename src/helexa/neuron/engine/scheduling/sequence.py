@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass, field
 
 from helexa.neuron.engine.ipc.messages import Embed, FinishReason, Generate, SamplingParams, Timing, TokenOutput
-from helexa.neuron.engine.sampling.grammar_matcher import Guide
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher
 from helexa.neuron.engine.scheduling.distinct_tokens import DistinctTokens
 from helexa.neuron.engine.scheduling.ngram import Drafter
 from helexa.neuron.engine.step.pooling import PooledVector
@@ -42,7 +42,7 @@ class Sequence:
     cached: int = 0
     cached_reported: bool = False
     pooled: PooledVector | None = None
-    guide: Guide | None = None
+    guide: GrammarMatcher | None = None
     chain: list[bytes] = field(default_factory=list[bytes])
     scored: int = 1  # the first token has no log-probability
     drafter: Drafter | None = None

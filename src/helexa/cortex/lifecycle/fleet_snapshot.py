@@ -7,7 +7,7 @@ from math import inf
 from helexa.core.catalogue import DEFAULT_RESIDENCY, Catalogue
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.breaker import Pair
-from helexa.cortex.fleet.picture import FleetView, Node
+from helexa.cortex.fleet.fleet_view import FleetView, Node
 from helexa.cortex.lifecycle.memory import HOST, Megabytes, reading, totals
 
 ASSUMED_LOAD_MB_PER_SEC = 500.0
@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Resident:
+class HeldModel:
     """A model that uses memory on a node, or will use memory because it is loading.
 
     Attributes:
@@ -66,7 +66,7 @@ class Resident:
 
 
 @dataclass(frozen=True)
-class Situation:
+class FleetSnapshot:
     """Fleet snapshot: everything that load and eviction decisions depend on at one moment.
 
     Attributes:
@@ -111,11 +111,11 @@ class Situation:
         used_mb.append(self.reserved.get(node.name, {}))
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
-    def residents(self, node: Node) -> list[Resident]:
+    def residents(self, node: Node) -> list[HeldModel]:
         """Return the models that use or will use memory on the node, without models that are being drained."""
         return [resident for resident in self._holding(node) if (node.name, resident.model) not in self.view.draining]
 
-    def _holding(self, node: Node) -> list[Resident]:
+    def _holding(self, node: Node) -> list[HeldModel]:
         present = [info.id for info in node.models.values() if info.status not in _GONE]
         arriving = [model for name, model in self.view.loading if name == node.name]
         arriving += [model for model in node.activating() if self.catalogue.profile(model) is not None]
@@ -148,13 +148,13 @@ class Situation:
         elsewhere = [secs for (_, loaded), secs in self.load_secs.items() if loaded == model]
         return sum(elsewhere) / len(elsewhere) if elsewhere else None
 
-    def _resident(self, node: Node, model: str, *, loading: bool) -> Resident:
+    def _resident(self, node: Node, model: str, *, loading: bool) -> HeldModel:
         pair = (node.name, model)
         size = self.size_mb(node, model)
         devices = self._devices(node, model)
         measured_secs = self.measured_load_secs(node.name, model)
         assumed = max(1.0, size / ASSUMED_LOAD_MB_PER_SEC) if size else ASSUMED_LOAD_SECS
-        return Resident(
+        return HeldModel(
             model,
             {index: size // len(devices) for index in devices},
             self.rank(model),

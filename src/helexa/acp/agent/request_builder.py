@@ -22,7 +22,7 @@ LEAST_CONTEXT = 1024
 _SHRINK = 0.6  # factor on the rejected size if the endpoint does not report its limit
 
 
-class Question:
+class RequestBuilder:
     """Builds the requests of one turn. Each request is new, as choices and history may change between rounds.
 
     Attributes:

@@ -5,7 +5,7 @@ from typing import Self
 from helexa.neuron.engine_client.child import Child, Spawn
 
 
-class Spare:
+class WarmStandby:
     """Holds at most one warm standby process, from `begin` until `take` or `close`.
 
     Most of a process's start does not depend on the model. As a context manager, the class calls `begin` and `close`.

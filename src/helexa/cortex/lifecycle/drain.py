@@ -20,10 +20,10 @@ class StillNeededError(Exception):
     """The model stays loaded: its requests did not end within `DRAIN_SECS`, or no request needs its memory any more."""
 
 
-class Departure:
+class Drain:
     """One model that is being drained and unloaded from a node."""
 
-    def __init__(self, departures: "Departures", pair: Pair, megabytes: Megabytes, change: Change) -> None:
+    def __init__(self, departures: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
         self._departures = departures
         self._change = change
         self.pair = pair
@@ -62,7 +62,7 @@ class Departure:
         return self._change.ended_at is not None
 
 
-class Departures:
+class Drains:
     """Drains and unloads models.
 
     Args:
@@ -86,11 +86,11 @@ class Departures:
         self._cycles: dict[str, int] = {}
 
     @contextmanager
-    def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Departure]:
+    def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
         """Drain a model until the block ends: the gateway sends no new requests to this model on this node."""
         node = self.fleet.node(pair[0])
         memory_change = Change({})
-        drain = Departure(self, pair, megabytes, memory_change)
+        drain = Drain(self, pair, megabytes, memory_change)
         self._book.begin(node, memory_change)
         try:
             with self.fleet.drain(*pair):

@@ -29,7 +29,7 @@ class Waiting(Protocol):
         ...
 
 
-class Demand:
+class PendingLoads:
     """One model that requests wait for, and the waiting requests.
 
     Attributes:

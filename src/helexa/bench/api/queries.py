@@ -39,7 +39,7 @@ RUN_FILTERS: Parameters = {
 
 
 @dataclass(frozen=True)
-class Question:
+class ApiQuery:
     """One path below `/api/` and `/api/v1/`.
 
     Attributes:
@@ -91,11 +91,11 @@ def _compare(archive: Archive, query: Mapping[str, Any]) -> list[comparison.Comp
 _SIDE = "A build's commit or version, `@` and a target's name, or both"
 
 QUESTIONS = (
-    Question(
+    ApiQuery(
         "health", "Whether results can be read", Health, lambda archive, _: Health("ok", archive.reader.run_count())
     ),
-    Question("dimensions", "What can be asked for", dict[str, Any], lambda archive, _: dimensions.dimensions(archive)),
-    Question(
+    ApiQuery("dimensions", "What can be asked for", dict[str, Any], lambda archive, _: dimensions.dimensions(archive)),
+    ApiQuery(
         "summary",
         "The newest build of each target, model and scenario",
         list[summary.SummaryRow],
@@ -103,21 +103,21 @@ QUESTIONS = (
         _WHERE,
         table=True,
     ),
-    Question(
+    ApiQuery(
         "scaling",
         "Rates over the length of the context",
         list[scaling.Scaling],
         lambda archive, query: scaling.scaling(archive, **_where(query)),
         _WHERE,
     ),
-    Question(
+    ApiQuery(
         "concurrency",
         "Latency, throughput and goodput over load, with the knee",
         list[capacity.Capacity],
         lambda archive, query: capacity.capacity(archive, **_where(query)),
         _WHERE,
     ),
-    Question(
+    ApiQuery(
         "swap",
         "What it costs to load a model",
         list[swaps.Swap],
@@ -125,7 +125,7 @@ QUESTIONS = (
         _WHERE,
         table=True,
     ),
-    Question(
+    ApiQuery(
         "capability",
         "What probes produced, with scores",
         list[quality.Artifact],
@@ -133,7 +133,7 @@ QUESTIONS = (
         {**_WHERE, "limit": Parameter("The newest this many", "integer", 100, 1, 500)},
         table=True,
     ),
-    Question(
+    ApiQuery(
         "checks",
         "Scores of calls, JSON and other checks beside speed",
         list[quality.Check],
@@ -141,7 +141,7 @@ QUESTIONS = (
         _WHERE,
         table=True,
     ),
-    Question(
+    ApiQuery(
         "series",
         "A metric build by build, with change points and verdicts",
         list[series.Series],
@@ -153,7 +153,7 @@ QUESTIONS = (
             "metric": _METRIC,
         },
     ),
-    Question(
+    ApiQuery(
         "runs",
         "Runs, newest first",
         list[RunRow],
@@ -165,14 +165,14 @@ QUESTIONS = (
         },
         table=True,
     ),
-    Question(
+    ApiQuery(
         "run",
         "One run with all that is kept of it",
         runs.RunDetail,
         lambda archive, query: runs.run(archive, query["id"]),
         {"id": Parameter("The run's id", "integer", required=True)},
     ),
-    Question(
+    ApiQuery(
         "requests",
         "The requests of a run",
         list[RequestRow],
@@ -180,7 +180,7 @@ QUESTIONS = (
         {"run": Parameter("The run's id", "integer", required=True)},
         table=True,
     ),
-    Question(
+    ApiQuery(
         "compare",
         "Two builds, targets or engines: ratios of medians with 95 % intervals",
         list[comparison.Compared],
@@ -193,7 +193,7 @@ QUESTIONS = (
         },
         table=True,
     ),
-    Question(
+    ApiQuery(
         "alerts",
         "Changes that were noticed, newest first",
         list[alerts.Alert],
@@ -205,7 +205,7 @@ QUESTIONS = (
         },
         table=True,
     ),
-    Question(
+    ApiQuery(
         "method", "What each metric means", list[Metric], lambda _archive, _query: list(METRICS.values()), table=True
     ),
 )

@@ -42,7 +42,7 @@ _BLOCK_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gatew
 _LEAST_FREE_BYTES = 64 << 20
 
 
-class Journal:
+class WriteAheadLog:
     """The write-ahead log of the only gateway on a database.
 
     Records depend on earlier records. After a record could not be added, the log therefore rejects all records until

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
 from helexa.cortex.access.principal import Principal
-from helexa.cortex.fleet.picture import FleetView
+from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.reservation import Reservation
-from helexa.cortex.requests.request import Question
+from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.usage.media_tokens import media_tokens
 
 DEFAULT_OUTPUT = 8192
@@ -37,9 +37,9 @@ async def hold_budget(
     principal: Principal,
     request_id: str,
     model: str,
-    question: Question,
+    question: ClientRequest,
     limit: Limit | None,
-) -> tuple[Reservation, Question]:
+) -> tuple[Reservation, ClientRequest]:
     """Reserve the tokens that `question` can use from the key's budget.
 
     For a key without a cap, an estimate is reserved and the request is forwarded unchanged.
@@ -90,7 +90,7 @@ async def hold_budget(
     return reservation, replace(question, metered=True, enforced=output)
 
 
-def default_output(view: FleetView, model: str, question: Question, context: int | None) -> int:
+def default_output(view: FleetView, model: str, question: ClientRequest, context: int | None) -> int:
     """Return the output limit of a request that states none.
 
     Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the

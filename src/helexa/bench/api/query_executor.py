@@ -17,7 +17,7 @@ _MOST_WAITING = 64
 T = TypeVar("T")
 
 
-class Desk:
+class QueryExecutor:
     """Runs queries on the archive. The archive is opened at the first query and reopened if the file is replaced."""
 
     def __init__(self, path: Path) -> None:
