@@ -82,10 +82,7 @@ class Committer:
             self._journal.turn(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Decide a reservation at once with the write-ahead log.
-
-        Return None if the decision needs the database.
-        """
+        """Decide a reservation at once with the write-ahead log; return None if the decision needs the database."""
         if self._journal is None or not self._journal.whole:
             return None
         if self.waiting.asked or self.budgets.unwritten >= _MOST_UNWRITTEN:
@@ -164,10 +161,7 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)`.
-
-        After an unexpected exception the gateway registers anew and continues.
-        """
+        """Write batches until `wake(end=True)`; after an unexpected exception, register anew and continue."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -281,33 +275,13 @@ class Committer:
         return True
 
     async def _take(self, short: dict[str, list[Asked]], now: float) -> list[Opened]:
-        """Take tokens from the windows of keys whose leases do not suffice.
-
-        A rejected request gets its error at once.
-
-        Returns:
-            The reservations that the new leases cover.
-        """
+        """Extend leases that do not suffice; return the reservations that they cover then, and reject the others."""
         budgets = self.budgets
-        short = {
-            key: waiting
-            for key, requests in short.items()
-            if (waiting := [request for request in requests if request.waiting])
-        }
+        waiting = {key: [request for request in requests if request.waiting] for key, requests in short.items()}
+        short = {key: requests for key, requests in waiting.items() if requests}
+        claims = [[request.claim for request in requests] for _, requests in sorted(short.items())]
         try:
-            async with self._database.transaction() as sql:
-                await gateways.lock(sql, budgets.gateway)
-                grants = [
-                    await gateways.take(
-                        sql,
-                        budgets.gateway,
-                        requests[0].claim.principal,
-                        [request.claim.tokens for request in requests],
-                        budgets.leases,
-                        now,
-                    )
-                    for _, requests in sorted(short.items())
-                ]
+            grants = await gateways.take_all(self._database, budgets.gateway, claims, budgets.leases, now)
         except Exception as error:  # the transaction was rolled back
             if isinstance(error, DatabaseError | gateways.Swept):
                 log.warning("no budget could be read: %s", error or type(error).__name__)
@@ -331,10 +305,7 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, next_up: Sequence[Asked] = ()
     ) -> None:
-        """Write a batch and resolve the requests in it.
-
-        If the database does not answer, reject also the requests `next_up`.
-        """
+        """Write a batch and resolve its requests; if the database does not answer, reject `next_up`, too."""
         try:
             written = await self._write_batch([*(request for request, _, _ in opened), *next_up], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
@@ -415,10 +386,7 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Close a reservation of this gateway's previous registration.
-
-        `waiting` are closed with it or after it.
-        """
+        """Close a reservation of this gateway's previous registration; `waiting` are closed with it or after it."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

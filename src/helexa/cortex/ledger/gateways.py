@@ -5,12 +5,12 @@ All transactions lock rows in one order: the gateway's row first, then windows b
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease, grant, window_at
-from helexa.cortex.ledger.reservation import Reservation
+from helexa.cortex.ledger.reservation import Claim, Reservation
 from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,25 @@ async def lock(sql: Sql, gateway: int) -> None:
     """
     if not await sql.execute("UPDATE gateways SET batch = batch WHERE id = $1", gateway):
         raise Swept
+
+
+async def take_all(
+    database: Database,
+    gateway: int,
+    claims: Iterable[Sequence[Claim]],
+    leases: Mapping[tuple[str, int], Lease],
+    now: float,
+) -> list[Taken]:
+    """Take tokens for several keys in one transaction; see `take`.
+
+    Args:
+        claims: of each key its waiting claims, in the order of the keys.
+    """
+    async with database.transaction() as sql:
+        await lock(sql, gateway)
+        return [
+            await take(sql, gateway, own[0].principal, [claim.tokens for claim in own], leases, now) for own in claims
+        ]
 
 
 async def take(
