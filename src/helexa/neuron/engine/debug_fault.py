@@ -56,11 +56,11 @@ class Fault:
         Raises:
             HelexaError: the text is not a fault.
         """
-        kind, _, place = text.partition("@")
-        when, _, argument = place.partition("=")
+        kind, _, trigger = text.partition("@")
+        when, _, argument = trigger.partition("=")
         numbered = when in ("step", "every", "token") and argument.isdecimal() and int(argument) > 0
-        sound = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
-        if kind not in get_args(Kind) or not sound:
+        is_valid = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
+        if kind not in get_args(Kind) or not is_valid:
             raise HelexaError(f"{DEBUG_FAULT}: '{text}' is no fault")
         return cls(cast(Kind, kind), when, argument)
 
@@ -155,8 +155,8 @@ class Faults:
             for fault in due:
                 if fault.kind == "nan" and step.samples:
                     spans = np.searchsorted(step.starts, step.sample_rows[: step.samples], side="right") - 1
-                    spoilt = [marked[fault][span] for span in spans] if fault in marked else spans == spans[0]
-                    logits[torch.tensor(spoilt, device=logits.device)] = torch.nan
+                    affected_rows = [marked[fault][span] for span in spans] if fault in marked else spans == spans[0]
+                    logits[torch.tensor(affected_rows, device=logits.device)] = torch.nan
             return logits, hidden
 
         runner.compute = struck
@@ -174,5 +174,7 @@ class MarkedPages:
         pages = step.slots // PAGE_SIZE
         self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())
-        used = -(-(step.prefixes + np.diff(step.starts)) // PAGE_SIZE)
-        return [not self._pages.isdisjoint(own[:count]) for own, count in zip(step.pages.tolist(), used, strict=True)]
+        page_counts = -(-(step.prefixes + np.diff(step.starts)) // PAGE_SIZE)
+        return [
+            not self._pages.isdisjoint(row[:count]) for row, count in zip(step.pages.tolist(), page_counts, strict=True)
+        ]

@@ -47,8 +47,8 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
             report("weights", done, total)
 
     def report(stage: str, done: int, total: int) -> None:
-        taken = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
-        _send(connection, Progress(stage=stage, done=done, total=total, taken=taken))
+        reserved = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
+        _send(connection, Progress(stage=stage, done=done, total=total, taken=reserved))
 
     def ask(needs: MemoryRequest) -> MemoryGrant:
         _send(connection, needs)

@@ -33,8 +33,8 @@ def main() -> None:
         _run(socket.socket(fileno=arguments.fd))
     except (BrokenPipeError, ConnectionResetError):
         pass  # the server has ended
-    except SystemExit as end:
-        code = int(end.code or 0)
+    except SystemExit as system_exit:
+        code = int(system_exit.code or 0)
     logging.shutdown()
     os._exit(code)  # an orderly teardown is slow, and hangs on a broken device
 
@@ -44,15 +44,15 @@ def _run(connection: socket.socket) -> None:
     from helexa.neuron.engine.load_report import load_reporting
     from helexa.neuron.engine.loop import Engine
 
-    asked = receive(connection, Load)
-    model = Path(asked.model)
+    request = receive(connection, Load)
+    model = Path(request.model)
     mark_used(model)
-    runner = load_reporting(connection, model, asked.options)
+    runner = load_reporting(connection, model, request.options)
     if runner is not None:
         gc.collect()
         gc.freeze()  # a model has many objects, which the collector would scan during steps
         gc.enable()
-        Engine(connection, runner, asked.options, model, asked.step_seconds).serve()
+        Engine(connection, runner, request.options, model, request.step_seconds).serve()
 
 
 if __name__ == "__main__":

@@ -82,42 +82,42 @@ class Steps:
     def _launch(self, plan: Plan, after: StepInFlight | None = None) -> _Step | None:
         if not plan:
             return None
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         try:
-            return _Step(plan, begun, self._runner.launch(build_step(plan, self._runner.buckets), after))
+            return _Step(plan, start_time, self._runner.launch(build_step(plan, self._runner.buckets), after))
         except Exception as error:
-            return _Step(plan, begun, error=error)
+            return _Step(plan, start_time, error=error)
 
     def _finish(self, step: _Step) -> list[TokenOutput]:
         plan = step.plan
         try:
             outcome = step.read()
         except Exception as error:
-            exhausted = is_out_of_memory(error)
-            if is_device_fault(error) or (exhausted and self._strikes.out()):
+            out_of_memory = is_out_of_memory(error)
+            if is_device_fault(error) or (out_of_memory and self._strikes.out()):
                 raise
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
             let_go(error)  # releases the step's tensors
-            if exhausted and self._runner.device.type == "cuda":
+            if out_of_memory and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
-            after, self._ahead = self._ahead, None
-            said = f"the step failed: {type(error).__name__}"
-            return self._scheduler.isolate(plan, said, None if after is None else after.plan)
-        begun, self._read = max(step.begun, self._read), time.perf_counter()
-        seconds = self._read - begun
-        sound = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
-        if any(sound):  # `sound` is empty for chunks of prompts
+            next_step, self._ahead = self._ahead, None
+            message = f"the step failed: {type(error).__name__}"
+            return self._scheduler.isolate(plan, message, None if next_step is None else next_step.plan)
+        start_time, self._read = max(step.begun, self._read), time.perf_counter()
+        seconds = self._read - start_time
+        finite = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
+        if any(finite):  # `finite` is empty for chunks of prompts
             self._strikes.sound()
-        elif sound:
-            owner = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
-            if not self._runner.computes_finite_logits(owner.pages[-1], owner.slot):
+        elif finite:
+            probe_sequence = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
+            if not self._runner.computes_finite_logits(probe_sequence.pages[-1], probe_sequence.slot):
                 raise ArithmeticError("the device computes no finite numbers any more")
         outputs = self._scheduler.commit(
             plan, outcome.tokens, seconds, outcome.logprobs, outcome.hidden, outcome.scores
         )
         if pages := self._scheduler.take_pages_to_clear():
             self._runner.clear(pages)
-            _log.error("%d of %d rows of logits and vectors are not finite", sound.count(False), len(sound))
+            _log.error("%d of %d rows of logits and vectors are not finite", finite.count(False), len(finite))
         return outputs
 
 

@@ -115,10 +115,10 @@ class Child:
             return self.verdict
         code = self._process.returncode
         if code is not None and code < 0:
-            how = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
+            reason = f"was ended by {signal.Signals(-code).name}" + (" (out of memory?)" if code == -9 else "")
         else:
-            how = f"ended with exit code {code}"
-        return f"the engine process {how}" + (f" ({self._last_line[:300]})" if self._last_line else "")
+            reason = f"ended with exit code {code}"
+        return f"the engine process {reason}" + (f" ({self._last_line[:300]})" if self._last_line else "")
 
     async def _log_stderr(self) -> None:
         assert self._process.stderr is not None
@@ -132,32 +132,32 @@ class Child:
             text = line.decode(errors="replace").strip()
             if text:
                 self._last_line = text
-                level, _, rest = text.partition(" ")  # the level in the engine's log format
-                known = logging.getLevelNamesMapping().get(level)
-                log.log(known or logging.INFO, "engine %d: %s", self.pid, rest if known else text)
+                level, _, message = text.partition(" ")  # the level in the engine's log format
+                level_number = logging.getLevelNamesMapping().get(level)
+                log.log(level_number or logging.INFO, "engine %d: %s", self.pid, message if level_number else text)
 
 
 async def _start(
     command: Sequence[str], heartbeat_fd: int
 ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
     """Start the process; return it with the reader and the writer of this side's end of the socket."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        reader, writer = await asyncio.open_connection(sock=ours)
+    parent_socket, child_socket = socket.socketpair()
+    with child_socket:
+        reader, writer = await asyncio.open_connection(sock=parent_socket)
         try:
             # In a new session, Ctrl-C on the terminal reaches the server only, which then ends its engines.
             # The pipe on standard input is the parent-death watch: it closes when this process ends.
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--fd",
-                str(theirs.fileno()),
+                str(child_socket.fileno()),
                 "--heartbeat-fd",
                 str(heartbeat_fd),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,
                 env=ENVIRONMENT | os.environ,
-                pass_fds=(theirs.fileno(), heartbeat_fd),
+                pass_fds=(child_socket.fileno(), heartbeat_fd),
                 start_new_session=True,
                 limit=_LINE_BYTES,
             )

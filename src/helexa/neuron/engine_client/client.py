@@ -262,8 +262,8 @@ class EngineClient:
                         self._write(self._memory.grant(self._child.pid, message))
                     case Ready():
                         self._memory.settle(self._child.pid)
-                        most = message.max_sequences or self.options.max_sequences
-                        self.options = msgspec.structs.replace(self.options, max_sequences=most)
+                        max_sequences = message.max_sequences or self.options.max_sequences
+                        self.options = msgspec.structs.replace(self.options, max_sequences=max_sequences)
                         self.ready = message
                         self.free_pages = message.kv_pages
                         return

@@ -71,16 +71,16 @@ class MemoryBook:
         Raises:
             DoesNotFitError: the free memory is too small.
         """
-        before = self._holdings.pop(pid, None)
-        others = [(each, other) for each, other in self._living() if _same_memory(other.device, needs.device)]
-        room = needs.free - self._reserve - sum(self._outstanding(each, other) for each, other in others)
+        previous = self._holdings.pop(pid, None)
+        others = [(other_pid, other) for other_pid, other in self._living() if _same_memory(other.device, needs.device)]
+        available = needs.free - self._reserve - sum(self._outstanding(other_pid, other) for other_pid, other in others)
         if needs.limit:
-            room = min(room, needs.limit - sum(other.promised for _, other in others))
-        granted = divide(needs, max(room, 0))
-        begun = self._begun(pid)
-        if begun is not None:
-            taken = before.taken if before is not None and before.begun == begun else 0
-            self._holdings[pid] = _Holding(needs.device, granted.total, begun, needs.held, taken)
+            available = min(available, needs.limit - sum(other.promised for _, other in others))
+        granted = divide(needs, max(available, 0))
+        start_time = self._begun(pid)
+        if start_time is not None:
+            allocated = previous.taken if previous is not None and previous.begun == start_time else 0
+            self._holdings[pid] = _Holding(needs.device, granted.total, start_time, needs.held, allocated)
         positions = granted.pages * needs.page_size
         if positions < min(needs.context, needs.pages * needs.page_size):
             log.warning("memory is short: a context of %d tokens instead of %d", positions, needs.context)
@@ -103,15 +103,15 @@ class MemoryBook:
         If the free memory is less than all outstanding grants of engines that use the host's memory, the shortage is
         divided among these engines in proportion to their outstanding grants.
         """
-        owed = {
+        outstanding_by_pid = {
             pid: self._outstanding(pid, holding)
             for pid, holding in self._living()
             if _same_memory(holding.device, "cpu")
         }
-        total = sum(owed.values())
-        short = max(total - free, 0)
-        for pid, outstanding in owed.items():
-            self._holdings[pid].missing = short * outstanding // max(total, 1)
+        total = sum(outstanding_by_pid.values())
+        shortfall = max(total - free, 0)
+        for pid, outstanding in outstanding_by_pid.items():
+            self._holdings[pid].missing = shortfall * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
         """Return the bytes granted to an engine that the machine could not provide at the last reading."""

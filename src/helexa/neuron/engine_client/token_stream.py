@@ -63,14 +63,14 @@ class TokenStream(AsyncIterator[TokenOutput]):
         tokens, self._tokens = self._tokens, []
         logprobs, self._logprobs = self._logprobs, []
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, []
-        cached, self._cached_tokens = self._cached_tokens, 0
+        cached_tokens, self._cached_tokens = self._cached_tokens, 0
         self._ended = self._last is not None
         return msgspec.structs.replace(
             self._last or TokenOutput(id=self._message.id),
             tokens=tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            cached_tokens=cached,
+            cached_tokens=cached_tokens,
         )
 
     def put(self, output: TokenOutput) -> None:

@@ -44,13 +44,13 @@ class Attention:
         self._ops = loader.ops
         self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
         self._rope = rope
-        wide, narrow = heads * head_dim, kv_heads * head_dim
-        outputs = {f"{prefix}.q_proj": wide, f"{prefix}.k_proj": narrow, f"{prefix}.v_proj": narrow}
-        self._gated_q = loader.linear({f"{prefix}.q_proj": 2 * wide}, hidden) if gated else None
+        query_width, kv_width = heads * head_dim, kv_heads * head_dim
+        outputs = {f"{prefix}.q_proj": query_width, f"{prefix}.k_proj": kv_width, f"{prefix}.v_proj": kv_width}
+        self._gated_q = loader.linear({f"{prefix}.q_proj": 2 * query_width}, hidden) if gated else None
         if gated:
             del outputs[f"{prefix}.q_proj"]
         self._qkv = loader.linear(outputs, hidden)
-        self._out = loader.linear({f"{prefix}.o_proj": hidden}, wide)
+        self._out = loader.linear({f"{prefix}.o_proj": hidden}, query_width)
         self._norms = None
         if norms is not None:
             eps, offset = norms

@@ -50,17 +50,17 @@ class ExpertReader:
     def _parts(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
         """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
-        first = next(iter(outputs))
-        if f"{prefix}.0.{first}.weight" in loader:
+        first_name = next(iter(outputs))
+        if f"{prefix}.0.{first_name}.weight" in loader:
             return [
                 loader.parts({f"{prefix}.{expert}.{name}": width for name, width in outputs.items()}, inputs)
                 for expert in experts
             ]
-        weight, bias = ("", "_bias") if f"{prefix}.{first}" in loader else (".weight", ".bias")
+        weight, bias = ("", "_bias") if f"{prefix}.{first_name}" in loader else (".weight", ".bias")
         biases: list[Any] = [None] * self.count
         if any(f"{prefix}.{name}{bias}" in loader for name in outputs):
-            found = [self.biases(f"{prefix}.{name}{bias}", width) for name, width in outputs.items()]
-            biases = list(torch.cat(found, dim=1))
+            stacked_biases = [self.biases(f"{prefix}.{name}{bias}", width) for name, width in outputs.items()]
+            biases = list(torch.cat(stacked_biases, dim=1))
         shapes = {f"{prefix}.{name}{weight}": (width, inputs) for name, width in outputs.items()}
         return [
             ([self.matrix(name, shape, expert) for name, shape in shapes.items()], biases[expert]) for expert in experts

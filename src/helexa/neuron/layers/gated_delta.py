@@ -46,18 +46,20 @@ class GatedDeltaNet:
         if heads % key_heads:
             raise ModelFileError(f"{heads} value heads cannot share {key_heads} key heads")
         sizes = DeltaSizes(key_heads, heads, key_dim, value_dim, kernel)
-        ops, served = loader.ops, heads // key_heads
+        ops, heads_per_key = loader.ops, heads // key_heads
         self.state_bytes = ops.state_bytes(sizes)
         if self.state_bytes > _LARGEST_STATE:
             raise ModelFileError(f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes")
         if f"{prefix}.in_proj_qkvz.weight" in loader:
-            widths = (key_dim, key_dim, served * value_dim, served * value_dim)
+            widths = (key_dim, key_dim, heads_per_key * value_dim, heads_per_key * value_dim)
             parts = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths)]
         else:
-            apart = {"in_proj_qkv": sizes.mixed, "in_proj_z": sizes.values}
-            parts = [loader.matrix(f"{prefix}.{name}.weight", (rows, hidden)) for name, rows in apart.items()]
+            row_counts = {"in_proj_qkv": sizes.mixed, "in_proj_z": sizes.values}
+            parts = [loader.matrix(f"{prefix}.{name}.weight", (rows, hidden)) for name, rows in row_counts.items()]
         if f"{prefix}.in_proj_ba.weight" in loader:
-            parts += [_ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, (served, served))]
+            parts += [
+                _ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, (heads_per_key, heads_per_key))
+            ]
         else:
             parts += [loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden)) for name in "ba"]
         self._in = loader.product(parts, None)

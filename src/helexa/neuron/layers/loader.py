@@ -81,9 +81,9 @@ class Loader:
         Args:
             key: unique name of the matrix in the model.
         """
-        found = None if self._store is None else self._store.get(key, shape)
-        if found is not None:
-            return found
+        stored = None if self._store is None else self._store.get(key, shape)
+        if stored is not None:
+            return stored
         weight = read()
         require_shape(key, tuple(weight.shape), shape)
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
@@ -130,11 +130,15 @@ class Loader:
     def parts(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
         """Return the matrices of `linear`, and their concatenated biases or None."""
         parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
-        biases = [self.vector(f"{name}.bias", n) if f"{name}.bias" in self else None for name, n in outputs.items()]
+        biases = [
+            self.vector(f"{name}.bias", width) if f"{name}.bias" in self else None for name, width in outputs.items()
+        ]
         bias = None
-        if any(b is not None for b in biases):
+        if any(vector is not None for vector in biases):
             widths = zip(outputs.values(), biases, strict=True)
-            bias = torch.cat([torch.zeros(n, device=self.ops.device) if b is None else b for n, b in widths])
+            bias = torch.cat(
+                [torch.zeros(width, device=self.ops.device) if vector is None else vector for width, vector in widths]
+            )
         return parts, bias
 
     def embedding(self, name: str, width: int) -> Embedding:

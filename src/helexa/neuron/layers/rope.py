@@ -19,14 +19,14 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ModelFileError: the configuration has separate settings for each type of layer.
     """
-    stated = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if any(isinstance(value, Mapping) for value in stated.values()):
-        raise ModelFileError(f"config: 'rope_parameters' of {', '.join(stated)}, expected the same for all layers")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelFileError(f"config: 'rope_parameters' of {', '.join(scaling)}, expected the same for all layers")
     return {
-        **stated,
-        "rope_type": stated.get("rope_type") or stated.get("type") or "default",
-        "rope_theta": stated.get("rope_theta") or config.get("rope_theta") or 10000.0,
-        "partial_rotary_factor": stated.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
+        **scaling,
+        "rope_type": scaling.get("rope_type") or scaling.get("type") or "default",
+        "rope_theta": scaling.get("rope_theta") or config.get("rope_theta") or 10000.0,
+        "partial_rotary_factor": scaling.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0,
     }
 
 
@@ -50,28 +50,30 @@ class Rope:
         factors: Tensor | None = None,
     ) -> None:
         theta = _positive("rope_theta", settings["rope_theta"])
-        rotated = int(head_dim * _positive("partial_rotary_factor", settings["partial_rotary_factor"]))
-        if rotated < 2 or rotated % 2 or rotated > head_dim:
-            raise ModelFileError(f"config: 'partial_rotary_factor' rotates {rotated} of {head_dim} numbers of a head")
-        frequencies = theta ** -(torch.arange(0, rotated, 2, dtype=torch.float64) / rotated)
+        rope_dim = int(head_dim * _positive("partial_rotary_factor", settings["partial_rotary_factor"]))
+        if rope_dim < 2 or rope_dim % 2 or rope_dim > head_dim:
+            raise ModelFileError(f"config: 'partial_rotary_factor' rotates {rope_dim} of {head_dim} numbers of a head")
+        frequencies = theta ** -(torch.arange(0, rope_dim, 2, dtype=torch.float64) / rope_dim)
         self._factor = 1.0
-        kind = settings["rope_type"]
-        if kind == "linear":
+        rope_type = settings["rope_type"]
+        if rope_type == "linear":
             frequencies /= _positive("factor", settings["factor"])
-        elif kind == "llama3":
+        elif rope_type == "llama3":
             frequencies = _llama3(frequencies, settings, trained_context)
-        elif kind == "yarn":
+        elif rope_type == "yarn":
             frequencies, self._factor = _yarn(frequencies, theta, settings, trained_context)
-        elif kind != "default":
-            raise ModelFileError(f"rope scaling '{kind}' is not supported; supported: default, linear, llama3, yarn")
+        elif rope_type != "default":
+            raise ModelFileError(
+                f"rope scaling '{rope_type}' is not supported; supported: default, linear, llama3, yarn"
+            )
         if factors is not None:
             if factors.shape != frequencies.shape:
                 raise ModelFileError(f"{len(factors)} rope factors for {len(frequencies)} frequencies")
             frequencies /= factors.cpu().double()  # MPS has no float64
         self._ops = ops
         self._frequencies = frequencies.float().to(ops.device)
-        self._axes = _axes(settings, rotated // 2).to(ops.device)
-        self._columns = torch.arange(rotated // 2, device=ops.device)
+        self._axes = _axes(settings, rope_dim // 2).to(ops.device)
+        self._columns = torch.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of positions [T] or [3, T], each float32 [T, R / 2]."""
@@ -121,8 +123,8 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:
         raise ModelFileError(f"config: 'high_freq_factor' is {high}, not above 'low_freq_factor', {low}")
-    turns = _trained(settings, trained_context) * frequencies / (2 * math.pi)
-    blend = ((turns - low) / (high - low)).clamp(0, 1)
+    rotations = _trained(settings, trained_context) * frequencies / (2 * math.pi)
+    blend = ((rotations - low) / (high - low)).clamp(0, 1)
     return frequencies * (blend + (1 - blend) / factor)
 
 
@@ -131,25 +133,27 @@ def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], traine
 
     YaRN stretches and interpolates like Llama 3.1, but its bounds are dimensions instead of wavelengths.
     """
-    trained = _trained(settings, trained_context)
-    factor = _positive("factor", settings["factor"] or trained_context / trained)
+    training_length = _trained(settings, trained_context)
+    factor = _positive("factor", settings["factor"] or trained_context / training_length)
     half = frequencies.shape[0]
 
     def dimension(turns: float) -> float:
-        return half * math.log(trained / (turns * 2 * math.pi)) / math.log(theta)
+        return half * math.log(training_length / (turns * 2 * math.pi)) / math.log(theta)
 
     low = dimension(float(settings.get("beta_fast") or 32))
     high = dimension(float(settings.get("beta_slow") or 1))
     if settings.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, 2 * half - 1)
-    stretched = ((torch.arange(half, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
+    interpolation = ((torch.arange(half, dtype=torch.float64) - low) / max(high - low, 0.001)).clamp(0, 1)
     attention = settings.get("attention_factor")
     if attention is None:
-        mscale, everywhere = settings.get("mscale"), settings.get("mscale_all_dim")
-        both = mscale and everywhere
-        attention = _sharpness(factor, mscale) / _sharpness(factor, everywhere) if both else _sharpness(factor, 1.0)
-    return frequencies * (1 - stretched + stretched / factor), _positive("attention_factor", attention)
+        mscale, mscale_all_dim = settings.get("mscale"), settings.get("mscale_all_dim")
+        both_scales = mscale and mscale_all_dim
+        attention = (
+            _sharpness(factor, mscale) / _sharpness(factor, mscale_all_dim) if both_scales else _sharpness(factor, 1.0)
+        )
+    return frequencies * (1 - interpolation + interpolation / factor), _positive("attention_factor", attention)
 
 
 def _sharpness(factor: float, scale: Any) -> float:

@@ -53,8 +53,8 @@ class Decoder:
         self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        head = {"lm_head": self.vocab_size}
-        parts, bias = ([self.embedding.matrix], None) if tied else loader.parts(head, self.settings.hidden)
+        head_outputs = {"lm_head": self.vocab_size}
+        parts, bias = ([self.embedding.matrix], None) if tied else loader.parts(head_outputs, self.settings.hidden)
         self._head = loader.product(parts, bias)
 
     def prepare(self) -> None:

@@ -48,8 +48,8 @@ class Gemma3(Llama):
 
     def layer_type(self, index: int) -> str:
         """See `Llama`."""
-        local = (index + 1) % self.settings.positive("sliding_window_pattern")
-        return "sliding_attention" if local else "full_attention"
+        is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
+        return "sliding_attention" if is_sliding else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
         """See `Llama`.
@@ -57,15 +57,18 @@ class Gemma3(Llama):
         Older configurations scale only the global rotation, and have a separate key for the local rotation.
         """
         config = self.settings.config
-        stated = config.get("rope_parameters") or {}
-        wide = {"rope_theta": config.get("rope_theta") or _GLOBAL_THETA, **(stated.get("full_attention") or {})}
-        local = {
+        rope_parameters = config.get("rope_parameters") or {}
+        global_settings = {
+            "rope_theta": config.get("rope_theta") or _GLOBAL_THETA,
+            **(rope_parameters.get("full_attention") or {}),
+        }
+        local_settings = {
             "rope_theta": config.get("rope_local_base_freq") or _LOCAL_THETA,
-            **(stated.get("sliding_attention") or {}),
+            **(rope_parameters.get("sliding_attention") or {}),
         }
         return {
-            "full_attention": self.rope({"rope_parameters": {**wide, **(config.get("rope_scaling") or {})}}),
-            "sliding_attention": self.rope({"rope_parameters": local}),
+            "full_attention": self.rope({"rope_parameters": {**global_settings, **(config.get("rope_scaling") or {})}}),
+            "sliding_attention": self.rope({"rope_parameters": local_settings}),
         }
 
     def scale(self) -> float:

@@ -71,9 +71,9 @@ class GptOssReader(ExpertReader):
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 
     def _arranged(self, name: str, shape: tuple[int, int], expert: int) -> Weight:
-        stored, turned = (self.count, *shape), (self.count, *shape[::-1])
-        found = turned if self.loader.checkpoint.shape(name) == turned else stored
-        weight = self.loader.weight(name, found, expert)
+        expected_shape, transposed_shape = (self.count, *shape), (self.count, *shape[::-1])
+        stored_shape = transposed_shape if self.loader.checkpoint.shape(name) == transposed_shape else expected_shape
+        weight = self.loader.weight(name, stored_shape, expert)
         if isinstance(weight, Tensor):
             weight = weight.T.contiguous()
         if not name.endswith(".gate_up_proj"):

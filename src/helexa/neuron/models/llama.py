@@ -36,8 +36,8 @@ class Llama(Decoder):
     def prepare(self) -> None:
         """Set the type of each layer, and the rotary embedding of each type."""
         settings = self.settings
-        stated = settings.layer_types(self.types)
-        self.layer_types = stated or [self.layer_type(index) for index in range(settings.layers)]
+        layer_types = settings.layer_types(self.types)
+        self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
 
     def layer_type(self, index: int) -> str:

@@ -20,8 +20,8 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
     """
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
-    drafted = [rows for rows in (8, 16, 32) if drafting < rows < drafting * FEW] + [drafting * FEW] * bool(drafting)
-    return [Bucket(size, size) for size in sizes] + [Bucket(rows, drafting) for rows in drafted]
+    draft_rows = [rows for rows in (8, 16, 32) if drafting < rows < drafting * FEW] + [drafting * FEW] * bool(drafting)
+    return [Bucket(size, size) for size in sizes] + [Bucket(rows, drafting) for rows in draft_rows]
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
@@ -33,7 +33,7 @@ def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Buc
         among: the buckets to choose from.
     """
     for bucket in among:
-        most = 1 if bucket.rows == bucket.spans else FEW
-        if longest <= most and spans <= bucket.spans and rows <= bucket.rows:
+        max_span_rows = 1 if bucket.rows == bucket.spans else FEW
+        if longest <= max_span_rows and spans <= bucket.spans and rows <= bucket.rows:
             return bucket
     return None

@@ -48,9 +48,9 @@ class Strikes:
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield an exception and its causes and contexts."""
-    seen = set[int]()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
+    visited = set[int]()
+    while error is not None and id(error) not in visited:
+        visited.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
 

@@ -102,8 +102,8 @@ class Runner:
         if batch.pooled:
             hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
-        recorded = model.recorded and batch.embeddings is None and batch.positions.dim() == 1
-        logits = self.ops.run(self._forward, batch, recorded)
+        use_graph = model.recorded and batch.embeddings is None and batch.positions.dim() == 1
+        logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 
     @torch.inference_mode()
@@ -121,8 +121,8 @@ class Runner:
             try:
                 self.ops.record(self._forward, self._buffers.load(StepInput.blank(bucket)))
             except RuntimeError as error:
-                refused = "captur" in str(error)  # the pass cannot be captured; the device still works
-                if not refused and is_device_fault(error):
+                capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
+                if not capture_unsupported and is_device_fault(error):
                     raise
                 _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
                 self.buckets = []

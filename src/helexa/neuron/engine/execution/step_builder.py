@@ -34,25 +34,25 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
     order = sorted(plan, key=lambda e: (e.count + len(e.drafts) > 1, len(e.sequence.pages)))
     width = max(-(-(e.sequence.computed + e.count + len(e.drafts)) // PAGE_SIZE) for e in plan)
     pages = np.zeros((len(plan), width), np.int32)
-    for entry, line in zip(order, pages, strict=True):
+    for entry, table_row in zip(order, pages, strict=True):
         sequence, drafts, start = entry.sequence, entry.drafts, len(tokens)
         computed = sequence.computed
         end = computed + entry.count + len(drafts)
-        own = sequence.pages[: -(-end // PAGE_SIZE)]
-        line[: len(own)] = own
+        page_ids = sequence.pages[: -(-end // PAGE_SIZE)]
+        table_row[: len(page_ids)] = page_ids
         if end - computed == 1:  # fast path for the most frequent case
             tokens.append(sequence.tokens[computed])
             positions.append(computed)
-            slots.append(own[-1] * PAGE_SIZE + computed % PAGE_SIZE)
+            slots.append(page_ids[-1] * PAGE_SIZE + computed % PAGE_SIZE)
         else:
             tokens += sequence.tokens[computed : end - len(drafts)]
             tokens += drafts
             positions += range(computed, end)
-            slots += [own[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
+            slots += [page_ids[p // PAGE_SIZE] * PAGE_SIZE + p % PAGE_SIZE for p in range(computed, end)]
         ends.append(len(tokens))
         samples[sequence.id] = range(len(tokens) - len(drafts) - 1, len(tokens))
-        if wanted := _wanted(entry):
-            hidden[sequence.id] = range(start + wanted.start - computed, start + wanted.stop - computed)
+        if hidden_range := _wanted(entry):
+            hidden[sequence.id] = range(start + hidden_range.start - computed, start + hidden_range.stop - computed)
     sampling = [entry for entry in plan if entry.samples]
     pooled = [entry for entry in plan if entry.sequence.id in hidden] if hidden else []
     rows = chain(*(samples[entry.sequence.id] for entry in sampling), *(hidden[entry.sequence.id] for entry in pooled))
@@ -95,8 +95,8 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
             repetition.add(row, [token for token in (sequence.tokens[-1],) if token < 0], p.repetition_penalty)
             repetition.add(row, drafts, p.repetition_penalty)
         if (p.frequency_penalty or p.presence_penalty) and (output := [*sequence.said, *drafts]):
-            tokens, times = np.unique(output, return_counts=True)
-            presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * times)
+            tokens, counts = np.unique(output, return_counts=True)
+            presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * counts)
     return Sampling(
         *settings,
         seeds=np.array([p.seed & _MASK64 for p in params], np.uint64),
@@ -137,12 +137,12 @@ def _wanted(entry: PlanEntry) -> range:
 
 
 def _hidden_rows(entry: PlanEntry) -> HiddenRows:
-    sequence, wanted = entry.sequence, _wanted(entry)
+    sequence, hidden_range = entry.sequence, _wanted(entry)
     alternatives = sequence.request.prompt_logprobs
     if sequence.pooled is not None or alternatives is None:
-        return HiddenRows(sequence.id, len(wanted))
-    followers = int32(sequence.tokens[wanted.start + 1 : wanted.stop + 1])
-    return HiddenRows(sequence.id, len(wanted), followers, alternatives)
+        return HiddenRows(sequence.id, len(hidden_range))
+    next_tokens = int32(sequence.tokens[hidden_range.start + 1 : hidden_range.stop + 1])
+    return HiddenRows(sequence.id, len(hidden_range), next_tokens, alternatives)
 
 
 def _copies(pairs: Iterator[tuple[int | None, int | None]]) -> Int32:

@@ -55,4 +55,4 @@ def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readb
     if hidden is None:
         return {}
     parts = zip(rows, hidden.split([part.count for part in rows]), strict=True)
-    return {part.sequence: Readback(own.float().sum(0)) for part, own in parts if part.followers is None}
+    return {part.sequence: Readback(states.float().sum(0)) for part, states in parts if part.followers is None}

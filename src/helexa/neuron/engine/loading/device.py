@@ -32,9 +32,9 @@ def usable_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        found = torch.zeros(1, device=device).device  # runs a kernel; some torch builds lack a device's kernels
+        placed = torch.zeros(1, device=device).device  # runs a kernel; some torch builds lack a device's kernels
         if device.type == "cuda":
-            device = found  # torch requires an index, which the name `cuda` lacks
+            device = placed  # torch requires an index, which the name `cuda` lacks
             torch.cuda.set_device(device)  # kernels launch on the current device
     except (AssertionError, RuntimeError) as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]  # torch appends a list of device types
@@ -74,10 +74,10 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
     quant = quant_named(options.quant) if options.quant else ""
     if quant == AUTO:
         shapes = {name: checkpoint.shape(name) for name in checkpoint.names()}
-        free = free_memory(ops.device)
-        free = min(free, options.memory_limit_mb * 2**20 or free)
-        quant = automatic(shapes, layers, checkpoint.total_bytes, free) if ops.quantised else ""
-        _log.info("quant auto, with %d MiB of memory free: %s", free >> 20, quant or "as it is")
+        free_bytes = free_memory(ops.device)
+        free_bytes = min(free_bytes, options.memory_limit_mb * 2**20 or free_bytes)
+        quant = automatic(shapes, layers, checkpoint.total_bytes, free_bytes) if ops.quantised else ""
+        _log.info("quant auto, with %d MiB of memory free: %s", free_bytes >> 20, quant or "as it is")
     policy = QuantPolicy(quant, layers)
     if policy.quant and not ops.quantised:
         _log.warning("quant %s rounds weights, but these kernels keep them in %s", policy.quant, ops.dtype)

@@ -16,23 +16,23 @@ def divide(needs: MemoryRequest, room: int) -> MemoryGrant:
     Raises:
         DoesNotFitError: the weights, the largest step and the smallest cache exceed `room`.
     """
-    least = min(needs.pages, needs.pages_for(min(needs.context, LEAST_CONTEXT)))
-    fixed = needs.weights + needs.step
-    required = max(fixed + _cache(needs, least) + needs.state, needs.weights + needs.loading)
+    min_pages = min(needs.pages, needs.pages_for(min(needs.context, LEAST_CONTEXT)))
+    fixed_bytes = needs.weights + needs.step
+    required = max(fixed_bytes + _cache(needs, min_pages) + needs.state, needs.weights + needs.loading)
     if required > room:
-        raise _refusal(needs, required, room, _cache(needs, least) + needs.state)
-    left = room - fixed
+        raise _refusal(needs, required, room, _cache(needs, min_pages) + needs.state)
+    remaining = room - fixed_bytes
     sequences = needs.sequences
     if needs.state:
-        slots = min(int(left * _SLOTS_SHARE), left - _cache(needs, least)) // needs.state
+        slots = min(int(remaining * _SLOTS_SHARE), remaining - _cache(needs, min_pages)) // needs.state
         sequences = min(sequences, max(slots, 1))
-    left -= sequences * needs.state
-    whole = min(_cache(needs, needs.pages_for(needs.context)), int(left * _CONTEXT_SHARE))
-    pages = _pages(needs, least, max(int(left * needs.share), whole, _cache(needs, least)))
-    left -= _cache(needs, pages)
-    snapshots = min(needs.snapshots, left // needs.state) if needs.state else 0
-    kept = (sequences + snapshots) * needs.state
-    total = max(fixed + _cache(needs, pages) + kept, needs.weights + needs.loading)
+    remaining -= sequences * needs.state
+    full_context_bytes = min(_cache(needs, needs.pages_for(needs.context)), int(remaining * _CONTEXT_SHARE))
+    pages = _pages(needs, min_pages, max(int(remaining * needs.share), full_context_bytes, _cache(needs, min_pages)))
+    remaining -= _cache(needs, pages)
+    snapshots = min(needs.snapshots, remaining // needs.state) if needs.state else 0
+    state_bytes = (sequences + snapshots) * needs.state
+    total = max(fixed_bytes + _cache(needs, pages) + state_bytes, needs.weights + needs.loading)
     return MemoryGrant(total=total, pages=pages, sequences=sequences, snapshots=snapshots)
 
 
@@ -63,15 +63,15 @@ def _refusal(needs: MemoryRequest, required: int, room: int, cache: int) -> Does
     loading = max(required - needs.weights - needs.step - cache, 0)
     parts = {"weights": needs.weights, "kv": cache, "activations": needs.step, "loading": loading}
     numbers = {f"{name}_mb": _mb(size) for name, size in parts.items() if size}
-    said = ", ".join(f"{name.removesuffix('_mb')} {number}" for name, number in numbers.items())
-    helps = ["a smaller quant"]
+    breakdown = ", ".join(f"{name.removesuffix('_mb')} {number}" for name, number in numbers.items())
+    suggestions = ["a smaller quant"]
     if required - cache <= room:
-        helps += [f"a context_length below {min(needs.context, LEAST_CONTEXT)}", 'kv_dtype = "int8"']
+        suggestions += [f"a context_length below {min(needs.context, LEAST_CONTEXT)}", 'kv_dtype = "int8"']
     if needs.weights + needs.step > room >= needs.weights:
-        helps += ["fewer max_step_tokens", "fewer max_sequences"]
-    suggestion = " or ".join([", ".join(helps[:-1]), helps[-1]] if len(helps) > 1 else helps)
+        suggestions += ["fewer max_step_tokens", "fewer max_sequences"]
+    suggestion = " or ".join([", ".join(suggestions[:-1]), suggestions[-1]] if len(suggestions) > 1 else suggestions)
     return DoesNotFitError(
-        f"the model does not fit: it needs {_mb(required)} MiB ({said}) of {needs.device}, "
+        f"the model does not fit: it needs {_mb(required)} MiB ({breakdown}) of {needs.device}, "
         f"{room >> 20} MiB are free for it; {suggestion} would help",
         required_mb=_mb(required),
         free_mb=room >> 20,

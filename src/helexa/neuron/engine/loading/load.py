@@ -82,8 +82,8 @@ def load_once(
         try:
             ops = kernels_for(device, options, config, architecture.half)
             policy = policy_for(options, checkpoint, int(config.get("num_hidden_layers") or 0), ops)
-            asked = needs(outline(checkpoint, architecture, config, ops, policy), options, ops)
-            grant = ask(asked)
+            request = needs(outline(checkpoint, architecture, config, ops, policy), options, ops)
+            grant = ask(request)
             store = ops.store(model_path, policy.quant)
 
             def on_read(done: int) -> None:
@@ -97,34 +97,34 @@ def load_once(
         weight_bytes = checkpoint.total_bytes
         parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
     if device.type == "cuda":
-        asked = measured_on_device(
-            model, ops, options, asked, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes)
+        request = measured_on_device(
+            model, ops, options, request, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes)
         )
-        grant = ask(asked)
+        grant = ask(request)
     facts = ModelFacts(
         model_type=model_type,
         vocab_size=model.vocab_size,
-        context_length=min(asked.context, grant.pages * PAGE_SIZE),
+        context_length=min(request.context, grant.pages * PAGE_SIZE),
         parameters=parameters,
         weight_bytes=weight_bytes,
         step_bytes=ops.step_bytes,
-        token_bytes=asked.page // PAGE_SIZE,
-        kv_bytes=grant.pages * asked.page,
+        token_bytes=request.page // PAGE_SIZE,
+        kv_bytes=grant.pages * request.page,
         kv_pages=grant.pages,
-        state_bytes=asked.state,
+        state_bytes=request.state,
         snapshots=grant.snapshots,
         max_sequences=grant.sequences,
         memory_bytes=grant.total,
         quant=policy.quant,
     )
     if model.recurrent:
-        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", asked.state / 2**20, grant.snapshots)
-    runner = Runner(model, ops, options, asked, grant)
+        _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", request.state / 2**20, grant.snapshots)
+    runner = Runner(model, ops, options, request, grant)
     if options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     if not runner.computes_finite_logits(0, 0):
         dtype = str(ops.dtype).removeprefix("torch.")
         raise NotFiniteError(f"{model_path.name}: its logits are not finite numbers in {dtype}")
-    runner.facts = replace(facts, token_seconds=time.perf_counter() - begun)
+    runner.facts = replace(facts, token_seconds=time.perf_counter() - start_time)
     return runner

@@ -116,13 +116,13 @@ class _WeightSizes(Loader):
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
         """See `Loader`."""
         weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
-        beside = weight.nbytes
-        form = self._quantization.form(key, shape[-1])
-        if form is not None and isinstance(weight, Tensor):
-            weight = quantize(weight, form) or weight
-            beside += weight.nbytes
+        transient_bytes = weight.nbytes
+        quant_format = self._quantization.form(key, shape[-1])
+        if quant_format is not None and isinstance(weight, Tensor):
+            weight = quantize(weight, quant_format) or weight
+            transient_bytes += weight.nbytes
         matrix = _Matrix(weight, self.ops.matrix_bytes(weight))
-        self._take(matrix.nbytes, beside)
+        self._take(matrix.nbytes, transient_bytes)
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
@@ -155,8 +155,8 @@ class _WeightSizes(Loader):
     def _multiply(self, *products: Sequence[_Matrix]) -> None:
         """Count the memory of products, then free the matrices that products copy; the embedding keeps its matrix."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
-        kept = None if self._embedding is None else self._embedding.matrix
-        self.held -= sum(part.nbytes for parts in copied for part in parts if part is not kept)
+        embedding_matrix = None if self._embedding is None else self._embedding.matrix
+        self.held -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
     def _take(self, size: int, beside: int = 0) -> int:
         """Allocate `size` bytes and temporarily `beside` bytes more; return `size`."""

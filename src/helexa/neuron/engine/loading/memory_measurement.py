@@ -38,10 +38,10 @@ def measured(
     """
     cuda.empty_cache()
     cuda.reset_peak_memory_stats()
-    before = cuda.memory_allocated()
+    allocated_before = cuda.memory_allocated()
     run()
     cuda.synchronize()
-    step = int((cuda.max_memory_allocated() - before) * _ALLOWANCE)
+    step = int((cuda.max_memory_allocated() - allocated_before) * _ALLOWANCE)
     cuda.empty_cache()
     return msgspec.structs.replace(
         asked,
@@ -81,15 +81,15 @@ def measured_on_device(
             on_step()
 
     graphs = bool(runner.buckets)
-    found = measured(asked, weights, run, graphs)
+    request = measured(asked, weights, run, graphs)
     settings = model.settings  # measured contexts are short; long contexts have more partial results
     parts = ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
-    found = msgspec.structs.replace(found, step=found.step + parts * (2 if graphs else 1))
+    request = msgspec.structs.replace(request, step=request.step + parts * (2 if graphs else 1))
     if ops.gathers:
-        found = msgspec.structs.replace(found, page_step=asked.page_step, position_step=asked.position_step)
-    mebibytes = [size >> 20 for size in (weights, found.step, found.free)]
+        request = msgspec.structs.replace(request, page_step=asked.page_step, position_step=asked.position_step)
+    mebibytes = [size >> 20 for size in (weights, request.step, request.free)]
     _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
-    return found
+    return request
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
@@ -101,8 +101,11 @@ def largest(step_tokens: int, sequences: int) -> list[StepInput]:
         step_tokens: length of the largest prompt chunk.
         sequences: number of sequences in the decode step.
     """
-    pieces = {**{length: how for length, how in _SHORTER.items() if length < step_tokens}, step_tokens: _DRAWN}
-    prompts = [[PlanEntry(_sequence(0, length, how), length)] for length, how in pieces.items()]
+    sampling_by_length = {
+        **{length: sampling for length, sampling in _SHORTER.items() if length < step_tokens},
+        step_tokens: _DRAWN,
+    }
+    prompts = [[PlanEntry(_sequence(0, length, sampling), length)] for length, sampling in sampling_by_length.items()]
     return [build_step(plan) for plan in (*prompts, [PlanEntry(_sequence(n, 1), 1) for n in range(sequences)])]
 
 

@@ -25,18 +25,18 @@ def needs(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequ
     and a GPU engine requests as many pages as the free memory holds. `MemoryRequest.share` limits both.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
-    room = min(free, limit or free)
+    available = min(free, limit or free)
     context = min(options.context_length or found.context, found.context)
     cuda = ops.device.type == "cuda"
     if options.kv_cache_mb:
         pages, share = options.kv_cache_mb * 2**20 // found.page, 1.0
     elif cuda:
-        pages, share = room // found.page, _CUDA_SHARE
+        pages, share = available // found.page, _CUDA_SHARE
     else:
         pages, share = _CONTEXTS * -(-context // PAGE_SIZE), _SHARE
     snapshots = 0
     if found.state and options.prefix_reuse != "off":
-        snapshots = min((options.snapshot_mb * 2**20 or room // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
+        snapshots = min((options.snapshot_mb * 2**20 or available // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
     rows = max(options.max_step_tokens, options.max_sequences)
     page_step, position_step = _attention(found, ops, rows)
     return MemoryRequest(

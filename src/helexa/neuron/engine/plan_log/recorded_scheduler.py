@@ -85,9 +85,9 @@ class RecordedScheduler(Scheduler):
             if entry.samples and entry.sequence.pages and (guide := entry.sequence.guide) is not None
         }
         outputs = super().commit(plan, sampled, seconds, logprobs, hidden, scores)
-        kept = {output.id: len(output.tokens) for output in outputs}
+        token_counts = {output.id: len(output.tokens) for output in outputs}
         grammars = [
-            GrammarResult(number, ahead, kept[number], guide.ended, bool(guide.error))
+            GrammarResult(number, ahead, token_counts[number], guide.ended, bool(guide.error))
             for number, (guide, ahead) in guides.items()
         ]
         errors = {output.id for output in outputs if output.finish == "error"}

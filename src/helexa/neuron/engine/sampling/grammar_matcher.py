@@ -61,7 +61,7 @@ class GrammarMatcher:
 
     def advance(self, token: int) -> None:
         """Consume the next token of the output."""
-        begun = self._clock()
+        start_time = self._clock()
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
                 self._on_limit()
@@ -69,7 +69,7 @@ class GrammarMatcher:
             else:
                 self._fail(f"the engine chose token {token}, which the grammar does not allow", bad_grammar=False)
         self._taken.append(token)
-        self._spent(begun)
+        self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
         """Return the next tokens, at most `limit`, if the grammar allows one text only.
@@ -78,21 +78,21 @@ class GrammarMatcher:
         """
         if not self._looks_ahead:
             return ()
-        begun = self._clock()
+        start_time = self._clock()
         forced = tuple(self._matcher.compute_ff_tokens()[:limit])
-        sound = self._recovered()
-        self._spent(begun)
-        return forced if sound else ()
+        usable = self._recovered()
+        self._spent(start_time)
+        return forced if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the leading drafts that the grammar allows after the output."""
         if not drafts or not self._looks_ahead:
             return ()
-        begun = self._clock()
+        start_time = self._clock()
         count = self._matcher.validate_tokens(list(drafts))
-        sound = self._recovered()
-        self._spent(begun)
-        return drafts[:count] if sound else ()
+        usable = self._recovered()
+        self._spent(start_time)
+        return drafts[:count] if usable else ()
 
     def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
         """Return masks for the chosen tokens that the grammar does not allow.
@@ -107,11 +107,11 @@ class GrammarMatcher:
                 allowed or
             beyond `ahead` are not checked.
         """
-        begun = self._clock()
+        start_time = self._clock()
         self.ahead = len(drafts)
-        plainly = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # the most frequent case
-        masks = {} if plainly else self._refused(chosen, drafts)
-        self._spent(begun, len(chosen))
+        allowed = not drafts and chosen[0] >= 0 and _allows(self._matcher, chosen[0])  # the most frequent case
+        masks = {} if allowed else self._refused(chosen, drafts)
+        self._spent(start_time, len(chosen))
         return masks
 
     def _refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:

@@ -33,8 +33,8 @@ class Logprobs:
         """
         if self._alternatives:
             top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
-            own = self._of_tokens(chosen[self._rows])
-            self._begun = [Readback(part) for part in (chosen, own, top.indices, top.values)]
+            chosen_logprobs = self._of_tokens(chosen[self._rows])
+            self._begun = [Readback(part) for part in (chosen, chosen_logprobs, top.indices, top.values)]
 
     def of(self, tokens: list[int]) -> dict[int, Logprob]:
         """Return the log-probability of each requesting row's token, and the likeliest tokens, by row.
@@ -45,12 +45,12 @@ class Logprobs:
         """
         if not self._alternatives:
             return {}
-        chosen, own, *top = (part.wait().tolist() for part in self._begun)
+        chosen, logprobs, *top = (part.wait().tolist() for part in self._begun)
         if tokens != chosen:
-            own = self._of_tokens(torch.tensor(tokens, device=self._table.device)[self._rows]).tolist()
+            logprobs = self._of_tokens(torch.tensor(tokens, device=self._table.device)[self._rows]).tolist()
         return {
             row: (logprob, list(zip(ids[:count], values[:count], strict=True)))
-            for (row, count), logprob, ids, values in zip(self._alternatives.items(), own, *top, strict=True)
+            for (row, count), logprob, ids, values in zip(self._alternatives.items(), logprobs, *top, strict=True)
             if tokens[row] >= 0
         }
 

@@ -55,8 +55,8 @@ class Sampled:
         masks = refused(tokens) if refused is not None else {}
         if masks:
             settings = _settings(self._sampling, again=True)[:, list(masks)]
-            for place, token in zip(masks, self._ops.choose_of(self._logits, masks, settings), strict=True):
-                tokens[place] = token
+            for row, token in zip(masks, self._ops.choose_of(self._logits, masks, settings), strict=True):
+                tokens[row] = token
         return tokens
 
 
@@ -100,15 +100,15 @@ def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
         return logits
     logits = logits.float().contiguous()
     if len(bias.rows):
-        cells, values = _cells(bias, logits, last)
-        logits.view(-1)[cells] += values
+        indices, values = _cells(bias, logits, last)
+        logits.view(-1)[indices] += values
     if len(repetition.rows):
-        cells, values = _cells(repetition, logits, last)
-        found = logits.view(-1)[cells]
-        logits.view(-1)[cells] = torch.where(found > 0, found / values, found * values)
+        indices, values = _cells(repetition, logits, last)
+        selected = logits.view(-1)[indices]
+        logits.view(-1)[indices] = torch.where(selected > 0, selected / values, selected * values)
     if len(presence.rows):
-        cells, values = _cells(presence, logits, last)
-        logits.view(-1)[cells] -= values
+        indices, values = _cells(presence, logits, last)
+        logits.view(-1)[indices] -= values
     return logits
 
 
@@ -116,7 +116,7 @@ def _cells(adjustments: Adjustments, logits: Tensor, last: Tensor | None) -> tup
     """Return the flat indices of the adjusted logits, and the operands of the adjustments."""
     tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
     if last is not None and (adjustments.tokens < 0).any():
-        coming = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row
-        tokens = torch.where(tokens < 0, coming, tokens)
+        last_tokens = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row
+        tokens = torch.where(tokens < 0, last_tokens, tokens)
     starts = upload(adjustments.rows.astype(np.int64) * logits.shape[1], logits.device)
     return starts + tokens, upload(adjustments.values, logits.device)

@@ -35,6 +35,6 @@ def read_vocabulary(model: Path, width: int) -> LLTokenizer:
         HelexaError: the vocabulary is missing, or grammars cannot use it.
     """
     vocabulary = _Vocabulary(model, width)
-    read = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)
+    tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), n_vocab=width, eos_token=vocabulary.ends)
     vocabulary.tokens.clear()  # the tokenizer has a copy
-    return read
+    return tokenizer

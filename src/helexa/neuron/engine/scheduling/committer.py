@@ -101,17 +101,17 @@ class Committer:
         """
         sequence = entry.sequence
         ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
-        kept = _kept(entry.drafts[:ahead], sampled)
+        accepted = _kept(entry.drafts[:ahead], sampled)
         self._queues.clear_suspicion(sequence)
-        if kept[-1] == NON_FINITE:
+        if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)
         if entry.drafter is not None:
-            entry.drafter.learn(len(entry.drafts), len(kept) - 1)
+            entry.drafter.learn(len(entry.drafts), len(accepted) - 1)
         cached = 0 if sequence.cached_reported else sequence.cached
         sequence.cached_reported = True
         tokens: list[int] = []
         finish: FinishReason | None = None
-        for token in kept:
+        for token in accepted:
             tokens.append(token)
             finish = sequence.append(token) or ("length" if len(sequence.tokens) >= self._most_tokens else None)
             if finish is not None:
@@ -158,7 +158,7 @@ class Committer:
 
 def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
     """Return the sampled tokens up to and including the first one after the accepted drafts; at least one token."""
-    right = 0
-    while right < len(drafts) and sampled[right] == drafts[right]:
-        right += 1
-    return sampled[: right + 1]
+    matched = 0
+    while matched < len(drafts) and sampled[matched] == drafts[matched]:
+        matched += 1
+    return sampled[: matched + 1]

@@ -26,12 +26,12 @@ class DistinctTokens:
         while new and new[-1] < 0:
             new.pop()
         self._read += len(new)
-        fresh = [token for token in dict.fromkeys(new) if token not in self._known]
+        unseen = [token for token in dict.fromkeys(new) if token not in self._known]
         count = len(self._known)
-        if count + len(fresh) > len(self._array):
-            grown = np.empty(2 * (count + len(fresh)), np.int64)
-            grown[:count] = self._array[:count]
-            self._array = grown
-        self._array[count : count + len(fresh)] = fresh
-        self._known.update(fresh)
+        if count + len(unseen) > len(self._array):
+            larger = np.empty(2 * (count + len(unseen)), np.int64)
+            larger[:count] = self._array[:count]
+            self._array = larger
+        self._array[count : count + len(unseen)] = unseen
+        self._known.update(unseen)
         return self._array[: len(self._known)]

@@ -104,25 +104,25 @@ class Grammars:
 
     def _work(self) -> None:
         compiled: Callable[[str], LLMatcher] | None = None
-        kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        while sequence := self._next(kept):
+        cache: OrderedDict[str, LLMatcher] = OrderedDict()
+        while sequence := self._next(cache):
             grammar = sequence.request.grammar
             try:
                 compiled = compiled or self._compiler()
                 heartbeat.beat()
-                matcher = kept.pop(grammar, None) or compiled(grammar)
+                matcher = cache.pop(grammar, None) or compiled(grammar)
                 heartbeat.beat()
-                kept[grammar] = matcher
-                if len(kept) > _KEPT:
-                    kept.popitem(last=False)
+                cache[grammar] = matcher
+                if len(cache) > _KEPT:
+                    cache.popitem(last=False)
                 if matcher.is_error():
                     result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
                 else:
                     result = GrammarMatcher(matcher, on_limit=partial(self._discard, grammar))
-            except HelexaError as problem:
-                result = Failure(str(problem))
-            except BaseException as problem:  # a Rust panic in llguidance is not an Exception
-                result = Failure(f"the grammar cannot be compiled: {type(problem).__name__}")
+            except HelexaError as error:
+                result = Failure(str(error))
+            except BaseException as error:  # a Rust panic in llguidance is not an Exception
+                result = Failure(f"the grammar cannot be compiled: {type(error).__name__}")
             self._done.put((sequence, result))
             with suppress(OSError):  # closed, or full: the reader wakes anyway
                 self._theirs.send(b"\0")
@@ -153,6 +153,6 @@ class Grammars:
                 return None
             while self._exhausted:
                 kept.pop(self._exhausted.pop(), None)
-            known = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
-            sequence = next(known, None) or next(iter(self._new.values()))
+            cached = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
+            sequence = next(cached, None) or next(iter(self._new.values()))
             return self._new.pop(sequence.id)

@@ -31,18 +31,18 @@ class Drafter:
     def may_draft(self) -> bool:
         """Whether `draft` may return tokens after one more token; if False, no next token yields a draft."""
         self._read()
-        known = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
-        return self._match <= _SHORT or tuple(self._tokens[-known:]) in self._index
+        gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
+        return self._match <= _SHORT or tuple(self._tokens[-gram_length:]) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
         """Return at most `limit` draft tokens, or none without a long enough match."""
         self._read()
         tokens = self._tokens
-        place = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
-        if place is None or tokens[max(place - self._match, 0) : place] != tokens[-self._match :]:
+        previous_end = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
+        if previous_end is None or tokens[max(previous_end - self._match, 0) : previous_end] != tokens[-self._match :]:
             return ()
-        period = len(tokens) - place  # a draft beyond the end of the tokens continues the repetition
-        return tuple(tokens[place + i % period] for i in range(min(self._depth, limit)))
+        period = len(tokens) - previous_end  # a draft beyond the end of the tokens continues the repetition
+        return tuple(tokens[previous_end + i % period] for i in range(min(self._depth, limit)))
 
     def learn(self, drafted: int, accepted: int) -> None:
         """Adapt the draft length and the match length to the number of accepted draft tokens."""

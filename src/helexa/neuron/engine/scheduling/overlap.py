@@ -22,13 +22,13 @@ def as_after(plan: Plan) -> Iterator[None]:
     The placeholder of a token is its index among the step's tokens, counted from their end: -1 is the last token.
     """
     advanced = [entry for entry in plan if entry.sequence.pages]  # without canceled sequences
-    place = -sum(entry.samples for entry in plan)
+    placeholder = -sum(entry.samples for entry in plan)
     for entry in plan:
         if entry.sequence.pages:
             entry.sequence.computed += entry.count
             if entry.samples:
-                entry.sequence.tokens.append(place)
-        place += entry.samples
+                entry.sequence.tokens.append(placeholder)
+        placeholder += entry.samples
     try:
         yield
     finally:

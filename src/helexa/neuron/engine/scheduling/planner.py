@@ -48,10 +48,10 @@ class Planner:
         self._left_out = False
         if self._queues.suspects:
             self._apart = not self._apart
-            if not self._apart and (others := self._plan_together()):
-                return others
-            if alone := self._plan_suspect():
-                return alone
+            if not self._apart and (plan := self._plan_together()):
+                return plan
+            if suspect_plan := self._plan_suspect():
+                return suspect_plan
             self._queues.suspects.clear()
         return self._plan_together()
 
@@ -72,7 +72,9 @@ class Planner:
         if self._queues.suspects or self._left_out or not foreseeable(plan):
             return False
         decoding = [entry.sequence for entry in plan if entry.samples]
-        return len(decoding) > self._most_drafting or not any(self._drafter(one).may_draft for one in decoding)
+        return len(decoding) > self._most_drafting or not any(
+            self._drafter(sequence).may_draft for sequence in decoding
+        )
 
     def learn(self, plan: Plan, seconds: float) -> None:
         """Record the duration of a finished step."""
@@ -93,7 +95,9 @@ class Planner:
         plan: dict[Sequence, int] = {}
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
         decoding = [
-            s for s in self._queues.running if s.decoding and s not in self._queues.suspects and not self._ends(s)
+            sequence
+            for sequence in self._queues.running
+            if sequence.decoding and sequence not in self._queues.suspects and not self._ends(sequence)
         ]
         for sequence in self._controller.choose(decoding, limits.rows):
             self._place(sequence, sequence.pending, plan)
@@ -103,11 +107,11 @@ class Planner:
                 self._add_prompts(plan, StepLimits())
         drafts: dict[Sequence, tuple[tuple[int, ...], Drafter | None]] = {}
         if len(decoding) <= self._most_drafting and not self._ahead:
-            room = self._options.max_step_tokens - sum(plan.values())
+            remaining = self._options.max_step_tokens - sum(plan.values())
             for sequence in decoding:
                 if sequence in plan and sequence.decoding:  # not if it was preempted and restarted
-                    drafts[sequence] = self._draft(sequence, room)
-                    room -= len(drafts[sequence][0])
+                    drafts[sequence] = self._draft(sequence, remaining)
+                    remaining -= len(drafts[sequence][0])
         return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
 
     def _plan_suspect(self) -> Plan:
@@ -128,16 +132,16 @@ class Planner:
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
         """Add chunks of prompts to the plan."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
-        room = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
+        remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
-        while room and (sequence := next(prompts, None)):
-            allowed = limits.tokens_for(sequence)
-            if sequence.pending > room and allowed >= room:
-                limits.widen(sequence, room // 2)
-                room -= self._add_shortest(room // 2, sequence, plan, limits)
-                self._place(sequence, room, plan)
+        while remaining and (sequence := next(prompts, None)):
+            sequence_limit = limits.tokens_for(sequence)
+            if sequence.pending > remaining and sequence_limit >= remaining:
+                limits.widen(sequence, remaining // 2)
+                remaining -= self._add_shortest(remaining // 2, sequence, plan, limits)
+                self._place(sequence, remaining, plan)
                 break
-            room -= self._take(sequence, min(sequence.pending, allowed, room), plan, limits)
+            remaining -= self._take(sequence, min(sequence.pending, sequence_limit, remaining), plan, limits)
 
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
         """Yield sequences to prefill, oldest first: running sequences, then waiting sequences.
@@ -145,27 +149,27 @@ class Planner:
         A waiting sequence starts when it is yielded. With several principals, the first sequence of each principal
         comes first, running or waiting.
         """
-        places: Counter[str] = Counter()
-        begun: deque[tuple[int, Sequence]] = deque()
+        sequence_counts: Counter[str] = Counter()
+        prefilling: deque[tuple[int, Sequence]] = deque()
         for sequence in self._queues.running:
             if not sequence.decoding:
-                begun.append((places[sequence.principal], sequence))
-            places[sequence.principal] += 1
-        begun = deque(sorted(begun, key=lambda pair: pair[0]))
-        full = False
+                prefilling.append((sequence_counts[sequence.principal], sequence))
+            sequence_counts[sequence.principal] += 1
+        prefilling = deque(sorted(prefilling, key=lambda pair: pair[0]))
+        memory_full = False
         while True:
-            new = None if full else self._newcomer(places, limits)
-            if new is not None and (not begun or places[new.principal] < begun[0][0]):
-                prefix = self._prefix_to_start(new)
+            newcomer = None if memory_full else self._newcomer(sequence_counts, limits)
+            if newcomer is not None and (not prefilling or sequence_counts[newcomer.principal] < prefilling[0][0]):
+                prefix = self._prefix_to_start(newcomer)
                 if prefix is None:
-                    full = True
+                    memory_full = True
                     continue
-                self._queues.waiting.remove(new)
-                self._queues.start(new, prefix)
-                places[new.principal] += 1
-                yield new
-            elif begun:
-                _, sequence = begun.popleft()
+                self._queues.waiting.remove(newcomer)
+                self._queues.start(newcomer, prefix)
+                sequence_counts[newcomer.principal] += 1
+                yield newcomer
+            elif prefilling:
+                _, sequence = prefilling.popleft()
                 if limits.tokens_for(sequence):
                     yield sequence
             else:
@@ -181,11 +185,13 @@ class Planner:
 
     def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Give `room` tokens to prompts other than `cut`, the shortest first; return the number of tokens planned."""
-        left = room
+        remaining = room
         shortest = self._shortest(cut, plan, limits)
-        while left and (sequence := next(shortest, None)):
-            left -= self._take(sequence, min(sequence.pending, left, limits.tokens_for(sequence)), plan, limits)
-        return room - left
+        while remaining and (sequence := next(shortest, None)):
+            remaining -= self._take(
+                sequence, min(sequence.pending, remaining, limits.tokens_for(sequence)), plan, limits
+            )
+        return room - remaining
 
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
         """Yield prompts other than `cut` that are not in `plan`; prompts with the fewest tokens to compute come first.
@@ -193,10 +199,12 @@ class Planner:
         Waiting prompts start when they are yielded. No waiting prompt starts if the first one in the queue lacks pages:
         others would take the pages that it needs.
         """
-        begun = [one for one in self._queues.running if not one.decoding and one is not cut and one not in plan]
+        prefilling = [
+            other for other in self._queues.running if not other.decoding and other is not cut and other not in plan
+        ]
         may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
         missing = {one: self._memory.missing(one) for one in self._queues.waiting} if may_start else {}
-        for sequence in sorted([*begun, *missing], key=lambda one: missing.get(one, one.pending)):
+        for sequence in sorted([*prefilling, *missing], key=lambda one: missing.get(one, one.pending)):
             if not limits.tokens_for(sequence):
                 continue
             if sequence in missing:
@@ -219,9 +227,9 @@ class Planner:
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
         """Plan `count` tokens of a prompt and subtract them from the limits; return the number of tokens planned."""
-        taken = self._place(sequence, count, plan)
-        limits.take(sequence, taken)
-        return taken
+        planned = self._place(sequence, count, plan)
+        limits.take(sequence, planned)
+        return planned
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
         """Plan up to `count` tokens of a sequence, preempting newer sequences for pages; return the number of tokens.
@@ -253,8 +261,8 @@ class Planner:
 
         The drafter is None for tokens that a grammar forces.
         """
-        left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(room, left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
+        tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
+        limit = min(room, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None

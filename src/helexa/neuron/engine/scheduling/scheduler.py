@@ -149,8 +149,8 @@ class Scheduler:
                 queues.preempt(sequence)
             return []
         sequence = plan[0].sequence
-        spoilt = {entry.sequence for entry in after or []} - {sequence}
-        for other in reversed([one for one in queues.running if one in spoilt]):
+        next_sequences = {entry.sequence for entry in after or []} - {sequence}
+        for other in reversed([candidate for candidate in queues.running if candidate in next_sequences]):
             queues.preempt(other)
         if sequence not in queues.running:
             return []  # the sequence ended after the launch

@@ -37,9 +37,9 @@ class Memory:
         """
         if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
-        full = (len(sequence.tokens) - 1) // self._pages.page_size
-        page_hash.extend(sequence.chain, sequence.tokens, full, self._pages.page_size)
-        pages = self._pages.match(sequence.chain[1 : full + 1])
+        full_pages = (len(sequence.tokens) - 1) // self._pages.page_size
+        page_hash.extend(sequence.chain, sequence.tokens, full_pages, self._pages.page_size)
+        pages = self._pages.match(sequence.chain[1 : full_pages + 1])
         if self._states is not None:
             count, sequence.restore = self._states.longest(sequence.chain[1 : len(pages) + 1])
             return pages[:count]
@@ -54,8 +54,8 @@ class Memory:
 
         Free pages that running sequences still need for their known tokens do not count as free.
         """
-        promised = sum(max(self._needed(one) - len(one.pages), 0) for one in running)
-        return self._needed(sequence) - self._pages.held(prefix) <= self._pages.free - promised
+        reserved = sum(max(self._needed(other) - len(other.pages), 0) for other in running)
+        return self._needed(sequence) - self._pages.held(prefix) <= self._pages.free - reserved
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
         """Give a sequence its cached pages `prefix` and a state slot."""
@@ -75,13 +75,13 @@ class Memory:
 
     def advance(self, sequence: Sequence, count: int) -> None:
         """Count `count` tokens as computed, and register the pages that they fill."""
-        filled = sequence.computed // self._pages.page_size
+        registered_pages = sequence.computed // self._pages.page_size
         sequence.computed += count
-        full = sequence.computed // self._pages.page_size
-        if full > filled and self._reuses:
-            page_hash.extend(sequence.chain, sequence.tokens, full, self._pages.page_size)
-            for page in range(filled, full):
-                self._pages.register(sequence.pages[page], sequence.chain[page + 1])
+        full_pages = sequence.computed // self._pages.page_size
+        if full_pages > registered_pages and self._reuses:
+            page_hash.extend(sequence.chain, sequence.tokens, full_pages, self._pages.page_size)
+            for index in range(registered_pages, full_pages):
+                self._pages.register(sequence.pages[index], sequence.chain[index + 1])
 
     def release(self, sequence: Sequence) -> None:
         """Release a sequence's pages and state slot; registered pages can still be found."""
@@ -102,8 +102,8 @@ class Memory:
         pages = sequence.pages
         self._pages.forget(pages)
         if self._states is not None:
-            for page in sequence.chain:
-                self._states.forget(page)
+            for hash_of_page in sequence.chain:
+                self._states.forget(hash_of_page)
         self.release(sequence)
         return [page for page in pages if not self._pages.held([page])]  # shared pages have finite values
 
@@ -157,10 +157,14 @@ class Memory:
         * the end of the last full page before the prompt's last turn, which the client may replace
         * every multiple of `_APART`
         """
-        size, at = self._pages.page_size, sequence.computed
+        page_size, position = self._pages.page_size, sequence.computed
         request = sequence.request
-        ends = ((len(request.prompt) - 1) // size * size, request.turn // size * size, (at // _APART + 1) * _APART)
-        return min(end for end in ends if end > at)
+        ends = (
+            (len(request.prompt) - 1) // page_size * page_size,
+            request.turn // page_size * page_size,
+            (position // _APART + 1) * _APART,
+        )
+        return min(end for end in ends if end > position)
 
     def _needed(self, sequence: Sequence) -> int:
         """Return the pages for all known tokens of the sequence and one more token.

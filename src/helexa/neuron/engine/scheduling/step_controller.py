@@ -104,8 +104,8 @@ class StepController:
 
         Powers of two make step sizes recur.
         """
-        by_limit = max(self._within(self._max_seconds), _MIN_TOKENS)
-        return min(by_limit, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
+        timeout_tokens = max(self._within(self._max_seconds), _MIN_TOKENS)
+        return min(timeout_tokens, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
 
     def prompt_tokens(self, planned: int, rows: int, width: int, limits: StepLimits) -> int:
         """Return how many prompt tokens the next step may carry.
@@ -130,41 +130,43 @@ class StepController:
         self._step += 1
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
         prompts.update(sequence.principal for sequence in waiting)
-        present = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
+        sequence_counts = prompts + Counter(sequence.principal for sequence in running if sequence.decoding)
         self._fair_seconds, self._heavy = None, frozenset()
-        if len(present) < 2:
+        if len(sequence_counts) < 2:
             self._overrun = 0.0
             return StepLimits()
-        lightest = min(present.values())
-        fair_rows = lightest * len(present)
-        heavy = self._heavy = frozenset(principal for principal, count in present.items() if count > lightest)
-        fair = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
+        lightest = min(sequence_counts.values())
+        fair_rows = lightest * len(sequence_counts)
+        heavy = self._heavy = frozenset(principal for principal, count in sequence_counts.items() if count > lightest)
+        fair_seconds = self._fair_seconds = self._cost.decode(fair_rows) if self._cost.knows_rows else None
         if self._step % _FAIR_STEP_EVERY == 0 or self._overrun > 0:
             return StepLimits(fair_rows, heavy)
         light_step = self._step % _LIGHT_STEP_EVERY == 0
-        if fair is None:
+        if fair_seconds is None:
             self._rows = int(_FAIR_STRETCH * fair_rows)
             return StepLimits(self._rows, heavy, 0 if light_step else self._first_heavy_tokens())
-        allowed = _FAIR_STRETCH * fair
+        max_seconds = _FAIR_STRETCH * fair_seconds
         if light_step or heavy.isdisjoint(prompts):
-            return StepLimits(self._rows_within(allowed, fair_rows), heavy, prompt_tokens=self._tokens_within(fair))
-        rows = self._rows_within((allowed + fair) / 2, fair_rows)
-        decode = self._cost.decode(min(rows, sum(sequence.decoding for sequence in running))) or fair
-        tokens = max(self._tokens_within(allowed - decode), _MIN_HEAVY_TOKENS)
-        return StepLimits(rows, heavy, tokens, self._tokens_within(fair))
+            return StepLimits(
+                self._rows_within(max_seconds, fair_rows), heavy, prompt_tokens=self._tokens_within(fair_seconds)
+            )
+        rows = self._rows_within((max_seconds + fair_seconds) / 2, fair_rows)
+        decode = self._cost.decode(min(rows, sum(sequence.decoding for sequence in running))) or fair_seconds
+        tokens = max(self._tokens_within(max_seconds - decode), _MIN_HEAVY_TOKENS)
+        return StepLimits(rows, heavy, tokens, self._tokens_within(fair_seconds))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
         """Return at most `rows` of the sequences: of each principal the longest-waiting, then the second, and so on."""
         chosen = decoding
         if rows is not None and len(decoding) > rows:
-            places: Counter[str] = Counter()
+            sequence_counts: Counter[str] = Counter()
             order: list[tuple[int, Sequence]] = []
             for sequence in sorted(decoding, key=lambda sequence: sequence.stepped):
-                order.append((places[sequence.principal], sequence))
-                places[sequence.principal] += 1
+                order.append((sequence_counts[sequence.principal], sequence))
+                sequence_counts[sequence.principal] += 1
             order.sort(key=lambda pair: pair[0])
-            picked = {sequence for _, sequence in order[:rows]}
-            chosen = [sequence for sequence in decoding if sequence in picked]
+            selected = {sequence for _, sequence in order[:rows]}
+            chosen = [sequence for sequence in decoding if sequence in selected]
         for sequence in chosen:
             sequence.stepped = self._step
         return chosen
@@ -184,8 +186,8 @@ class StepController:
         if tokens and (rows + tokens >= self.max_prompt_tokens // 2 or seconds > self._max_seconds):
             self._cost.learn_worst(rows + tokens, seconds)
         if self._fair_seconds is not None:
-            spent = min(seconds, self._fair_seconds) if prompts.keys() - self._heavy else seconds
-            overrun = self._overrun + spent - _FAIR_STRETCH * self._fair_seconds
+            charged_seconds = min(seconds, self._fair_seconds) if prompts.keys() - self._heavy else seconds
+            overrun = self._overrun + charged_seconds - _FAIR_STRETCH * self._fair_seconds
             self._overrun = min(max(overrun, 0.0), _MAX_OVERRUN * self._fair_seconds)
         if rows:
             self._mixed_run = self._mixed_run + 1 if tokens else 0
@@ -201,10 +203,12 @@ class StepController:
         """Return how many prompt tokens stretch a step of `rows` to `_MIXED_STRETCH` times a step of `width` rows."""
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
-        alone, together = self._cost.decode(rows), self._cost.decode(width)
-        if alone is None or together is None or self._cost.token is None:
+        step_seconds, full_step_seconds = self._cost.decode(rows), self._cost.decode(width)
+        if step_seconds is None or full_step_seconds is None or self._cost.token is None:
             return _FIRST_MIXED_TOKENS
-        return max(int((_MIXED_STRETCH * together - alone) / max(self._cost.token, 1e-9)), _MIN_MIXED_TOKENS)
+        return max(
+            int((_MIXED_STRETCH * full_step_seconds - step_seconds) / max(self._cost.token, 1e-9)), _MIN_MIXED_TOKENS
+        )
 
     def _tokens_within(self, seconds: float) -> int:
         """Return how many prompt tokens add `seconds` to a step; at least one, so that every prompt advances."""

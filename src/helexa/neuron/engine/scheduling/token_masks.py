@@ -22,7 +22,7 @@ def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
         count = len(entry.drafts) + 1 if entry.samples else 0
         guide = entry.sequence.guide
         if count and guide is not None:
-            for place, mask in guide.refused(tokens[row : row + count], entry.drafts).items():
-                masks[row + place] = mask
+            for offset, mask in guide.refused(tokens[row : row + count], entry.drafts).items():
+                masks[row + offset] = mask
         row += count
     return masks

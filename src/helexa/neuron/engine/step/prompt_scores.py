@@ -31,9 +31,9 @@ class ScoresReadback:
 
     def wait(self) -> list[Logprob]:
         """Wait for the copies; return the scores in the order of the prompt."""
-        own, ids, values = (part.wait().tolist() for part in (self.own, self.ids, self.values))
+        logprobs, ids, values = (part.wait().tolist() for part in (self.own, self.ids, self.values))
         tops = [list(zip(*top, strict=True)) for top in zip(ids, values, strict=True)]
-        return list(zip(own, tops, strict=True))
+        return list(zip(logprobs, tops, strict=True))
 
 
 def begin_scores(
@@ -50,17 +50,17 @@ def begin_scores(
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:
         return scores
-    for part, own in zip(rows, hidden.split([part.count for part in rows]), strict=True):
+    for part, part_hidden in zip(rows, hidden.split([part.count for part in rows]), strict=True):
         if part.followers is not None:
-            followers = torch.from_numpy(part.followers).to(hidden.device, torch.int64)
-            scored = zip(*_scored(own, followers, head, part.alternatives, most_rows), strict=True)
-            scores[part.sequence] = ScoresReadback(*(Readback(torch.cat(one)) for one in scored))
+            next_tokens = torch.from_numpy(part.followers).to(hidden.device, torch.int64)
+            score_parts = zip(*_scored(part_hidden, next_tokens, head, part.alternatives, most_rows), strict=True)
+            scores[part.sequence] = ScoresReadback(*(Readback(torch.cat(tensors)) for tensors in score_parts))
     return scores
 
 
 def are_finite(scores: list[Logprob]) -> bool:
     """Return whether all scores are finite."""
-    return all(math.isfinite(own) for own, _ in scores)
+    return all(math.isfinite(logprob) for logprob, _ in scores)
 
 
 def _scored(
