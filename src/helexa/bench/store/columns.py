@@ -33,7 +33,7 @@ def columns_of(sample: Sample) -> dict[str, Any]:
 
 
 def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
-    """Yield the rows of `request`."""
+    """Yield the rows of a sample for the database table `request`."""
     for number, record in enumerate(sample.records):
         found = measure(record)
         yield {

@@ -13,7 +13,7 @@ _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class OriginGuard:
-    """ASGI middleware that rejects requests of foreign web pages without a key, if no key is required.
+    """ASGI middleware: where the gateway requires no API key, a foreign web page must send one.
 
     A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
     on loopback also rejects requests for any other host name. This middleware runs before all others.

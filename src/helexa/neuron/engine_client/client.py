@@ -235,7 +235,7 @@ class EngineClient:
         self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Drop the request `number` if it has not ended; for `TokenStream` only."""
+        """Drop the request `number` unless it has ended. Only `TokenStream` calls this."""
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 

@@ -49,7 +49,7 @@ class RepeatedCalls:
         return [] if self.found else self.release()
 
     def release(self) -> Sequence[CallEvent]:
-        """Return the withheld events."""
+        """Return the events of a call that were held back until the call differs from earlier calls."""
         events, self._withheld = self._withheld, []
         return events
 

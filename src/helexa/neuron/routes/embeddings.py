@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 async def create_embeddings(request: Request) -> Response:
-    """Return one vector of length 1 per text."""
+    """Return one embedding per text, normalized to an L2 norm of 1."""
     asked = EmbeddingsRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(asked.model)
     model.require_servable()

@@ -13,7 +13,7 @@ _TILE = 24  # maximum number of queries that read a page together
 
 
 class Tile(NamedTuple):
-    """A `tile` of kernels.h."""
+    """One unit of work of the attention kernel; the struct `tile` of kernels.h."""
 
     row: int
     rows: int

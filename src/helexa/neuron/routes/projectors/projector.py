@@ -91,7 +91,7 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Mapping[str, Any] | None:
-        """Return the chunk for an event of an answer, or None."""
+        """Return the stream chunk for an event of answer `choice`, or None if the event makes no chunk."""
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> Mapping[str, Any]:
@@ -99,7 +99,7 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of tokens for the body."""
+        """Keep log-probabilities of tokens for the body of a response that is not streamed."""
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ class Metadata:
         return f"{self.architecture}.{key}" in self._file.metadata
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return an integer; a list with one equal value per layer is accepted, too."""
+        """Return `key` as an integer of at least `least`; a list of one value per layer must have equal values."""
         value = self._value(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
