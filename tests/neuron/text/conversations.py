@@ -1,4 +1,4 @@
-"""Conversations of every kind, as OpenAI's chat API has them, and in the shapes that `transformers` may be given."""
+"""Test conversations in the format of OpenAI's chat API, and in the formats that `transformers` accepts."""
 
 import copy
 import json
@@ -56,7 +56,7 @@ RESULT = {"role": "tool", "tool_call_id": "call00001", "name": "get_weather", "c
 TIME = {"role": "tool", "tool_call_id": "call00002", "name": "clock", "content": '{"t": "12:00"}'}
 
 CONVERSATIONS: dict[str, tuple[Messages, Tools]] = {
-    "a question": ([HELLO], None),
+    "one turn": ([HELLO], None),
     "several turns": ([SYSTEM, HELLO, HI, QUESTION], None),
     "tools on offer": ([SYSTEM, HELLO, HI, QUESTION], TOOLS),
     "a call": ([QUESTION, calling(ASK)], TOOLS),
@@ -92,38 +92,38 @@ CONVERSATIONS: dict[str, tuple[Messages, Tools]] = {
     "parts of the system": ([{"role": "system", "content": text("one", "two")}, HELLO], None),
     "parts of the assistant": ([HELLO, {"role": "assistant", "content": text("one", "two")}, QUESTION], None),
     "parts of a tool": ([QUESTION, calling(ASK), RESULT | {"content": text("one", "two")}], TOOLS),
-    "an odd order": ([HI, HELLO, HELLO, SYSTEM], None),
-    "nothing said": ([HELLO, {"role": "assistant", "content": None}, QUESTION], None),
+    "unusual order": ([HI, HELLO, HELLO, SYSTEM], None),
+    "empty assistant message": ([HELLO, {"role": "assistant", "content": None}, QUESTION], None),
 }
 
 
 def on_the_wire(messages: Messages) -> Messages:
-    """The conversation with arguments as JSON text, as OpenAI's API has them."""
+    """Return the conversation with tool-call arguments as JSON text, as in OpenAI's API."""
     return with_arguments(messages, json.dumps)
 
 
 def with_arguments(messages: Messages, shape: Any) -> Messages:
     messages = copy.deepcopy(messages)
     for message in messages:
-        for made in message.get("tool_calls", []):
-            made["function"]["arguments"] = shape(made["function"]["arguments"])
+        for tool_call in message.get("tool_calls", []):
+            tool_call["function"]["arguments"] = shape(tool_call["function"]["arguments"])
     return messages
 
 
 def shapes(messages: Messages) -> Iterator[Messages]:
-    """The conversation as a caller of `transformers` could give it, the best shape for most templates first."""
+    """Yield the conversation in the formats that `transformers` accepts, the best format for most templates first."""
     joined = [
         message | {"content": "\n".join(part["text"] for part in message["content"])}
         if isinstance(message["content"], list)
         else message
         for message in messages
     ]
-    for parts in [messages] if joined == messages else [messages, joined]:
+    for variant in [messages] if joined == messages else [messages, joined]:
         for arguments in (dict, json.dumps):
             for content in ({}, {"content": None}, {"content": ""}):
-                yield [_without_null(message, content) for message in with_arguments(parts, arguments)]
+                yield [_without_null(message, content) for message in with_arguments(variant, arguments)]
 
 
 def _without_null(message: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in message.items() if value is not None}
-    return kept if "content" in kept else kept | (content if "tool_calls" in kept else {"content": ""})
+    fields = {key: value for key, value in message.items() if value is not None}
+    return fields if "content" in fields else fields | (content if "tool_calls" in fields else {"content": ""})

@@ -1,4 +1,4 @@
-"""Which of the chat templates in a model's files are used."""
+"""Selection of the chat templates in a model's files."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH
 from helexa.neuron.text.templates.template_sources import TemplateSources
 
-NAMED = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
+NAMED_TEMPLATES = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
 
 
 def found(path: Path) -> tuple[str | None, str | None]:
@@ -30,19 +30,19 @@ def write(path: Path, files: dict[str, object]) -> None:
     "files",
     [
         {"tokenizer_config.json": {"chat_template": "config"}},
-        {"tokenizer_config.json": {"chat_template": NAMED[:2]}},
+        {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]}},
         {"tokenizer_config.json": {"chat_template": {"default": "config", "tool_use": "tools"}}},
-        {"tokenizer_config.json": {"chat_template": NAMED[:2]}, "chat_template.jinja": "jinja\r\nfile"},
+        {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]}, "chat_template.jinja": "jinja\r\nfile"},
         {"additional_chat_templates/tool_use.jinja": "more", "chat_template.jinja": "jinja"},
         {
-            "tokenizer_config.json": {"chat_template": NAMED[:2]},
+            "tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]},
             "additional_chat_templates/default.jinja": "first",
             "additional_chat_templates/rag.jinja": "rag",
             "chat_template.jinja": "jinja",
         },
     ],
 )
-def test_they_are_those_of_transformers(tmp_path, files):
+def test_selected_templates_equal_transformers(tmp_path, files):
     Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     files["tokenizer_config.json"] = config | files.get("tokenizer_config.json", {})
@@ -53,11 +53,11 @@ def test_they_are_those_of_transformers(tmp_path, files):
     assert (tool_use or default) == tokenizer.get_chat_template(tools=[{}])
 
 
-def test_what_transformers_leaves_to_processors_or_refuses(tmp_path):
+def test_precedence_of_files_that_transformers_ignores_or_rejects(tmp_path):
     assert found(tmp_path) == (None, None)
-    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED}})
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES}})
     assert found(tmp_path) == ("config", "tools of config")
-    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED[:1]}})
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:1]}})
     assert found(tmp_path) == ("tools of config", "tools of config")
     write(tmp_path, {"chat_template.json": {"chat_template": "json"}})
     assert found(tmp_path) == ("json", None)
@@ -68,12 +68,12 @@ def test_what_transformers_leaves_to_processors_or_refuses(tmp_path):
 
 
 @pytest.mark.parametrize("value", [[], [1], {}, {"default": 1}, 7, None, " ", [{"name": 1}], [{"template": {}}]])
-def test_what_is_no_template(tmp_path, value):
+def test_malformed_templates_are_ignored(tmp_path, value):
     write(tmp_path, {"tokenizer_config.json": {"chat_template": value}, "chat_template.json": {"chat_template": value}})
     assert found(tmp_path) == (None, None)
 
 
-def test_odd_files(tmp_path):
+def test_unreadable_oversized_and_non_utf8_files(tmp_path):
     (tmp_path / "chat_template.jinja").mkdir()
     write(tmp_path, {"chat_template.json": "{"})
     with pytest.raises(ModelFileError, match=r"chat_template\.json"):
@@ -87,7 +87,7 @@ def test_odd_files(tmp_path):
     assert found(tmp_path) == ("a\ufffd", None)
 
 
-def test_in_a_gguf_file():
+def test_gguf_templates():
     def chosen(**metadata: object) -> tuple[str | None, str | None]:
         found = TemplateSources.in_gguf({f"tokenizer.{name}": value for name, value in metadata.items()})
         return found.default, found.tool_use
