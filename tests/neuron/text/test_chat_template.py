@@ -9,14 +9,18 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
 from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH, TemplateError
 from helexa.neuron.weights.gguf.files import GgufFile
-from neuron.text.conversations import ASK, HI, QUESTION, RESULT, TOOLS, calling, text
+from neuron.text.conversations import HI, RESULT, TOOLS, WEATHER_CALL, WEATHER_MESSAGE, calling, text
 
 TEXT_ONLY = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.2-3B-Instruct", "google-gemma-2-2b-it"]
 CALLS = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }};{% endfor %}{% endfor %}"
 
 
 def history(arguments):
-    return [QUESTION, calling(ASK | {"function": {"name": "get_weather", "arguments": arguments}}), RESULT]
+    return [
+        WEATHER_MESSAGE,
+        calling(WEATHER_CALL | {"function": {"name": "get_weather", "arguments": arguments}}),
+        RESULT,
+    ]
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "GLM-4.6", "openai-gpt-oss-120b"])
@@ -90,9 +94,9 @@ def test_render_does_not_modify_messages(templates):
 
 def test_variables_are_passed_to_the_template(templates):
     template = ChatTemplate(templates["Qwen-Qwen3-0.6B"])
-    question = [{"role": "user", "content": "?"}]
-    assert template.render(question).endswith("<|im_start|>assistant\n")
-    assert template.render(question, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    messages = [{"role": "user", "content": "?"}]
+    assert template.render(messages).endswith("<|im_start|>assistant\n")
+    assert template.render(messages, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert template.mentions("enable_thinking")
     assert template.mentions("tools")
     assert not template.mentions("documents")
@@ -100,13 +104,13 @@ def test_variables_are_passed_to_the_template(templates):
 
 def test_variables_cannot_replace_messages():
     template = ChatTemplate("{{ messages[0].role }}{{ bos_token }}", special_tokens={"bos_token": "<s>"})
-    assert template.render([QUESTION], messages=[HI], bos_token="<b>") == "user<b>"
+    assert template.render([WEATHER_MESSAGE], messages=[HI], bos_token="<b>") == "user<b>"
 
 
 def test_tool_use_template_is_used_if_tools_are_given(templates):
     template = ChatTemplate("{{ bos_token }}", tool_use="{{ tools | length }}{{ eos }}", special_tokens={"eos": "e"})
-    assert template.render([QUESTION]) == template.render([QUESTION], tools=[]) == ""
-    assert template.render([QUESTION], tools=TOOLS) == "2e"
+    assert template.render([WEATHER_MESSAGE]) == template.render([WEATHER_MESSAGE], tools=[]) == ""
+    assert template.render([WEATHER_MESSAGE], tools=TOOLS) == "2e"
     assert template.mentions("tools")
     assert not ChatTemplate("x", tool_use="y").mentions("tools")
 
@@ -143,10 +147,10 @@ def test_lone_surrogates_are_rendered_unchanged():
 
 
 CONTINUED = [
-    [QUESTION, HI],
-    [QUESTION, HI | {"content": "Hi,  "}],
-    [QUESTION, HI | {"content": text("Hi", "there ")}],
-    [HI, QUESTION],
+    [WEATHER_MESSAGE, HI],
+    [WEATHER_MESSAGE, HI | {"content": "Hi,  "}],
+    [WEATHER_MESSAGE, HI | {"content": text("Hi", "there ")}],
+    [HI, WEATHER_MESSAGE],
 ]
 
 
@@ -167,7 +171,7 @@ def test_message_without_text_cannot_be_continued():
     for source, messages in (
         (seeing, [{"role": "user", "content": [{"type": "image"}]}]),
         (seeing, [{"role": "user", "content": []}]),
-        (CALLS, [calling(ASK)]),
+        (CALLS, [calling(WEATHER_CALL)]),
         (CHATML, []),
     ):
         with pytest.raises(TemplateError, match="no text to continue"):

@@ -3,7 +3,7 @@
 import pytest
 
 from helexa.neuron.text.model_text import ModelText
-from neuron.parsers.streams import Said, said
+from neuron.parsers.streams import JoinedEvent, parse_pieces
 from neuron.scripted_engine import AGENT_TEMPLATE, byte_tokenizer
 
 PROMPT = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
@@ -22,14 +22,14 @@ OUTPUT = "Hm.</think><think>Yes.</think>"
     ],
 )
 def test_reasoning_marker_in_the_last_turn_opens_reasoning(
-    marks: tuple[str, ...], prefix: str, inside: bool, events: list[Said]
+    marks: tuple[str, ...], prefix: str, inside: bool, events: list[JoinedEvent]
 ):
     text = ModelText(byte_tokenizer(*marks), AGENT_TEMPLATE, {})
     prompt = text.tokenizer.encode(PROMPT + prefix)
     assert text.notation.is_inside(prompt) == inside
     reader = text.notation.parser(prompt, {})
     assert reader is not None
-    assert said(reader, OUTPUT) == events
+    assert parse_pieces(reader, OUTPUT) == events
 
 
 def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():

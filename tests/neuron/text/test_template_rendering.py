@@ -37,10 +37,11 @@ def renders_everything(text, name):
     if isinstance(text, Exception):
         return False
     messages, _ = CONVERSATIONS[name]
-    called = any("tool_calls" in message for message in messages)
-    parts = any(isinstance(message["content"], list) for message in messages)
-    return ("Chur" in text or not called) and (
-        not parts or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
+    has_calls = any("tool_calls" in message for message in messages)
+    has_parts = any(isinstance(message["content"], list) for message in messages)
+    return ("Chur" in text or not has_calls) and (
+        not has_parts
+        or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
     )
 
 
@@ -52,10 +53,10 @@ def expected(source, name, variables):
     """
     messages, tools = CONVERSATIONS[name]
     for shape in shapes(messages):
-        found = reference(source, shape, tools, **variables)
-        if renders_everything(found, name):
+        result = reference(source, shape, tools, **variables)
+        if renders_everything(result, name):
             break
-    return found
+    return result
 
 
 def differences(name, source):
@@ -79,15 +80,15 @@ def agree(theirs, ours):
 
 
 def test_every_real_template_renders_like_transformers(templates):
-    found = [difference for name, source in templates.items() for difference in differences(name, source)]
-    assert found == []
+    mismatches = [difference for name, source in templates.items() for difference in differences(name, source)]
+    assert mismatches == []
 
 
 def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf):
     paths = [smollm2_gguf, *llama_cpp_models.glob("ggml-vocab-*.gguf")]
     sources = {path.name: TemplateSources.in_gguf(GgufFile.open(path).metadata).default for path in paths}
-    found = [difference for name, source in sources.items() if source for difference in differences(name, source)]
-    assert found == []
+    mismatches = [difference for name, source in sources.items() if source for difference in differences(name, source)]
+    assert mismatches == []
 
 
 @pytest.mark.parametrize(

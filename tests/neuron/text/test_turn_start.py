@@ -5,16 +5,16 @@ import pytest
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.templates.chat_template import TemplateError
 from neuron.text.conversations import (
-    ASK,
+    CLOCK_CALL,
     HELLO,
     HI,
-    LOOK,
-    QUESTION,
     RESULT,
     SYSTEM,
     THOUGHT,
     TIME,
     TOOLS,
+    WEATHER_CALL,
+    WEATHER_MESSAGE,
     calling,
     text,
 )
@@ -25,17 +25,30 @@ CONVERSATIONS = {
     "one turn": [{"role": "user", "content": LAST_MESSAGE}],
     "several turns": [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}],
     "thinking": [HELLO, THOUGHT, HELLO, HI | {"reasoning_content": "Hm."}, {"role": "user", "content": LAST_MESSAGE}],
-    "results after the message": [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}, calling(ASK), RESULT],
+    "results after the message": [
+        SYSTEM,
+        HELLO,
+        HI,
+        {"role": "user", "content": LAST_MESSAGE},
+        calling(WEATHER_CALL),
+        RESULT,
+    ],
     "steps after the message": [
         HELLO,
         HI,
         {"role": "user", "content": LAST_MESSAGE},
-        calling(ASK),
+        calling(WEATHER_CALL),
         RESULT,
-        calling(LOOK),
+        calling(CLOCK_CALL),
         TIME,
     ],
-    "steps before the message": [QUESTION, calling(ASK), RESULT, HI, {"role": "user", "content": LAST_MESSAGE}],
+    "steps before the message": [
+        WEATHER_MESSAGE,
+        calling(WEATHER_CALL),
+        RESULT,
+        HI,
+        {"role": "user", "content": LAST_MESSAGE},
+    ],
 }
 CHATML = ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "Qwen3-Coder", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"]
 
