@@ -217,7 +217,7 @@ def test_rope_factor_without_a_type_is_linear_scaling(tmp_path: Path) -> None:
             "gpt_oss",
             "attention.sliding_window_pattern",
             lambda writer, key: writer.add_array(key, ["a"] * 4),
-            "yes or no",
+            "a boolean for each of 4 layers",
         ),
     ],
 )
@@ -253,7 +253,6 @@ def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, caplog: pytes
         assert checkpoint.config["num_hidden_layers"] == len(checkpoint.config["layer_types"]) == 4
         assert checkpoint.names() == kept_names
         assert checkpoint.total_bytes == sum(state[name].nbytes for name in kept_names)
-    left_out = (
-        f"left out {all_tensors - len(kept_names) + 1} tensors without a place: blk.4.nextn.eh_proj.weight, blk.4."
-    )
-    assert [left_out in record.getMessage() for record in caplog.records] == [True]
+    count = all_tensors - len(kept_names) + 1
+    skipped = f"skipped {count} tensors without a Hugging Face name: blk.4.nextn.eh_proj.weight, blk.4."
+    assert [skipped in record.getMessage() for record in caplog.records] == [True]

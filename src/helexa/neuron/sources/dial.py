@@ -50,7 +50,7 @@ def dial(address: tuple[str, int], patience: float, source: object = None) -> so
                 dialled.register(line, selectors.EVENT_WRITE, line)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise UnreachableError(f"cannot be reached: no answer for {seconds:g} s")
+                raise UnreachableError(f"cannot be reached: no response for {seconds:g} s")
             for key, _ in dialled.select(min(left, _NEXT_SECONDS) if places else left):
                 line: socket.socket = key.data
                 dialled.unregister(line)
