@@ -138,7 +138,7 @@ def _read_as_tokens(family: str, raw: str) -> list[JoinedEvent]:
     if text is None:
         marks = () if family == "harmony" else ("<think>", "</think>")
         text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(tool_format.markers), *marks), "", {})
-        text.notation.family = tool_format
+        text.output_format.family = tool_format
     reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))
     tokens = text.tokenizer.encode(raw)
     outputs = [TokenOutput(id=1, tokens=[token]) for token in tokens]

@@ -165,7 +165,7 @@ def test_continued_final_message_equals_transformers(templates, messages):
 
 
 def test_message_without_text_cannot_be_continued():
-    with pytest.raises(TemplateError, match="does not write the final message"):
+    with pytest.raises(TemplateError, match="does not render the final message"):
         ChatTemplate("x").render([HI], continue_final_message=True)
     seeing = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     for source, messages in (

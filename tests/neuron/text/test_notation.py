@@ -26,15 +26,15 @@ def test_reasoning_marker_in_the_last_turn_opens_reasoning(
 ):
     text = ModelText(byte_tokenizer(*marks), AGENT_TEMPLATE, {})
     prompt = text.tokenizer.encode(PROMPT + prefix)
-    assert text.notation.is_inside(prompt) == inside
-    reader = text.notation.parser(prompt, {})
+    assert text.output_format.is_inside(prompt) == inside
+    reader = text.output_format.parser(prompt, {})
     assert reader is not None
     assert parse_pieces(reader, OUTPUT) == events
 
 
 def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
     text = ModelText(byte_tokenizer(), AGENT_TEMPLATE, {})
-    notation = text.notation
+    output_format = text.output_format
     for prompt, inside, over in (
         ("USER: What is <think>? ASSISTANT: ", False, False),
         ("SYSTEM: <think>like this</think> USER: Hi. ASSISTANT:", False, False),
@@ -42,4 +42,4 @@ def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
         ("USER: Hi. ASSISTANT: <think>\n\n</think>\n\n", False, True),
     ):
         ids = text.tokenizer.encode(prompt)
-        assert (notation.is_inside(ids), notation.is_over(ids)) == (inside, over)
+        assert (output_format.is_inside(ids), output_format.is_over(ids)) == (inside, over)

@@ -55,10 +55,10 @@ def test_only_a_possible_stop_string_prefix_is_held_back():
     assert filter.push("next") == ("\nnext", False)
     assert filter.push(" ##") == (" ", False)
     assert filter.push("x") == ("##x", False)
-    assert filter.found is None
+    assert filter.matched is None
     assert filter.push("\n\nUse") == ("", False)
     assert filter.push("r: hi") == ("", True)
-    assert filter.found == "\n\nUser:"
+    assert filter.matched == "\n\nUser:"
 
 
 def test_without_stop_strings_all_text_passes():
