@@ -1,7 +1,7 @@
 """Pre-tokenization rules of byte-level BPE vocabularies, by the names in GGUF files.
 
-The names are those of llama.cpp (`llama-vocab.cpp`). Some rules follow a model's tokenizer.json instead of llama.cpp: in
-Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
+The names are those of llama.cpp (`llama-vocab.cpp`). Some rules follow a model's tokenizer.json instead of llama.cpp:
+in Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
 """
 
 from typing import NamedTuple
