@@ -69,7 +69,7 @@ async def test_replaced_partial_file_is_an_error_and_is_not_used(hub: FakeHub, n
     hub.answer = replace_partials
     error = await node.fetch_error()
     assert error.kind == "cache_failed"
-    assert "a file was taken away while it was fetched" in str(error)
+    assert "a file was removed during its download" in str(error)
     hub.answer = content
     assert (await node.fetch()).read_bytes() == WEIGHTS
 

@@ -20,7 +20,7 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
         (
             Trouble(status=429, headers=(("Retry-After", "3600"),)),
             "repo_fetch_failed",
-            "from {url}, which has had too many requests (HTTP 429): try again in 3600 s",
+            "from {url}, which limits requests (HTTP 429): try again in 3600 s",
         ),
         (Trouble(body=WEIGHTS[::-1]), "invalid_source", "has checksum "),
         (Trouble(body=WEIGHTS[:-1]), "invalid_source", "has 3071999 bytes at {url}, but 3072000 were announced"),

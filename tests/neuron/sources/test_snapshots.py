@@ -18,7 +18,7 @@ from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 async def test_too_large_model_is_rejected_before_the_download(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(snapshots.Snapshots, "room", lambda self: 3_000_000)
+    monkeypatch.setattr(snapshots.Snapshots, "free_bytes", lambda self: 3_000_000)
     error = await node.fetch_error()
     assert error.kind == "disk_full"
     assert error.details["required_bytes"] == len(WEIGHTS)
@@ -34,7 +34,9 @@ async def test_full_disk_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
     Path(f"{blob}.helexa.incomplete").symlink_to("/dev/full")
     error = await node.fetch_error()
     assert error.kind == "disk_full"
-    assert f"cannot be kept: {tmp_path / 'hub'} is full: make room, or name another cache folder" in str(error)
+    assert f"cannot be cached: {tmp_path / 'hub'} is full: free some space, or configure another cache folder" in str(
+        error
+    )
     assert not blob.exists()
 
 
@@ -44,7 +46,7 @@ async def test_unwritable_cache_is_reported(hub: FakeHub, tmp_path: Path):
     assert caught.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
     error = await Node(hub, Path("/sys/helexa")).fetch_error()
     assert error.kind == "cache_unwritable"
-    assert "cannot be kept: /sys/helexa cannot be written" in str(error)
+    assert "cannot be cached: /sys/helexa cannot be written" in str(error)
 
 
 # --- without a hub
@@ -59,7 +61,7 @@ async def test_offline_complete_model_loads_without_requests(
     assert await node.fetch("org/dense") == folder
     error = await node.fetch_error()
     assert error.kind == "not_cached"
-    assert f"HF_HUB_OFFLINE is set, and nothing of it is in {tmp_path / 'hub'}" in str(error)
+    assert f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has none of its files" in str(error)
     for number in (1, 4):
         (folder / f"model-{number}.safetensors").unlink()
     error = await node.fetch_error("org/dense")
@@ -129,7 +131,7 @@ def test_error_shows_only_the_origin_of_a_site(url: str, shown: str):
     with pytest.raises(WebError) as caught:
         Site(url, None, 1).get("/x")
     assert caught.value.where == shown
-    assert "is no address that can be used" in str(caught.value)
+    assert "is not a valid address" in str(caught.value)
     assert "secret" not in str(caught.value)
 
 

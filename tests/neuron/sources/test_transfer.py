@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from helexa.neuron.sources import transfer
-from helexa.neuron.sources.transfer import pause
+from helexa.neuron.sources.transfer import retry_delay
 from helexa.neuron.sources.web import WebError
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.sources.hub_node import FILE, WEIGHTS, Node
@@ -67,7 +67,7 @@ async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, n
     hub.trouble(FILE, *[Trouble(whole=True, cut=400_000)] * 9)
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
-    assert f"{hub.url}, which hung up after 400000 of 3072000 bytes" in str(error)
+    assert f"{hub.url}, which closed the connection after 400000 of 3072000 bytes" in str(error)
     assert pauses == [1, 2, 4, 8]
     (partial,) = node.partials()
     assert partial.read_bytes() == WEIGHTS[:400_000]
@@ -82,18 +82,18 @@ async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, n
         (1, WebError("", ""), 1),
         (4, WebError("", "", status=500), 8),
         (5, WebError("", "", status=500), None),
-        (1, WebError("", "", status=404, passing=False), None),
+        (1, WebError("", "", status=404, transient=False), None),
         (4, WebError("", "", status=429, retry_after=60), 60),
         (1, WebError("", "", status=429, retry_after=61), None),
         (1, WebError("", "", status=429, retry_after=0), 1),
     ],
 )
 def test_pauses_grow_and_are_limited(failures: int, error: WebError, seconds: int | None):
-    assert pause(failures, error) == seconds
+    assert retry_delay(failures, error) == seconds
 
 
 async def test_huge_file_is_requested_in_ranges(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(transfer, "_MOST_AT_ONCE", 1_200_000)
+    monkeypatch.setattr(transfer, "_MAX_RANGE_BYTES", 1_200_000)
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert [byte_range for _, byte_range in hub.ranges] == [
         "bytes=0-1199999",
