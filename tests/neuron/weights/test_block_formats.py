@@ -102,7 +102,7 @@ def test_fp8_checkpoint_may_have_unquantized_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "settings", "problem"),
     [
-        ({NAME: fp8(64, 96)}, {}, f"{NAME} is in fp8, but {NAME}_scale_inv is not there"),
+        ({NAME: fp8(64, 96)}, {}, f"{NAME} is in fp8, but {NAME}_scale_inv is missing"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(3, 3)}, {}, "does not fit"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(1, 4, 3)}, {}, "does not fit"),
         ({}, {"weight_block_size": [16]}, "'weight_block_size' is not a pair of sizes"),
@@ -153,7 +153,7 @@ def test_invalid_mxfp4_is_rejected(tensors: dict[str, Tensor], tmp_path: Path) -
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "compressed-tensors"])
 def test_unsupported_method_is_rejected_by_name(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=f"'{method}', which is not read here .*GGUF"):
+    with pytest.raises(ModelFileError, match=f"unsupported quant_method '{method}' .*GGUF"):
         checkpoint_of(tmp_path, {"a": torch.ones(2)}, {"quant_method": method})
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import disk_error, disk_full_error
 from helexa.neuron.sources.listing import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.transfer import Transfer, locked_file, rename_locked
-from helexa.neuron.sources.trouble import disk_error, disk_full_error
 from helexa.neuron.sources.web import Site
 
 _POLL_SECONDS = 0.1

@@ -11,10 +11,10 @@ from helexa.neuron.cache_folder import expanded
 from helexa.neuron.sources.choice import chosen_files, model_path
 from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import ContentError, DiskError, disk_error, source_error
 from helexa.neuron.sources.listing import Listing, request_listing
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.transfer import retry_delay
-from helexa.neuron.sources.trouble import ContentError, DiskError, disk_error, source_error
 from helexa.neuron.sources.web import Site, WebError, origin
 
 log = logging.getLogger(__name__)

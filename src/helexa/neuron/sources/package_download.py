@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.trouble import disk_error, source_error
+from helexa.neuron.sources.fetch_errors import disk_error, source_error
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES = 400

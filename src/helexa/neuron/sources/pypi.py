@@ -18,9 +18,9 @@ from typing import IO
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import disk_full_error, source_error
 from helexa.neuron.sources.package_download import download_wheel
 from helexa.neuron.sources.snapshot import temporary_path
-from helexa.neuron.sources.trouble import disk_full_error, source_error
 
 log = logging.getLogger(__name__)
 

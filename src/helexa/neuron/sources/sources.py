@@ -13,10 +13,10 @@ from helexa.neuron.cache_folder import cache_root, expanded
 from helexa.neuron.config import MOST_DOWNLOADS, NeuronConfig, SourceConfig
 from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch, ProgressReport
+from helexa.neuron.sources.fetch_errors import disk_error, source_error
 from helexa.neuron.sources.hub import Hub, default_cache
 from helexa.neuron.sources.local import local_model
 from helexa.neuron.sources.pypi import packaged_model
-from helexa.neuron.sources.trouble import disk_error, source_error
 
 _MAX_FETCHES = 16
 _DEFAULT_DOWNLOADS = 8

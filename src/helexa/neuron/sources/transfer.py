@@ -9,8 +9,8 @@ from io import FileIO
 from pathlib import Path
 
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import ContentError, disk_error
 from helexa.neuron.sources.listing import RemoteFile
-from helexa.neuron.sources.trouble import ContentError, disk_error
 from helexa.neuron.sources.web import Site, SiteResponse, WebError
 
 _MAX_ATTEMPTS = 5

@@ -180,7 +180,7 @@ def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) ->
     if method == "mxfp4":
         return _with_mxfp4(tensors)
     raise ModelFileError(
-        f"config: 'quantization_config' is of {str(method)[:40]!r}, which is not read here (fp8 and mxfp4 are): "
+        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4: "
         "load the model that it was made from, with a quant such as q4k, or a GGUF file of it"
     )
 
@@ -200,7 +200,7 @@ def _with_fp8(tensors: Mapping[str, FileTensor], block_size: tuple[int, int]) ->
             continue
         scale = next((combined.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in combined), None)
         if not isinstance(scale, FileTensor):
-            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is not there")
+            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is missing")
         combined[name] = Fp8Tensor(tensor, scale, block_size)
     return combined
 
@@ -210,7 +210,7 @@ def _with_mxfp4(tensors: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
     for blocks in [name for name in tensors if name.endswith("_blocks")]:
         name = blocks.removesuffix("_blocks")
         if f"{name}_scales" not in tensors or name in tensors:
-            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is not there")
+            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing")
         del combined[blocks], combined[f"{name}_scales"]
         combined[name] = Mxfp4Tensor(tensors[blocks], tensors[f"{name}_scales"])
     return combined
