@@ -34,6 +34,8 @@ class Downloads:
     ) -> None:
         """Download the files of repository `name` that are not in the cache.
 
+        If one file fails, the other transfers are canceled.
+
         Args:
             site: server of the hub.
             name: name of the repository.
@@ -43,7 +45,7 @@ class Downloads:
             fetch: handle to report progress and to check for cancellation.
 
         Raises:
-            WebError: the site failed. In each of these cases, the other transfers are canceled.
+            WebError: the site failed.
             ContentError: the site sent other content than announced.
             DiskError: the model does not fit on the disk, or the cache is not writable.
         """

@@ -1,4 +1,4 @@
-"""Progress and cancellation of a running fetch."""
+"""Report the progress of a running fetch, and cancel it."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ class FetchAbandoned(BaseException):
 
 
 class Fetch:
-    """Handle of a running fetch: reports progress and carries the cancellation."""
+    """Handle of a running fetch, which reports its progress and can cancel it."""
 
     def __init__(self, report: ProgressReport) -> None:
         self._report = report

@@ -42,7 +42,7 @@ class Hub:
     Attributes:
         scheme: source scheme of the hub.
         endpoint: base URL; None for the Hugging Face Hub.
-        auth_env: environment variable that may hold the token.
+        auth_env: environment variable that may contain the token.
         cache_dir: cache folder, in the layout of the Hub's own tools.
         timeout: seconds without data after which a download counts as broken.
     """

