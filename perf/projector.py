@@ -56,7 +56,7 @@ def spelled(kind: str, code: str) -> str:
 
 def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, alternatives: int | None) -> float:
     """Return the CPU microseconds per token from the engine's outputs to the sent bytes."""
-    text.notation.family = FAMILIES.get(kind)
+    text.output_format.family = FAMILIES.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
     projector: Projector = ChatProjector("m") if dialect == "chat" else ResponseProjector("m", ASKED)
     likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]

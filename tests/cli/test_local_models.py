@@ -16,7 +16,7 @@ from cli.screen import Screen
 from helexa.cli.local.local_config import LocalModel
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.inventory import kept_models
+from helexa.neuron.sources.inventory import downloaded_models
 from helexa.neuron.sources.sources import Sources
 from neuron.fake_hub import FakeHub, Trouble
 
@@ -55,7 +55,7 @@ def fetch(environ, monkeypatch):
 
 
 def names_here():
-    return [model.name for model in kept_models(read_config(None))]
+    return [model.name for model in downloaded_models(read_config(None))]
 
 
 def test_pull_prints_where_a_model_is_and_no_more(helexa, hub, tmp_path):
@@ -157,13 +157,13 @@ def test_rm_asks_a_person(environ, fetch):
 
 def test_what_somebody_fetches_is_not_removed(helexa, fetch):
     fetch("org/tiny")
-    (model,) = kept_models(read_config(None))
+    (model,) = downloaded_models(read_config(None))
     partial = model.folder / "blobs" / "abc.helexa.incomplete"
     with partial.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         done = helexa("rm", "-y", "org/tiny")
         assert done.returncode == 1
-        assert "is being fetched right now" in done.stderr
+        assert "is being downloaded" in done.stderr
         assert model.path is not None
         assert model.path.exists()
 
@@ -197,7 +197,7 @@ def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
     assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith("here is Q4_K_M, Q8_0\n")
     done = helexa("rm", "-y", "org/tiny:q8_0")
     assert (done.returncode, done.stderr) == (0, "removed org/tiny:Q8_0, 1.0 MB\n")
-    (model,) = kept_models(read_config(None))
+    (model,) = downloaded_models(read_config(None))
     assert list(model.forms) == ["Q4_K_M"]
     assert len(WEIGHTS) <= model.size < 2 * len(WEIGHTS)
     assert helexa("rm", "-y", "org/tiny:q4_k_m").returncode == 0
@@ -209,7 +209,7 @@ def test_tag_chooses_the_quantization_in_pull(helexa, fetch):
     assert paths[0] == paths[1]
     assert paths[0].endswith("/tiny-Q8_0.gguf")
     assert helexa("pull", "org/tiny").stdout.endswith("/tiny-Q4_K_M.gguf\n")
-    (model,) = kept_models(read_config(None))
+    (model,) = downloaded_models(read_config(None))
     assert {form: path.name for form, path in model.forms.items()} == {
         "Q4_K_M": "tiny-Q4_K_M.gguf",
         "Q8_0": "tiny-Q8_0.gguf",

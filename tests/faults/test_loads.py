@@ -70,7 +70,7 @@ def test_a_source_that_cannot_be_reached(stack: Stack):
 @pytest.mark.parametrize(
     ("file", "trouble", "kind", "words"),
     [
-        ("small-Q8_0.gguf", Trouble(body=b"?" * 25600), "invalid_source", "what came was thrown away"),
+        ("small-Q8_0.gguf", Trouble(body=b"?" * 25600), "invalid_source", "the received bytes were discarded"),
         ("small-Q8_0.gguf", Trouble(status=404), "repo_refused", "does not exist at http://127.0.0.1:"),
         ("list", Trouble(status=401), "repo_refused", "is private or does not exist at http://127.0.0.1:"),
         ("list", Trouble(body=b"?"), "repo_refused", "which does not speak the protocol of the Hugging Face Hub"),

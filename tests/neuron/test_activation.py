@@ -161,7 +161,7 @@ async def test_trying_again_ends(hub: FakeHub, registry: Registry):
         ("list", Trouble(status=401), "is private or does not exist"),
         ("list", Trouble(status=403, headers=(("X-Error-Code", "GatedRepo"),)), "is gated"),
         ("list", Trouble(status=404), "does not exist"),
-        ("model.safetensors", Trouble(body=b"WEIGHTS" * 200), "was announced; what came was thrown away"),
+        ("model.safetensors", Trouble(body=b"WEIGHTS" * 200), "was announced; the received bytes were discarded"),
     ],
 )
 async def test_what_no_retry_will_mend_is_not_tried_again(

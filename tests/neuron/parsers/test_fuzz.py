@@ -1,4 +1,4 @@
-"""Random streams in random pieces: nothing lost, nothing twice. `HELEXA_FUZZ` sets how many per family."""
+"""Random text in random pieces: no text is lost or repeated. `HELEXA_FUZZ` sets the number of texts per format."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from helexa.neuron.parsers.output import Tools
 from helexa.neuron.requests.answer_reader import AnswerForm, AnswerReader
 from helexa.neuron.text.model_text import ModelText
 from neuron.parsers.respelling import respelling
-from neuron.parsers.streams import TOOLS, Said, joined, parser, pieces_at, said
+from neuron.parsers.streams import TOOLS, JoinedEvent, join_events, parse_pieces, parser, pieces_at
 from neuron.scripted_engine import byte_tokenizer
 from nightly import NIGHTLY, cases
 
 FUZZ = cases(100, 3000, "HELEXA_FUZZ")
 RANDOM = NIGHTLY or "HELEXA_FUZZ" in os.environ
 STREAMS = settings(max_examples=FUZZ, derandomize=not RANDOM)
-CALLED = settings(max_examples=FUZZ // 4, derandomize=not RANDOM)
+CALL_SETTINGS = settings(max_examples=FUZZ // 4, derandomize=not RANDOM)
 
 SHARED = ["text", " ", "\n", "<", "é日", "😀", "x<y", "<think>", "</think>", "ping", "get_weather", "rm"]
 JSON = [
@@ -54,7 +54,7 @@ XML = [
 ]
 XML += ["1", "true", "[1, 2]"]
 TAGS = ["<tool_call>", "</tool_call>"]
-CALLED_IN_LINES = ['\n{"name": "ping", "arguments": ', '\n[{"name": "ping", "arguments": {}}', "}\n```\n"]
+UNTAGGED_CALLS = ['\n{"name": "ping", "arguments": ', '\n[{"name": "ping", "arguments": {}}', "}\n```\n"]
 KEYWORDS = [
     "ping(",
     "rm(",
@@ -75,7 +75,7 @@ KEYWORDS = [
     "'",
 ]
 ALPHABETS = {
-    "hermes": SHARED + TAGS * 3 + JSON + XML + ["```json\n", "\n```", "```", *CALLED_IN_LINES],
+    "hermes": SHARED + TAGS * 3 + JSON + XML + ["```json\n", "\n```", "```", *UNTAGGED_CALLS],
     "hermes_strict": SHARED + TAGS * 3 + JSON + XML,
     "qwen_xml": SHARED + TAGS * 2 + XML * 2 + ['{"name": "ping", "arguments": {}}'],
     "llama3_json": SHARED + ["<|python_tag|>"] * 3 + JSON * 2 + [";", "; ", "ping.call(", *KEYWORDS],
@@ -105,7 +105,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_text_and_calls_make_up_what_was_generated(family: str):
+def test_events_account_for_all_generated_text(family: str):
     @STREAMS
     @given(
         head=st.sampled_from(HEADS.get(family, [""])),
@@ -120,30 +120,30 @@ def test_text_and_calls_make_up_what_was_generated(family: str):
         reader = parser(family, tools, in_reasoning=inside)
         events: list[OutputEvent] = [*reader.push(raw), *reader.flush()]
         assert respelling(family, events).fullmatch(raw), events
-        whole = said(parser(family, tools, in_reasoning=inside), [raw])
+        expected = parse_pieces(parser(family, tools, in_reasoning=inside), [raw])
         for pieces in (pieces_at(raw, [cut for cut in cuts if cut < len(raw)]), raw):
-            assert said(parser(family, tools, in_reasoning=inside), pieces) == whole
-        complete = [_is_object(item[2]) for item in whole if item[0] == "call"]
+            assert parse_pieces(parser(family, tools, in_reasoning=inside), pieces) == expected
+        complete = [_is_object(item[2]) for item in expected if item[0] == "call"]
         assert reader.broken == (not all(complete[:-1]))
         assert reader.call_is_open == (not all(complete[-1:]))
-        assert _answered(family, raw) == said(parser(family), [raw])
+        assert _read_as_tokens(family, raw) == parse_pieces(parser(family), [raw])
 
     check()
 
 
-def _answered(family: str, raw: str) -> list[Said]:
-    """What is read of the tokens of `raw`: markers, and bytes."""
-    notation = FAMILIES[family]
+def _read_as_tokens(family: str, raw: str) -> list[JoinedEvent]:
+    """Return the events that an `AnswerReader` reads from `raw`, tokenized to markers and bytes."""
+    tool_format = FAMILIES[family]
     text = TEXTS.get(family)
     if text is None:
         marks = () if family == "harmony" else ("<think>", "</think>")
-        text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(notation.markers), *marks), "", {})
-        text.notation.family = notation
+        text = TEXTS[family] = ModelText(byte_tokenizer(*sorted(tool_format.markers), *marks), "", {})
+        text.output_format.family = tool_format
     reader = AnswerReader(text, [0], form=AnswerForm(tools=TOOLS))
     tokens = text.tokenizer.encode(raw)
     outputs = [TokenOutput(id=1, tokens=[token]) for token in tokens]
     events = [event for output in (*outputs, TokenOutput(id=1, finish="stop")) for event in reader.read(output)]
-    return joined(events)
+    return join_events(events)
 
 
 TEXTS: dict[str, ModelText] = {}
@@ -165,7 +165,7 @@ CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=
 
 
 def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: int | None) -> str:
-    """These calls as a model of the family writes them."""
+    """Return the text of `calls` in the tool-call format `family`."""
     texts = [(name, json.dumps(arguments, ensure_ascii=False, indent=indent)) for name, arguments in calls]
     match family:
         case "hermes":
@@ -200,30 +200,30 @@ def _spelled(family: str, calls: list[tuple[str, dict[str, object]]], indent: in
 
 
 @pytest.mark.parametrize("family", ["hermes", "untagged", "llama3_json", "mistral", "deepseek", "harmony", "pythonic"])
-def test_calls_come_out_as_they_were_made(family: str):
-    @CALLED
+def test_formatted_calls_are_parsed_unchanged(family: str):
+    @CALL_SETTINGS
     @given(calls=CALLS, indent=st.sampled_from([None, 2]), size=st.integers(1, 9))
     def check(calls: list[tuple[str, dict[str, object]]], indent: int | None, size: int) -> None:
         text = _spelled(family, calls, indent)
         pieces = pieces_at(text, range(size, len(text), size))
-        items: list[Said] = said(parser("hermes" if family == "untagged" else family), pieces)
+        items: list[JoinedEvent] = parse_pieces(parser("hermes" if family == "untagged" else family), pieces)
         assert [item[0] for item in items] == ["call"] * len(calls)
         assert [(item[1], json.loads(item[2])) for item in items] == calls
 
     check()
 
 
-# No notation of tags can show these in a value; hypothesis draws strings that it finds in the code.
-TAGGED = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
+# Values in tag formats cannot contain these strings. Hypothesis may draw them, since it collects constants of the code.
+TAGS_IN_VALUES = ("</parameter>", "<parameter=", "</function>", "</tool_call>")
 STRINGS = st.text(alphabet=st.sampled_from('ab1"<>/\\ é{}[]'), max_size=20).map(str.strip)
 
 
-@CALLED
+@CALL_SETTINGS
 @given(city=STRINGS, days=st.integers(), metric=st.booleans(), other=VALUES, size=st.integers(1, 9))
-def test_bare_values_come_out_typed(city: str, days: int, metric: bool, other: object, size: int):
+def test_bare_values_get_types_from_the_schema(city: str, days: int, metric: bool, other: object, size: int):
     written = {"city": city, "days": str(days), "metric": str(metric).lower(), "other": json.dumps(other)}
-    assume(not any(tag in written["other"] for tag in TAGGED))
+    assume(not any(tag in written["other"] for tag in TAGS_IN_VALUES))
     parameters = "".join(f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in written.items())
     text = f"<tool_call>\n<function=get_weather>\n{parameters}</function>\n</tool_call>"
-    [call] = said(parser("qwen_xml"), pieces_at(text, range(size, len(text), size)))
+    [call] = parse_pieces(parser("qwen_xml"), pieces_at(text, range(size, len(text), size)))
     assert json.loads(call[2]) == {"city": city, "days": days, "metric": metric, "other": other}

@@ -1,4 +1,4 @@
-"""The grammar machine agrees with Python's own reader of JSON, on whole texts and on their beginnings."""
+"""`JsonValue` accepts the same texts as Python's `json` module, except for raw line breaks and tabs in strings."""
 
 import json
 
@@ -16,7 +16,7 @@ PIECES = st.sampled_from(
 
 
 def accepts(text: str, size: int) -> bool:
-    """Whether all of `text`, in pieces of this size, is one JSON value."""
+    """Return whether `text`, passed in pieces of `size` characters, is exactly one JSON value."""
     value, unread = JsonValue(), ""
     for start in range(0, len(text), size):
         unread += text[start : start + size]
@@ -31,8 +31,8 @@ def accepts(text: str, size: int) -> bool:
     return value.done
 
 
-def mended(text: str, size: int) -> str:
-    """`text`, read as one JSON value in pieces of this size."""
+def read_in_pieces(text: str, size: int) -> str:
+    """Return the JSON value that `read_json` reads from `text` in pieces of `size` characters."""
     source, pieces = Source(), list[str]()
     reading = read_json(source, pieces.append)
     for start in range(0, len(text), size):
@@ -42,30 +42,33 @@ def mended(text: str, size: int) -> str:
 
 
 def loaded(text: str) -> tuple[object] | None:
-    """What a JSON text says, in whose strings line breaks and tabs may stand; None if it is none."""
+    """Return the value of a JSON text in a tuple, or None if it is invalid.
+
+    Strings may contain raw line breaks and tabs.
+    """
     try:
-        value = json.loads(text, strict=False, parse_constant=refuse)
+        value = json.loads(text, strict=False, parse_constant=reject)
     except ValueError:
         return None
     return None if "\x01" in text else (value,)
 
 
-def refuse(constant: str) -> None:
+def reject(constant: str) -> None:
     raise ValueError(constant)
 
 
 @settings(max_examples=400, derandomize=True)
 @given(st.lists(PIECES, max_size=14).map("".join), st.integers(1, 5))
-def test_what_is_accepted_is_json_but_for_line_breaks_in_strings(text: str, size: int):
+def test_accepted_text_is_json_or_json_with_raw_line_breaks(text: str, size: int):
     value = loaded(text)
     assert accepts(text, size) == (value is not None)
     if value is not None and text.strip()[0] in '{["':
-        assert strict_loads(mended(text, size)) == value[0]
+        assert strict_loads(read_in_pieces(text, size)) == value[0]
 
 
 def test_line_breaks_and_tabs_in_strings_are_escaped():
     for size in (1, 2, 99):
-        assert mended('{\n\t"a\n": ["\tb\r\n\\n"]\r\n}', size) == '{\n\t"a\\n": ["\\tb\\r\\n\\n"]\r\n}'
+        assert read_in_pieces('{\n\t"a\n": ["\tb\r\n\\n"]\r\n}', size) == '{\n\t"a\\n": ["\\tb\\r\\n\\n"]\r\n}'
     assert not accepts('"\x01"', 1)
 
 
@@ -77,12 +80,12 @@ VALUES = st.recursive(
 
 @settings(max_examples=60, derandomize=True)
 @given(VALUES, st.sampled_from([None, 2]), st.booleans(), st.integers(1, 5))
-def test_json_is_accepted(value: object, indent: int | None, ascii_only: bool, size: int):
+def test_valid_json_is_accepted(value: object, indent: int | None, ascii_only: bool, size: int):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
     assert accepts(text, size)
 
 
-def test_bounds():
+def test_depth_and_number_length_are_bounded():
     assert accepts("[" * MAX_DEPTH + "]" * MAX_DEPTH, 1)
     assert not accepts("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), 1)
     for size in (1, 7, MAX_NUMBER + 2):
@@ -130,9 +133,9 @@ def test_bounds():
         ("1", {"$ref": "#", "allOf": "x", "$defs": 3}, "1"),
     ],
 )
-def test_bare_values_are_typed_by_the_schema(written: str, schema: dict[str, object], text: str):
+def test_bare_value_gets_a_type_of_the_schema(written: str, schema: dict[str, object], text: str):
     assert argument_text(written, schema) == text
 
 
-def test_half_characters_stay_escaped():
+def test_lone_surrogates_stay_escaped():
     assert dumps(["é", "\ud800"]) == '["\\u00e9", "\\ud800"]'

@@ -1,4 +1,4 @@
-"""The work for a text grows as the text does, however small its pieces are: counted, not timed."""
+"""Parsing takes linear work even for single characters. The tests count executed lines instead of time."""
 
 import sys
 
@@ -16,12 +16,16 @@ BODIES = {
     "deepseek": ('<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "', '"}<｜tool▁call▁end｜>'),
     "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
 }
-# The name after the arguments, which wait for it.
+# The name follows the arguments, so the parser holds the arguments back.
 LATE = {"llama3_json": ('{"parameters": {"content": "', '"}, "name": "write_file"}')}
 
 
-def work(family: str, text: str, piece: int) -> tuple[int, int]:
-    """Python lines run to read `text`, and the most characters that were kept unread between pushes."""
+def work(family: str, text: str, size: int) -> tuple[int, int]:
+    """Parse `text` in pieces of `size` characters.
+
+    Returns:
+        The number of executed Python lines, and the maximum number of unread characters between pushes.
+    """
     lines = unread = 0
 
     def trace(frame, event, _):
@@ -32,31 +36,31 @@ def work(family: str, text: str, piece: int) -> tuple[int, int]:
         return trace
 
     reader = parser("hermes" if family == "untagged" else family)
-    pieces = pieces_at(text, range(piece, len(text), piece))
-    before = sys.gettrace()
+    pieces = pieces_at(text, range(size, len(text), size))
+    previous_trace = sys.gettrace()
     sys.settrace(trace)
     try:
-        for part in pieces:
-            reader.push(part)
+        for text in pieces:
+            reader.push(text)
             unread = max(unread, len(reader._source.text) - reader._source.at)  # pyright: ignore[reportPrivateUsage]
         reader.flush()
     finally:
-        sys.settrace(before)
+        sys.settrace(previous_trace)
     return lines, unread
 
 
 @pytest.mark.parametrize("family", BODIES)
 @pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
-def test_twice_the_text_is_twice_the_work(family: str, filling: str):
+def test_double_text_takes_double_work(family: str, filling: str):
     head, tail = BODIES[family]
-    once, unread = work(family, head + filling * 60 + tail, 1)
-    twice, still = work(family, head + filling * 120 + tail, 1)
-    assert twice < 2.2 * once
-    assert max(unread, still) < 32
+    single_work, unread = work(family, head + filling * 60 + tail, 1)
+    double_work, double_unread = work(family, head + filling * 120 + tail, 1)
+    assert double_work < 2.2 * single_work
+    assert max(unread, double_unread) < 32
 
 
 @pytest.mark.parametrize("family", ["hermes", "llama3_json", "qwen_xml", "pythonic"])
-def test_100_kb_of_arguments_in_single_characters(family: str):
+def test_100_kb_of_arguments_by_character(family: str):
     head, tail = (BODIES | LATE)[family]
     reader = parser(family)
     text = head + "ab cdefghi" * 10_000 + tail

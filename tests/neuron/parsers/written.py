@@ -1,13 +1,13 @@
-"""What models of each family write, and what it says."""
+"""Model output in each tool-call format, and the expected events."""
 
-from neuron.parsers.streams import Said
+from neuron.parsers.streams import JoinedEvent
 
 PARIS = ("call", "get_weather", '{"city": "Paris"}')
 PING = ("call", "ping", "{}")
-RM = ("call", "rm", "{}")  # a tool that is not there
+RM = ("call", "rm", "{}")  # a tool that is not offered
 BANG = ("text", "!")
 
-HERMES: list[tuple[str, list[Said]]] = [
+HERMES: list[tuple[str, list[JoinedEvent]]] = [
     ('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', [PARIS]),
     (
         'Let me look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
@@ -76,7 +76,7 @@ HERMES: list[tuple[str, list[Said]]] = [
 ]
 
 BOTH = '{"name": "get_weather", "arguments": {"city": "Paris"}}', '{"name": "ping", "arguments": {}}'
-UNTAGGED: list[tuple[str, list[Said]]] = [
+UNTAGGED: list[tuple[str, list[JoinedEvent]]] = [
     (BOTH[0], [PARIS]),
     (f"\n {BOTH[0]}\n", [PARIS]),
     (f"```json\n{BOTH[0]}\n```", [PARIS]),
@@ -132,7 +132,7 @@ UNTAGGED += [
 ]
 HERMES += UNTAGGED
 
-QWEN_XML: list[tuple[str, list[Said]]] = [
+QWEN_XML: list[tuple[str, list[JoinedEvent]]] = [
     (
         "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
         "</parameter>\n<parameter=metric>\ntrue\n</parameter>\n</function>\n</tool_call>",
@@ -182,7 +182,7 @@ QWEN_XML: list[tuple[str, list[Said]]] = [
     ('<tool_call>{"name": "ping", "arguments": {}}</tool_call>', [PING]),
 ]
 
-LLAMA: list[tuple[str, list[Said]]] = [
+LLAMA: list[tuple[str, list[JoinedEvent]]] = [
     ('{"name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     ('\n\n{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}', [PARIS]),
     (
@@ -207,7 +207,7 @@ LLAMA: list[tuple[str, list[Said]]] = [
     ('<think>x</think>{"name": "ping", "parameters": {}}', [("thought", "x"), PING]),
 ]
 
-PYTHONIC: list[tuple[str, list[Said]]] = [
+PYTHONIC: list[tuple[str, list[JoinedEvent]]] = [
     ('[get_weather(city="Paris")]', [PARIS]),
     (
         "[get_weather(city='Par,)is', days=3, metric=True), ping( )]",
@@ -235,7 +235,7 @@ PYTHONIC: list[tuple[str, list[Said]]] = [
     ("[ping(1)]", [("text", "[ping(1)]")]),
 ]
 
-MISTRAL: list[tuple[str, list[Said]]] = [
+MISTRAL: list[tuple[str, list[JoinedEvent]]] = [
     ('[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Paris"}, "id": "VvvODy9mT"}]', [PARIS]),
     (
         'Look. [TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "ping"}] x',
@@ -259,7 +259,7 @@ MISTRAL: list[tuple[str, list[Said]]] = [
 ]
 
 _V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
-DEEPSEEK: list[tuple[str, list[Said]]] = [
+DEEPSEEK: list[tuple[str, list[JoinedEvent]]] = [
     (
         "<think>x</think>Look.<｜tool▁calls▁begin｜>"
         + _V3.format("get_weather", '{"city": "Paris"}')
@@ -282,7 +282,7 @@ DEEPSEEK: list[tuple[str, list[Said]]] = [
     ("<｜tool▁calls▁begin｜>x", [("text", "<｜tool▁calls▁begin｜>x")]),
 ]
 
-HARMONY: list[tuple[str, list[Said]]] = [
+HARMONY: list[tuple[str, list[JoinedEvent]]] = [
     (
         "<|channel|>analysis<|message|>User asks.<|end|><|start|>assistant<|channel|>final<|message|>Hello.",
         [("thought", "User asks."), ("text", "Hello.")],
@@ -317,7 +317,7 @@ HARMONY: list[tuple[str, list[Said]]] = [
     ("<|channel|>analysis<|message|>cut sho", [("thought", "cut sho")]),
 ]
 
-NONE: list[tuple[str, list[Said]]] = [
+NONE: list[tuple[str, list[JoinedEvent]]] = [
     ("<think>\n\n</think>\n\nHi.", [("text", "Hi.")]),
     ("<think>\na\n\nb \n</think>\n\nHi. \n", [("thought", "a\n\nb"), ("text", "Hi. \n")]),
     ("Before <think>a</think> after", [("text", "Before <think>a</think> after")]),
@@ -331,7 +331,7 @@ NONE: list[tuple[str, list[Said]]] = [
     ("", []),
 ]
 
-WRITTEN: dict[str | None, list[tuple[str, list[Said]]]] = {
+WRITTEN: dict[str | None, list[tuple[str, list[JoinedEvent]]]] = {
     "hermes": HERMES,
     "hermes_strict": [(text, [("text", text)]) for text in (BOTH[0], f"```json\n{BOTH[0]}\n```")],
     "qwen_xml": QWEN_XML,

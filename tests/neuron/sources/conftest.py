@@ -1,4 +1,4 @@
-"""A local hub, a node that fetches from it, and pauses that take no time."""
+"""Fixtures: a fake hub, a node that downloads from it, and retry pauses that take no time."""
 
 import json
 from collections.abc import Iterator
@@ -29,16 +29,16 @@ def hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses between tries, which take no time here."""
-    asked: list[float] = []
+    """Return the list of pauses between attempts in seconds, and make each pause take 1 ms."""
+    requested: list[float] = []
     wait = Fetch.wait
 
     def shortly(fetch: Fetch, seconds: float) -> None:
-        asked.append(seconds)
+        requested.append(seconds)
         wait(fetch, 0.001)
 
     monkeypatch.setattr(Fetch, "wait", shortly)
-    return asked
+    return requested
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Sources as a node has them, with one hub."""
+"""A node's model sources with one hub."""
 
 import asyncio
 from pathlib import Path
@@ -17,9 +17,12 @@ FILE = "tiny-Q8_0.gguf"
 
 
 class Node:
-    """One node; `refusal` is why a fetch failed, `partials` what is on its way."""
+    """The model sources of a node, configured to use `hub` and to cache files in `folder`.
 
-    def __init__(self, hub: FakeHub, folder: Path, refresh: bool = True, **more: str) -> None:
+    `environment` contains further environment variables.
+    """
+
+    def __init__(self, hub: FakeHub, folder: Path, refresh: bool = True, **environment: str) -> None:
         self.blobs = folder / f"models--{NAME.replace('/', '--')}" / "blobs"
         self.reports: list[tuple[str, int, int]] = []
         environ = {
@@ -27,7 +30,7 @@ class Node:
             "NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__AUTH_ENV": "TEST_HUB_TOKEN",
             "NEURON_HARNESS__TORCH__HF_CACHE": str(folder),
         }
-        self.environ = environ | more
+        self.environ = environ | environment
         self.sources = Sources(read_config(None, self.environ), refresh=refresh)
 
     async def fetch(self, name: str = NAME, quant: str | None = None) -> Path:
@@ -37,11 +40,13 @@ class Node:
         await asyncio.sleep(0)
         return path
 
-    async def refusal(self, name: str = NAME) -> SourceError:
-        with pytest.raises(SourceError) as refused:
+    async def fetch_error(self, name: str = NAME) -> SourceError:
+        """Return the error of a fetch that must fail."""
+        with pytest.raises(SourceError) as caught:
             await self.fetch(name)
-        assert "\n" not in str(refused.value)
-        return refused.value
+        assert "\n" not in str(caught.value)
+        return caught.value
 
     def partials(self) -> list[Path]:
+        """Return the partly downloaded files."""
         return sorted(self.blobs.glob("*.incomplete"))

@@ -1,4 +1,4 @@
-"""Hosts with several addresses: those that lead nowhere cost little, and failures keep their names."""
+"""Connections to hosts with several addresses: unreachable addresses cost little time, and errors name the cause."""
 
 import socket
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from helexa.neuron.sources import dial
 from helexa.neuron.sources.web import Site, WebError
 from neuron.fake_hub import FakeHub
 
-Place = tuple[str, int]
+Address = tuple[str, int]
 
 
 @pytest.fixture
-def nowhere() -> Iterator[Place]:
-    """An address that answers as little as one behind a firewall: so many wait there that it takes no more."""
+def unresponsive() -> Iterator[Address]:
+    """Return an address that does not respond, because its backlog is full, like an address behind a firewall."""
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):
@@ -26,39 +26,39 @@ def nowhere() -> Iterator[Place]:
 
 
 @pytest.fixture
-def closed() -> Place:
+def closed() -> Address:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()
 
 
 @pytest.fixture
-def lead(monkeypatch: pytest.MonkeyPatch):
-    """Let all names have these addresses."""
+def resolve_to(monkeypatch: pytest.MonkeyPatch):
+    """Return `resolve_to(*addresses)`, which makes all host names resolve to `addresses`."""
 
-    def lead(*places: Place) -> None:
-        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
-        monkeypatch.setattr(dial.socket, "getaddrinfo", lambda *_, **__: list(found))
+    def resolve_to(*places: Address) -> None:
+        results = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", place) for place in places]
+        monkeypatch.setattr(dial.socket, "getaddrinfo", lambda *_, **__: list(results))
 
-    return lead
+    return resolve_to
 
 
-def test_an_address_that_does_not_answer_is_not_waited_for(
-    hub: FakeHub, nowhere: Place, closed: Place, lead, monkeypatch: pytest.MonkeyPatch
+def test_unresponsive_address_does_not_delay_the_next(
+    hub: FakeHub, unresponsive: Address, closed: Address, resolve_to, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dial, "_SECONDS", 60.0)  # who waits for the first waits too long
-    lead(nowhere, closed, nowhere, ("127.0.0.1", int(hub.url.rpartition(":")[2])))
-    with Site("http://hub.invalid", None, 3600.0).get("/api/models/org/tiny") as answer:
-        assert b"siblings" in answer.text(1 << 20)
+    monkeypatch.setattr(dial, "_CONNECT_SECONDS", 60.0)  # waiting for the first address would exceed the test's timeout
+    resolve_to(unresponsive, closed, unresponsive, ("127.0.0.1", int(hub.url.rpartition(":")[2])))
+    with Site("http://hub.invalid", None, 3600.0).get("/api/models/org/tiny") as response:
+        assert b"siblings" in response.text(1 << 20)
 
 
-def test_when_no_address_answers_it_is_soon_said(nowhere: Place, lead, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dial, "_SECONDS", 0.3)
-    lead(nowhere, nowhere)
-    with pytest.raises(WebError, match=r"cannot be reached: no answer for 0\.3 s"):
+def test_error_follows_soon_if_no_address_responds(unresponsive: Address, resolve_to, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(dial, "_CONNECT_SECONDS", 0.3)
+    resolve_to(unresponsive, unresponsive)
+    with pytest.raises(WebError, match=r"cannot be reached: no response for 0\.3 s"):
         Site("http://hub.invalid", None, 3600.0).get("/")
 
 
-def test_addresses_that_refuse_are_said_to(closed: Place, lead):
-    lead(closed, closed)
+def test_error_names_refused_connections(closed: Address, resolve_to):
+    resolve_to(closed, closed)
     with pytest.raises(WebError, match="refuses connections: nothing listens there"):
         Site("http://hub.invalid", None, 3600.0).get("/")

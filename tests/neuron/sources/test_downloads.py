@@ -1,4 +1,4 @@
-"""Downloads that are shared, cancelled, killed, damaged, and many at once."""
+"""Shared, canceled, killed, damaged and concurrent downloads."""
 
 import asyncio
 import json
@@ -17,27 +17,27 @@ from neuron.fake_models import until
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
 
-async def test_a_cancelled_download_is_taken_up_later(hub: FakeHub, node: Node):
+async def test_canceled_download_resumes_later(hub: FakeHub, node: Node):
     hub.trouble(FILE, Trouble(stall=1_500_000))
     fetching = asyncio.create_task(node.fetch())
     await until(lambda: any(partial.stat().st_size == 1_500_000 for partial in node.partials()))
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    hub.stop()  # which also ends the thread that reads
-    again = FakeHub()
-    again.repositories = hub.repositories
-    again.start()
+    hub.stop()  # also ends the thread that reads from the hub
+    restarted = FakeHub()
+    restarted.repositories = hub.repositories
+    restarted.start()
     try:
-        node = Node(again, node.blobs.parents[1])
+        node = Node(restarted, node.blobs.parents[1])
         assert (await node.fetch()).read_bytes() == WEIGHTS
     finally:
-        again.stop()
-    assert again.ranges == [(FILE, "bytes=1500000-")]
+        restarted.stop()
+    assert restarted.ranges == [(FILE, "bytes=1500000-")]
     assert ("download", len(WEIGHTS), len(WEIGHTS)) == node.reports[-1]
 
 
-async def test_a_download_whose_process_was_killed_is_taken_up_by_who_waited(hub: FakeHub, node: Node):
+async def test_waiting_process_resumes_the_download_of_a_killed_process(hub: FakeHub, node: Node):
     hub.trouble(FILE, Trouble(stall=1_500_000))
     script = f"""
 import asyncio
@@ -57,24 +57,24 @@ asyncio.run(sources.resolve(ModelSource.parse({NAME!r}), quant=None, progress=la
     assert hub.ranges == [(FILE, "bytes=1500000-")]
 
 
-async def test_a_file_that_is_taken_away_while_it_grows_is_not_mistaken_for_another(hub: FakeHub, node: Node):
+async def test_replaced_partial_file_is_an_error_and_is_not_used(hub: FakeHub, node: Node):
     content = hub.answer
 
-    def taking(path: str):
+    def replace_partials(path: str):
         for partial in node.partials() if "resolve" in path else ():
             partial.unlink()
-            partial.write_bytes(b"half of what somebody else fetches")
+            partial.write_bytes(b"partial file of another process")
         return content(path)
 
-    hub.answer = taking
-    error = await node.refusal()
+    hub.answer = replace_partials
+    error = await node.fetch_error()
     assert error.kind == "cache_failed"
-    assert "a file was taken away while it was fetched" in str(error)
+    assert "a file was removed during its download" in str(error)
     hub.answer = content
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_a_damaged_beginning_is_thrown_away(hub: FakeHub, node: Node):
+async def test_damaged_partial_file_is_discarded(hub: FakeHub, node: Node):
     path = await node.fetch()
     blob = path.resolve()
     blob.rename(f"{blob}.helexa.incomplete")
@@ -86,25 +86,25 @@ async def test_a_damaged_beginning_is_thrown_away(hub: FakeHub, node: Node):
     assert node.partials() == []
 
 
-async def test_a_finished_file_of_another_length_is_fetched_again(node: Node):
+async def test_cached_file_of_the_wrong_size_is_downloaded_again(node: Node):
     path = await node.fetch()
     path.resolve().write_bytes(b"short")
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_loads_at_the_same_time_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
-    others = [Node(hub, tmp_path / "hub") for _ in range(2)]
-    paths = await asyncio.gather(node.fetch(), *(other.fetch() for other in others))
+async def test_concurrent_loads_share_one_download(hub: FakeHub, node: Node, tmp_path: Path):
+    other_nodes = [Node(hub, tmp_path / "hub") for _ in range(2)]
+    paths = await asyncio.gather(node.fetch(), *(other.fetch() for other in other_nodes))
     assert len(set(paths)) == 1
     assert paths[0].read_bytes() == WEIGHTS
     assert hub.downloads() == [FILE]
 
 
-@pytest.mark.parametrize(("parts", "environ", "at_once"), [(6, {}, 6), (12, {}, 8), (6, {"MAX_CONCURRENT": "3"}, 3)])
-async def test_parts_come_in_side_by_side_but_not_all_at_once(
-    hub: FakeHub, tmp_path: Path, parts: int, environ: dict[str, str], at_once: int
+@pytest.mark.parametrize(("files", "environ", "at_once"), [(6, {}, 6), (12, {}, 8), (6, {"MAX_CONCURRENT": "3"}, 3)])
+async def test_concurrent_file_downloads_are_limited(
+    hub: FakeHub, tmp_path: Path, files: int, environ: dict[str, str], at_once: int
 ):
-    names = [f"model-{number}.safetensors" for number in range(parts)]
+    names = [f"model-{number}.safetensors" for number in range(files)]
     hub.repositories["org/dense"] = {"config.json": b"{}"} | {name: name.encode() * 500 for name in names}
     running = most = 0
     lock = threading.Lock()
@@ -133,7 +133,7 @@ async def test_parts_come_in_side_by_side_but_not_all_at_once(
     assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
 
 
-async def test_each_byte_of_parts_that_break_off_comes_once(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_each_byte_of_interrupted_downloads_is_sent_once(hub: FakeHub, node: Node, pauses: list[float]):
     for number in range(6):
         hub.trouble(f"model-{number}.safetensors", Trouble(cut=7_000 * (number + 1)), Trouble(cut=3_000))
     await node.fetch("org/dense")
@@ -142,19 +142,19 @@ async def test_each_byte_of_parts_that_break_off_comes_once(hub: FakeHub, node: 
 
 @pytest.mark.parametrize("name", ["HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS"])
 @pytest.mark.parametrize("text", ["0", "65", "many", "-1", ""])
-def test_the_number_of_downloads_must_be_one(name: str, text: str, monkeypatch: pytest.MonkeyPatch):
+def test_download_limit_must_be_from_1_to_64(name: str, text: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(name, text)
     with pytest.raises(ConfigError, match=f"^{name}: '{text}' is not a number from 1 to 64"):
         Sources(read_config(None, {}))
 
 
-def test_our_own_name_for_the_number_of_downloads_wins(monkeypatch: pytest.MonkeyPatch):
+def test_helexa_download_limit_takes_precedence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HELEXA_MAX_CONCURRENT_DOWNLOADS", "3")
     monkeypatch.setenv("MAX_CONCURRENT_DOWNLOADS", "many")
     Sources(read_config(None, {}))
 
 
-async def test_a_local_file_does_not_wait_for_fetches(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_local_file_does_not_wait_for_downloads(hub: FakeHub, node: Node, tmp_path: Path):
     file = tmp_path / "model.gguf"
     file.touch()
     hub.trouble("list", *[Trouble(stall=0)] * 16)
@@ -166,25 +166,25 @@ async def test_a_local_file_does_not_wait_for_fetches(hub: FakeHub, node: Node, 
     await asyncio.gather(*fetches, return_exceptions=True)
 
 
-async def test_the_first_failure_ends_the_others(hub: FakeHub, node: Node):
+async def test_first_failure_cancels_the_other_downloads(hub: FakeHub, node: Node):
     hub.trouble("model-0.safetensors", Trouble(stall=10))
     hub.trouble("model-5.safetensors", Trouble(status=404))
-    assert (await node.refusal("org/dense")).kind == "repo_refused"
+    assert (await node.fetch_error("org/dense")).kind == "repo_refused"
 
 
-async def test_the_tools_of_the_hub_understand_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_huggingface_hub_can_read_the_cache(hub: FakeHub, node: Node, tmp_path: Path):
     from huggingface_hub import scan_cache_dir
 
     folder = await node.fetch("org/dense")
-    found = await asyncio.to_thread(scan_cache_dir, tmp_path / "hub")
-    assert not found.warnings
-    (repository,) = found.repos
+    cache = await asyncio.to_thread(scan_cache_dir, tmp_path / "hub")
+    assert not cache.warnings
+    (repository,) = cache.repos
     (revision,) = repository.revisions
     assert (repository.repo_id, revision.snapshot_path, revision.refs) == ("org/dense", folder, {"main"})
     assert {file.file_name for file in revision.files} == set(hub.repositories["org/dense"])
 
 
-async def test_an_older_hub_that_tells_only_names_is_enough(hub: FakeHub, node: Node):
+async def test_listing_without_sizes_and_hashes_is_enough(hub: FakeHub, node: Node):
     listing = {"sha": "0" * 40, "siblings": [{"rfilename": FILE}]}
     hub.trouble("list", Trouble(body=json.dumps(listing).encode()))
     usual = hub.answer
@@ -192,7 +192,7 @@ async def test_an_older_hub_that_tells_only_names_is_enough(hub: FakeHub, node: 
     assert (await node.fetch()).read_bytes() == WEIGHTS
 
 
-async def test_whatever_goes_wrong_what_is_used_is_right(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_random_failures_never_yield_wrong_files(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     rng = random.Random(7)
     files = hub.repositories["org/dense"]
     troubles = [
@@ -209,8 +209,10 @@ async def test_whatever_goes_wrong_what_is_used_is_right(hub: FakeHub, tmp_path:
         tasks[0].cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Path):
-                shown = [path for path in outcome.iterdir() if path.name[0] != "."]  # the cancelled one may still link
-                assert {path.name: path.read_bytes() for path in shown} == files
+                visible = [
+                    path for path in outcome.iterdir() if path.name[0] != "."
+                ]  # the canceled fetch may still create links
+                assert {path.name: path.read_bytes() for path in visible} == files
                 kinds.add("whole")
             elif isinstance(outcome, SourceError):
                 kinds.add(outcome.kind)

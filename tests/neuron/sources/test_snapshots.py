@@ -1,4 +1,4 @@
-"""The cache: disks that are full or cannot be written, and models that load without their hub."""
+"""The cache: full or unwritable disks, and models that load without their hub."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ from helexa.neuron.sources.web import Site, WebError
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.sources.hub_node import FILE, NAME, WEIGHTS, Node
 
-# --- disks
+# --- disk errors
 
 
-async def test_what_cannot_fit_is_refused_before_a_byte_is_fetched(
+async def test_too_large_model_is_rejected_before_the_download(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(snapshots.Snapshots, "room", lambda self: 3_000_000)
-    error = await node.refusal()
+    monkeypatch.setattr(snapshots.Snapshots, "free_bytes", lambda self: 3_000_000)
+    error = await node.fetch_error()
     assert error.kind == "disk_full"
     assert error.details["required_bytes"] == len(WEIGHTS)
     assert error.details["free_bytes"] == 3_000_000
@@ -27,47 +27,49 @@ async def test_what_cannot_fit_is_refused_before_a_byte_is_fetched(
     assert hub.downloads() == []
 
 
-async def test_a_disk_that_is_full_is_said_so(hub: FakeHub, node: Node, tmp_path: Path):
+async def test_full_disk_is_reported(hub: FakeHub, node: Node, tmp_path: Path):
     path = await node.fetch()
     blob = path.resolve()
     blob.unlink()
     Path(f"{blob}.helexa.incomplete").symlink_to("/dev/full")
-    error = await node.refusal()
+    error = await node.fetch_error()
     assert error.kind == "disk_full"
-    assert f"cannot be kept: {tmp_path / 'hub'} is full: make room, or name another cache folder" in str(error)
+    assert f"cannot be cached: {tmp_path / 'hub'} is full: free some space, or configure another cache folder" in str(
+        error
+    )
     assert not blob.exists()
 
 
-async def test_a_cache_that_cannot_be_written_is_said_so(hub: FakeHub, tmp_path: Path):
-    with pytest.raises(OSError) as refused:
+async def test_unwritable_cache_is_reported(hub: FakeHub, tmp_path: Path):
+    with pytest.raises(OSError) as caught:
         os.mkdir("/sys/helexa")  # noqa: PTH102
-    assert refused.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
-    error = await Node(hub, Path("/sys/helexa")).refusal()
+    assert caught.value.errno in (errno.EPERM, errno.EACCES, errno.EROFS)
+    error = await Node(hub, Path("/sys/helexa")).fetch_error()
     assert error.kind == "cache_unwritable"
-    assert "cannot be kept: /sys/helexa cannot be written" in str(error)
+    assert "cannot be cached: /sys/helexa cannot be written" in str(error)
 
 
 # --- without a hub
 
 
-async def test_what_is_whole_loads_without_asking_when_offline(
+async def test_offline_complete_model_loads_without_requests(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     folder = await node.fetch("org/dense")
     hub.requests.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert await node.fetch("org/dense") == folder
-    error = await node.refusal()
+    error = await node.fetch_error()
     assert error.kind == "not_cached"
-    assert f"HF_HUB_OFFLINE is set, and nothing of it is in {tmp_path / 'hub'}" in str(error)
+    assert f"HF_HUB_OFFLINE is set, and {tmp_path / 'hub'} has none of its files" in str(error)
     for number in (1, 4):
         (folder / f"model-{number}.safetensors").unlink()
-    error = await node.refusal("org/dense")
+    error = await node.fetch_error("org/dense")
     assert f"{tmp_path / 'hub'} lacks model-1.safetensors, model-4.safetensors" in str(error)
     assert hub.requests == []
 
 
-async def test_what_is_whole_is_taken_unasked_and_what_is_not_is_fetched(hub: FakeHub, tmp_path: Path):
+async def test_without_refresh_only_missing_files_are_requested(hub: FakeHub, tmp_path: Path):
     node = Node(hub, tmp_path / "hub", refresh=False)
     folder = await node.fetch("org/dense")
     hub.requests.clear()
@@ -80,23 +82,23 @@ async def test_what_is_whole_is_taken_unasked_and_what_is_not_is_fetched(hub: Fa
 
 
 @pytest.mark.parametrize("trouble", [Trouble(status=500), Trouble(status=404), Trouble(body=b"?"), Trouble(cut=3)])
-async def test_a_hub_that_fails_does_not_matter_to_what_is_here(hub: FakeHub, node: Node, trouble: Trouble):
+async def test_cached_model_loads_if_the_listing_fails(hub: FakeHub, node: Node, trouble: Trouble):
     path = await node.fetch()
     hub.trouble("list", trouble)
     assert await node.fetch() == path
-    assert not hub.troubles["list"], "it was not asked"
+    assert not hub.troubles["list"], "the hub was not asked"
 
 
-async def test_a_busy_hub_is_asked_again_for_what_is_not_here(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_listing_is_retried_if_the_model_is_not_cached(hub: FakeHub, node: Node, pauses: list[float]):
     hub.trouble("list", Trouble(status=503), Trouble(status=429, headers=(("Retry-After", "3"),)))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == [1, 3]
     hub.repositories["org/other"] = {}
     hub.trouble("list", *[Trouble(status=503)] * 3)
-    assert "answered HTTP 503" in str(await node.refusal("org/other"))
+    assert "answered HTTP 503" in str(await node.fetch_error("org/other"))
 
 
-async def test_an_update_that_fails_leaves_what_was_here_in_use(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_failed_update_keeps_the_cached_version_in_use(hub: FakeHub, node: Node, pauses: list[float]):
     path = await node.fetch()
     hub.repositories[NAME] = {FILE: WEIGHTS[::-1]}
     hub.trouble(FILE, Trouble(status=404))
@@ -105,11 +107,11 @@ async def test_an_update_that_fails_leaves_what_was_here_in_use(hub: FakeHub, no
     assert (await node.fetch()).read_bytes() == WEIGHTS[::-1]
 
 
-async def test_a_hub_that_is_away_and_a_cache_that_lacks_something_are_both_told(hub: FakeHub, node: Node):
+async def test_error_names_unreachable_hub_and_missing_files(hub: FakeHub, node: Node):
     folder = await node.fetch("org/dense")
     (folder / "model-3.safetensors").unlink()
     hub.stop()
-    error = await node.refusal("org/dense")
+    error = await node.fetch_error("org/dense")
     assert error.kind == "repo_fetch_failed"
     assert "refuses connections" in str(error)
     assert "lacks model-3.safetensors" in str(error)
@@ -125,15 +127,15 @@ async def test_a_hub_that_is_away_and_a_cache_that_lacks_something_are_both_told
         ("http://", "an endpoint"),
     ],
 )
-def test_only_the_place_of_a_site_is_ever_shown(url: str, shown: str):
-    with pytest.raises(WebError) as refused:
+def test_error_shows_only_the_origin_of_a_site(url: str, shown: str):
+    with pytest.raises(WebError) as caught:
         Site(url, None, 1).get("/x")
-    assert refused.value.where == shown
-    assert "is no address that can be used" in str(refused.value)
-    assert "secret" not in str(refused.value)
+    assert caught.value.where == shown
+    assert "is not a valid address" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
-async def test_a_quantisation_of_an_older_commit_serves_without_a_hub(hub: FakeHub, node: Node):
+async def test_quantization_of_an_older_commit_loads_without_hub(hub: FakeHub, node: Node):
     older = await node.fetch()
     hub.repositories[NAME] = {"tiny-Q4_0.gguf": WEIGHTS}
     newer = await node.fetch()
@@ -143,58 +145,60 @@ async def test_a_quantisation_of_an_older_commit_serves_without_a_hub(hub: FakeH
     assert await node.fetch() == older
 
 
-async def test_a_model_that_its_repository_has_no_more_serves_from_the_cache(hub: FakeHub, node: Node):
+async def test_model_deleted_from_its_repository_loads_from_the_cache(hub: FakeHub, node: Node):
     path = await node.fetch()
     hub.repositories[NAME] = {"README.md": b"moved"}
     assert await node.fetch() == path
 
 
-# --- halves
+# --- incomplete models
 
 
 @pytest.mark.parametrize("offline", [False, True])
-async def test_what_was_fetched_in_part_is_not_taken_for_the_whole(
+async def test_incomplete_download_is_not_used(
     hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch, offline: bool
 ):
-    node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")  # so the last by name comes last
+    node = Node(
+        hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1"
+    )  # one at a time, so the last file by name is requested last
     hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "tokenizer_config.json": b"b"}
     hub.trouble("tokenizer_config.json", *[Trouble(status=500)] * 5)
-    assert (await node.refusal("org/dense")).kind == "repo_fetch_failed"
+    assert (await node.fetch_error("org/dense")).kind == "repo_fetch_failed"
     if offline:
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     hub.stop()
-    error = await node.refusal("org/dense")
+    error = await node.fetch_error("org/dense")
     assert error.kind == ("not_cached" if offline else "repo_fetch_failed")
     assert f"{tmp_path / 'hub'} lacks tokenizer_config.json" in str(error)
 
 
-async def test_another_model_of_the_same_commit_does_not_complete_it(
+async def test_another_model_of_the_commit_does_not_complete_it(
     hub: FakeHub, tmp_path: Path, pauses: list[float], monkeypatch: pytest.MonkeyPatch
 ):
     node = Node(hub, tmp_path / "hub", NEURON_DOWNLOADS__MAX_CONCURRENT="1")
     hub.repositories["org/dense"] |= {"tokenizer.json": b"a", "vocab.txt": b"b", FILE: WEIGHTS}
     hub.trouble("vocab.txt", *[Trouble(status=500)] * 5)
-    await node.refusal("org/dense")
+    await node.fetch_error("org/dense")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "lacks vocab.txt" in str(await node.refusal("org/dense"))
+    assert "lacks vocab.txt" in str(await node.fetch_error("org/dense"))
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert (await node.fetch("org/dense", quant="q8_0")).name == FILE
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "lacks vocab.txt" in str(await node.refusal("org/dense"))
+    assert "lacks vocab.txt" in str(await node.fetch_error("org/dense"))
     assert (await node.fetch("org/dense", quant="q8_0")).name == FILE
 
 
-async def test_what_the_tools_of_the_hub_fetched_serves_when_it_is_whole_by_its_names(
+async def test_model_downloaded_by_huggingface_hub_loads_if_complete(
     hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch
 ):
     names = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     hub.repositories["org/dense"] = {name: name.encode() for name in names}
     folder = await node.fetch("org/dense")
-    shutil.rmtree(folder.parents[1] / ".helexa")  # which those tools know nothing of
+    shutil.rmtree(folder.parents[1] / ".helexa")  # huggingface_hub does not write this folder
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert await node.fetch("org/dense") == folder
     for name in names[1:3]:
         content = (folder / name).resolve()
         aside = content.rename(content.with_name("aside"))
-        assert f"lacks {name}" in str(await node.refusal("org/dense"))
+        assert f"lacks {name}" in str(await node.fetch_error("org/dense"))
         aside.rename(content)

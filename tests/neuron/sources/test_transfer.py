@@ -1,18 +1,18 @@
-"""A file on its way from a hub that has its bad days: what may pass is tried again, and what arrives is right."""
+"""Transfer of one file from an unreliable hub: transient errors are retried, and the received file is correct."""
 
 from pathlib import Path
 
 import pytest
 
 from helexa.neuron.sources import transfer
-from helexa.neuron.sources.transfer import pause
+from helexa.neuron.sources.transfer import retry_delay
 from helexa.neuron.sources.web import WebError
 from neuron.fake_hub import FakeHub, Trouble
 from neuron.sources.hub_node import FILE, WEIGHTS, Node
 
 
 @pytest.mark.parametrize(
-    ("troubles", "asked"),
+    ("troubles", "expected_pauses"),
     [
         ([Trouble(cut=2_000_000)], [1]),
         ([Trouble(status=500)], [1]),
@@ -22,16 +22,16 @@ from neuron.sources.hub_node import FILE, WEIGHTS, Node
         ([Trouble(cut=1_200_000), Trouble(cut=1_200_000), Trouble(cut=100_000), Trouble(cut=0)], [1, 1, 2, 4]),
     ],
 )
-async def test_what_may_pass_is_tried_again(
-    hub: FakeHub, node: Node, pauses: list[float], troubles: list[Trouble], asked: list[float]
+async def test_transient_error_is_retried(
+    hub: FakeHub, node: Node, pauses: list[float], troubles: list[Trouble], expected_pauses: list[float]
 ):
     hub.trouble(FILE, *troubles)
     assert (await node.fetch()).read_bytes() == WEIGHTS
-    assert pauses == asked
+    assert pauses == expected_pauses
     assert node.partials() == []
 
 
-async def test_silence_ends_a_connection_and_not_the_download(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_stalled_connection_is_retried(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.trouble(FILE, Trouble(stall=1_000_000), Trouble(stall=0))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1")
     assert (await node.fetch()).read_bytes() == WEIGHTS
@@ -39,35 +39,35 @@ async def test_silence_ends_a_connection_and_not_the_download(hub: FakeHub, tmp_
     assert hub.ranges == [(FILE, "bytes=1000000-")] * 2
 
 
-async def test_a_slow_body_may_take_longer_than_silence_may_last(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_slow_body_may_take_longer_than_the_stall_timeout(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.trouble(FILE, Trouble(pace=0.15))
     node = Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="1.2")
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert pauses == []
 
 
-async def test_who_sends_nothing_is_named(hub: FakeHub, tmp_path: Path, pauses: list[float]):
+async def test_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pauses: list[float]):
     hub.trouble(FILE, *[Trouble(stall=0)] * 9)
-    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").refusal()
+    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").fetch_error()
     assert error.kind == "repo_fetch_failed"
     assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
     hub.trouble("list", Trouble(stall=0))
-    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").refusal()
+    error = await Node(hub, tmp_path, NEURON_DOWNLOADS__STALL_SECS="0.1").fetch_error()
     assert f"could not be fetched from {hub.url}, which sent nothing for 0.1 s" in str(error)
 
 
-async def test_a_server_that_ignores_ranges_sends_it_all_again(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_server_that_ignores_ranges_restarts_the_file(hub: FakeHub, node: Node, pauses: list[float]):
     hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(whole=True, cut=2_500_000), Trouble(whole=True))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
     assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
 
 
-async def test_a_body_that_always_ends_early_is_given_up_and_kept(hub: FakeHub, node: Node, pauses: list[float]):
+async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, node: Node, pauses: list[float]):
     hub.trouble(FILE, *[Trouble(whole=True, cut=400_000)] * 9)
-    error = await node.refusal()
+    error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
-    assert f"{hub.url}, which hung up after 400000 of 3072000 bytes" in str(error)
+    assert f"{hub.url}, which closed the connection after 400000 of 3072000 bytes" in str(error)
     assert pauses == [1, 2, 4, 8]
     (partial,) = node.partials()
     assert partial.read_bytes() == WEIGHTS[:400_000]
@@ -82,23 +82,27 @@ async def test_a_body_that_always_ends_early_is_given_up_and_kept(hub: FakeHub, 
         (1, WebError("", ""), 1),
         (4, WebError("", "", status=500), 8),
         (5, WebError("", "", status=500), None),
-        (1, WebError("", "", status=404, passing=False), None),
+        (1, WebError("", "", status=404, transient=False), None),
         (4, WebError("", "", status=429, retry_after=60), 60),
         (1, WebError("", "", status=429, retry_after=61), None),
         (1, WebError("", "", status=429, retry_after=0), 1),
     ],
 )
-def test_pauses_grow_and_end(failures: int, error: WebError, seconds: int | None):
-    assert pause(failures, error) == seconds
+def test_pauses_grow_and_are_limited(failures: int, error: WebError, seconds: int | None):
+    assert retry_delay(failures, error) == seconds
 
 
-async def test_a_huge_file_is_asked_for_in_parts(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(transfer, "_MOST_AT_ONCE", 1_200_000)
+async def test_huge_file_is_requested_in_ranges(hub: FakeHub, node: Node, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transfer, "_MAX_RANGE_BYTES", 1_200_000)
     assert (await node.fetch()).read_bytes() == WEIGHTS
-    assert [part for _, part in hub.ranges] == ["bytes=0-1199999", "bytes=1200000-2399999", "bytes=2400000-"]
+    assert [byte_range for _, byte_range in hub.ranges] == [
+        "bytes=0-1199999",
+        "bytes=1200000-2399999",
+        "bytes=2400000-",
+    ]
 
 
-async def test_a_hub_is_asked_by_way_of_the_proxy(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_http_proxy_is_used(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", hub.url)
     endpoint = {"NEURON_HARNESS__TORCH__SOURCES__HUGGINGFACE__ENDPOINT": "http://hub.invalid"}
     assert (await Node(hub, tmp_path, **endpoint).fetch()).read_bytes() == WEIGHTS

@@ -1,4 +1,4 @@
-"""Vocabularies: real ones out of packages, and one small enough to reason about."""
+"""Tokenizer fixtures: real vocabularies from packages, and one tiny vocabulary."""
 
 from collections.abc import Callable
 from functools import cache
@@ -17,7 +17,7 @@ OpenVocabulary = Callable[[str], Tokenizer]
 
 @pytest.fixture(scope="session")
 def vocabulary(llama_cpp_models: Path) -> OpenVocabulary:
-    """`vocabulary(name)`: the tokenizer in `ggml-vocab-{name}.gguf`."""
+    """Return `vocabulary(name)`, which returns the tokenizer in `ggml-vocab-{name}.gguf`."""
 
     @cache
     def open_vocabulary(name: str) -> Tokenizer:
@@ -33,13 +33,17 @@ def smollm2(smollm2_gguf: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def reference_smollm2(smollm2_gguf: Path, swift_transformers: None) -> Any:
-    """transformers' tokenizer of the same file."""
+    """Return the tokenizer that transformers reads from the SmolLM2 GGUF file."""
     return AutoTokenizer.from_pretrained(smollm2_gguf.parent, gguf_file=smollm2_gguf.name)
 
 
 @pytest.fixture
 def byte_metadata() -> dict[str, Any]:
-    """A vocabulary of the 256 bytes and `he`, a control token 257, a user-defined token 258, and an end of turn 259."""
+    """Return GGUF metadata of a tiny vocabulary.
+
+    The tokens are the 256 bytes, `he` (256), a control token (257), a user-defined token (258) and an end-of-turn token
+    (259).
+    """
     tokens = [*sorted(ByteLevel.alphabet()), "he", "<|control|>", "<mark é>", "<|im_end|>"]
     return {
         "tokenizer.ggml.model": "gpt2",

@@ -1,4 +1,4 @@
-"""One text with what tokenizers stumble over: many scripts, joined emoji, marks, runs, controls and lookalikes."""
+"""Difficult text for tokenizers: many scripts, joined emoji, combining marks, runs, controls and lookalikes."""
 
 SCRIPTS = {
     "latin": "The fox isn't lazy; it'll JUMP, WE'RE sure. Zażółć gęślą jaźń — naïve façade, Straße, smørrebrød ﬁne.",
@@ -72,7 +72,7 @@ LOOKALIKES = (
 )
 
 TEXT = "\n".join([*SCRIPTS.values(), EMOJI, MARKS, CODE, RUNS, CONTROLS, REPLACEMENTS, LINES, LOOKALIKES])
-"""All of it."""
+"""All of the texts above."""
 
 PIECES = (*SCRIPTS.values(), EMOJI, MARKS, CODE, RUNS, CONTROLS, REPLACEMENTS, LINES, LOOKALIKES, TEXT)
-"""Each part by itself, and all of it."""
+"""Each of the texts above, and `TEXT`."""

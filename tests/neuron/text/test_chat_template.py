@@ -1,4 +1,4 @@
-"""Chat templates: the shapes in which messages reach them, what they refuse, and messages that go on."""
+"""Chat templates: formats of messages, rejected input, and continued messages."""
 
 import copy
 import json
@@ -9,18 +9,22 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
 from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH, TemplateError
 from helexa.neuron.weights.gguf.files import GgufFile
-from neuron.text.conversations import ASK, HI, QUESTION, RESULT, TOOLS, calling, text
+from neuron.text.conversations import HI, RESULT, TOOLS, WEATHER_CALL, WEATHER_MESSAGE, calling, text
 
 TEXT_ONLY = ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "meta-llama-Llama-3.2-3B-Instruct", "google-gemma-2-2b-it"]
 CALLS = "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function | tojson }};{% endfor %}{% endfor %}"
 
 
 def history(arguments):
-    return [QUESTION, calling(ASK | {"function": {"name": "get_weather", "arguments": arguments}}), RESULT]
+    return [
+        WEATHER_MESSAGE,
+        calling(WEATHER_CALL | {"function": {"name": "get_weather", "arguments": arguments}}),
+        RESULT,
+    ]
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3-Coder", "Qwen3.5-4B", "GLM-4.6", "openai-gpt-oss-120b"])
-def test_a_tool_history_renders_whatever_the_shape_of_its_arguments(templates, name):
+def test_tool_call_arguments_render_equally_as_object_or_text(templates, name):
     template = ChatTemplate(templates[name])
     arguments = {"city": "Chur", "days": 2, "nested": {"a": [1, None]}}
     shapes = (arguments, json.dumps(arguments), json.dumps(arguments, indent=1))
@@ -29,7 +33,7 @@ def test_a_tool_history_renders_whatever_the_shape_of_its_arguments(templates, n
     assert "7 degrees" in rendered
 
 
-def test_absent_content_is_null_content(templates):
+def test_missing_content_renders_like_null(templates):
     for name in ("Qwen-Qwen3-0.6B", "deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "unsloth-mistral-Devstral-Small-2507"):
         template = ChatTemplate(templates[name])
         messages = history({"city": "Bern"})
@@ -39,19 +43,19 @@ def test_absent_content_is_null_content(templates):
         assert template.render(messages, tools=TOOLS) == rendered
 
 
-def test_arguments_stay_text_for_a_template_that_appends_them(templates):
+def test_arguments_stay_text_if_the_template_concatenates_them(templates):
     template = ChatTemplate(templates["deepseek-ai-DeepSeek-R1-Distill-Llama-8B"])
     assert '{"city": "Zürich"}' in template.render(history({"city": "Zürich"}))
     assert '{"city":"Zürich"}' in template.render(history('{"city":"Zürich"}'))
 
 
-def test_arguments_that_are_no_object():
+def test_arguments_that_are_not_an_object():
     rendered = [ChatTemplate(CALLS).render(history(shape)) for shape in ("", " ", "{not json", "[1]", "{}", None)]
     arguments = ["{}", "{}", '"{not json"', '"[1]"', "{}", "null"]
     assert rendered == [f'{{"name": "get_weather", "arguments": {text}}};' for text in arguments]
 
 
-def test_malformed_tool_calls_are_left_to_the_template():
+def test_malformed_tool_calls_are_passed_unchanged():
     template = ChatTemplate("{{ messages[0].tool_calls | tojson if messages[0].tool_calls is defined }}")
     for calls in ([1], [{"function": 2}], [{}], [{"function": {"name": "n"}}], "x"):
         assert json.loads(template.render([{"role": "assistant", "tool_calls": calls}])) == calls
@@ -59,7 +63,7 @@ def test_malformed_tool_calls_are_left_to_the_template():
 
 
 @pytest.mark.parametrize("name", TEXT_ONLY)
-def test_parts_are_joined_where_a_template_takes_text_only(templates, name):
+def test_content_parts_are_joined_for_text_only_templates(templates, name):
     template = ChatTemplate(templates[name])
     parts = [{"type": "text", "text": "one"}, {"type": "input_text", "text": "two"}, "three"]
     joined = template.render([{"role": "user", "content": "one\ntwo\nthree"}])
@@ -68,56 +72,56 @@ def test_parts_are_joined_where_a_template_takes_text_only(templates, name):
         template.render([{"role": "user", "content": [*parts, {"type": "image_url", "image_url": {}}]}])
 
 
-def test_parts_stay_parts_where_a_template_understands_them(templates):
+def test_content_parts_are_kept_if_the_template_supports_them(templates):
     template = ChatTemplate(templates["Qwen3.5-4B"])
     parts = [{"type": "text", "text": "Look: "}, {"type": "image"}, {"type": "text", "text": " there"}]
     rendered = template.render([{"role": "user", "content": parts}])
     assert "Look: <|vision_start|><|image_pad|><|vision_end|> there" in rendered
 
 
-def test_smollm2_joins_parts_and_takes_null(smollm2_gguf):
+def test_smollm2_template_joins_parts_and_accepts_null(smollm2_gguf):
     template = ChatTemplate(GgufFile.open(smollm2_gguf).metadata["tokenizer.chat_template"])
     rendered = template.render([{"role": "user", "content": text("one", "two")}, HI | {"content": None}])
     assert "<|im_start|>user\none\ntwo<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n" in rendered
 
 
-def test_messages_are_not_changed(templates):
+def test_render_does_not_modify_messages(templates):
     messages = [*history('{"city": "Bern"}'), HI | {"reasoning": "so", "content": text("a")}]
-    before = copy.deepcopy(messages)
+    original = copy.deepcopy(messages)
     ChatTemplate(templates["Qwen-Qwen3-0.6B"]).render(messages, tools=TOOLS)
-    assert messages == before
+    assert messages == original
 
 
-def test_variables_reach_the_template(templates):
+def test_variables_are_passed_to_the_template(templates):
     template = ChatTemplate(templates["Qwen-Qwen3-0.6B"])
-    question = [{"role": "user", "content": "?"}]
-    assert template.render(question).endswith("<|im_start|>assistant\n")
-    assert template.render(question, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
+    messages = [{"role": "user", "content": "?"}]
+    assert template.render(messages).endswith("<|im_start|>assistant\n")
+    assert template.render(messages, enable_thinking=False).endswith("<think>\n\n</think>\n\n")
     assert template.mentions("enable_thinking")
     assert template.mentions("tools")
     assert not template.mentions("documents")
 
 
-def test_variables_do_not_replace_the_conversation():
+def test_variables_cannot_replace_messages():
     template = ChatTemplate("{{ messages[0].role }}{{ bos_token }}", special_tokens={"bos_token": "<s>"})
-    assert template.render([QUESTION], messages=[HI], bos_token="<b>") == "user<b>"
+    assert template.render([WEATHER_MESSAGE], messages=[HI], bos_token="<b>") == "user<b>"
 
 
-def test_the_template_for_tools(templates):
+def test_tool_use_template_is_used_if_tools_are_given(templates):
     template = ChatTemplate("{{ bos_token }}", tool_use="{{ tools | length }}{{ eos }}", special_tokens={"eos": "e"})
-    assert template.render([QUESTION]) == template.render([QUESTION], tools=[]) == ""
-    assert template.render([QUESTION], tools=TOOLS) == "2e"
+    assert template.render([WEATHER_MESSAGE]) == template.render([WEATHER_MESSAGE], tools=[]) == ""
+    assert template.render([WEATHER_MESSAGE], tools=TOOLS) == "2e"
     assert template.mentions("tools")
     assert not ChatTemplate("x", tool_use="y").mentions("tools")
 
 
-def test_the_fallback():
+def test_fallback_template_is_chatml():
     rendered = ChatTemplate(CHATML).render([{"role": "user", "content": text("Hi")}])
     assert rendered == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "problem"),
     [
         ("{{ raise_exception('roles must\nalternate') }}", "failed: roles must alternate$"),
         ("line\n{% for %}", "broken in line 2"),
@@ -129,45 +133,45 @@ def test_the_fallback():
         ("{% include 'other' %}", "no loader"),
     ],
 )
-def test_failures_say_what_the_template_says(source, says):
+def test_error_contains_the_template_message(source, problem):
     template = ChatTemplate(source)
-    with pytest.raises(TemplateError, match=says) as failed:
+    with pytest.raises(TemplateError, match=problem) as failed:
         template.render([{"role": "user", "content": "x"}])
     assert "\n" not in str(failed.value)
     assert len(str(failed.value)) < 600
     assert not template.mentions("anything")
 
 
-def test_text_that_is_no_unicode_goes_through():
+def test_lone_surrogates_are_rendered_unchanged():
     assert ChatTemplate("{{ messages[0].content }}").render([{"role": "user", "content": "a\ud800é☃🌤"}]) == "a\ud800é☃🌤"
 
 
 CONTINUED = [
-    [QUESTION, HI],
-    [QUESTION, HI | {"content": "Hi,  "}],
-    [QUESTION, HI | {"content": text("Hi", "there ")}],
-    [HI, QUESTION],
+    [WEATHER_MESSAGE, HI],
+    [WEATHER_MESSAGE, HI | {"content": "Hi,  "}],
+    [WEATHER_MESSAGE, HI | {"content": text("Hi", "there ")}],
+    [HI, WEATHER_MESSAGE],
 ]
 
 
 @pytest.mark.parametrize("messages", CONTINUED, ids=range(len(CONTINUED)))
-def test_the_final_message_is_continued_as_in_transformers(templates, messages):
+def test_continued_final_message_equals_transformers(templates, messages):
     for name in ("Qwen3.5-4B", "Qwen3-Coder", "LFM2.5-8B-A1B", "google-gemma-4-31B-it", "Qwen-Qwen2.5-7B-Instruct"):
         source = templates[name]
         if isinstance(messages[-1]["content"], list) and name in ("Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"):
-            continue  # they take text only
+            continue  # these templates accept only text
         (expected,), _ = render_jinja_template([messages], chat_template=source, continue_final_message=True)
         assert ChatTemplate(source).render(messages, continue_final_message=True) == expected
 
 
-def test_what_cannot_be_continued():
-    with pytest.raises(TemplateError, match="does not write the final message"):
+def test_message_without_text_cannot_be_continued():
+    with pytest.raises(TemplateError, match="does not render the final message"):
         ChatTemplate("x").render([HI], continue_final_message=True)
     seeing = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
     for source, messages in (
         (seeing, [{"role": "user", "content": [{"type": "image"}]}]),
         (seeing, [{"role": "user", "content": []}]),
-        (CALLS, [calling(ASK)]),
+        (CALLS, [calling(WEATHER_CALL)]),
         (CHATML, []),
     ):
         with pytest.raises(TemplateError, match="no text to continue"):

@@ -1,4 +1,4 @@
-"""Incremental detokenisation: every way to cut a text must give the text."""
+"""Incremental detokenization: every split of the tokens yields the same text."""
 
 import unicodedata
 
@@ -13,11 +13,11 @@ SCRIPTS = "aé߿ࠀ中文한국어ไทยहिन्दीالعربيةРу�
 
 @pytest.fixture
 def tokenizer(byte_metadata) -> Tokenizer:
-    """Cuts text into single bytes, so that tokens split every character."""
+    """Return a tokenizer with one token per byte, so that tokens split every character."""
     return Tokenizer.from_gguf(byte_metadata)
 
 
-def test_every_split_of_a_text_of_many_scripts(tokenizer):
+def test_every_split_yields_the_same_text(tokenizer):
     ids = tokenizer.encode(SCRIPTS)
     assert len(ids) == len(SCRIPTS.encode())
     for cut in range(len(ids) + 1):
@@ -28,13 +28,13 @@ def test_every_split_of_a_text_of_many_scripts(tokenizer):
         assert detokenizer.flush() == ""
 
 
-def test_characters_appear_as_soon_as_they_are_whole(tokenizer):
+def test_character_is_returned_with_its_last_byte(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     pushed = [detokenizer.push([token_id]) for token_id in tokenizer.encode("é🚀!")]
     assert pushed == ["", "é", "", "", "", "🚀", "!"]
 
 
-def test_emoji_over_the_tokens_of_a_real_vocabulary(smollm2):
+def test_emoji_split_by_a_real_vocabulary_are_joined(smollm2):
     text = "rocket 🚀 family 👩‍👩‍👧‍👦 flag 🇨🇭 𓀀 done"
     ids = smollm2.encode(text)
     pieces = [smollm2.decode([token_id]) for token_id in ids]
@@ -44,11 +44,11 @@ def test_emoji_over_the_tokens_of_a_real_vocabulary(smollm2):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama-bpe", "llama-spm", "gemma-4", "deepseek-llm"])
-def test_a_text_of_many_scripts_token_by_token(vocabulary, name):
+def test_many_scripts_token_by_token(vocabulary, name):
     tokenizer = vocabulary(name)
     for text in multilingual.PIECES:
         normal = unicodedata.normalize("NFC", text) if name == "qwen2" else text
-        # SentencePiece does not tell its own mark from a space, and may put a space first.
+        # SentencePiece decodes its marker `▁` as a space, and may put a space first.
         normal = normal.replace("▁", " ") if name in ("llama-spm", "gemma-4") else normal
         detokenizer = Detokenizer(tokenizer)
         streamed = ""
@@ -59,12 +59,12 @@ def test_a_text_of_many_scripts_token_by_token(vocabulary, name):
         assert streamed == (f" {normal}" if name == "llama-spm" else normal)
 
 
-def test_special_tokens_have_no_text(tokenizer):
+def test_special_tokens_are_skipped(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push([257, *tokenizer.encode("he"), 258, 259, 10_000]) == "he<mark é>"
 
 
-def test_invalid_bytes_are_replaced_once_certain(tokenizer):
+def test_invalid_bytes_are_replaced_when_known_to_be_invalid(tokenizer):
     rocket = tokenizer.encode("🚀")
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(rocket[:2]) == ""
@@ -73,7 +73,7 @@ def test_invalid_bytes_are_replaced_once_certain(tokenizer):
     assert detokenizer.push(rocket) == "🚀"
 
 
-def test_an_incomplete_end_is_replaced(tokenizer):
+def test_incomplete_character_at_the_end_is_replaced(tokenizer):
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(tokenizer.encode("x🚀")[:-1]) == "x"
     assert detokenizer.flush() == "\ufffd"

@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF metadata: llama.cpp's recorded pairs, a reference of each algorithm, and malformed keys."""
+"""Tokenizers in GGUF metadata: llama.cpp's test vectors, a reference of each algorithm, and malformed keys."""
 
 import json
 import unicodedata
@@ -33,23 +33,23 @@ BYTE_LEVEL = [
 
 
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, "llama-spm", "phi-3", "gemma-4", "bert-bge"])
-def test_the_test_pairs_of_a_vocabulary(name, vocabulary, llama_cpp_models):
+def test_encoding_equals_llama_cpp_test_vectors(name, vocabulary, llama_cpp_models):
     tokenizer = vocabulary(name)
     stem = llama_cpp_models / f"ggml-vocab-{name}.gguf"
     texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{stem}.out").read_text().split("\n")
     assert len(lines) - len(texts) in (0, 1)
     for text, line in zip(texts, lines, strict=False):
-        # The pairs of qwen35 were made without the NFC that Qwen3.5's own tokenizer begins with.
+        # The test vectors of qwen35 lack the NFC normalization of Qwen3.5's tokenizer.
         if name != "qwen35" or unicodedata.is_normalized("NFC", text):
             ids = [int(token) for token in line.split()]
             assert tokenizer.encode(text) == ids, text
-            if name != "bert-bge":  # WordPiece keeps neither case nor spaces
+            if name != "bert-bge":  # WordPiece does not preserve case and spaces
                 assert tokenizer.decode(ids) in (text, f" {text}")
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
-def test_no_text_is_lost_between_pieces(pre, byte_metadata):
+def test_decoding_restores_the_encoded_text(pre, byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata | {"tokenizer.ggml.pre": pre})
     text = unicodedata.normalize("NFC", multilingual.TEXT)
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -92,7 +92,7 @@ def test_no_text_is_lost_between_pieces(pre, byte_metadata):
         ("minicpm5", "a 1", "a| |1"),
     ],
 )
-def test_where_text_is_cut(names, text, pieces):
+def test_pre_tokenizer_splits_text(names, text, pieces):
     for name in names.split():
         rules = PRE_TOKENIZERS[name]
         normal = text if rules.normalizer is None else rules.normalizer.normalize_str(text)
@@ -100,7 +100,7 @@ def test_where_text_is_cut(names, text, pieces):
         assert "|".join(cut) == pieces, name
 
 
-def test_deepseek_v3_is_cut_as_its_own_file_cuts_it(deepseek_v4):
+def test_deepseek_v3_encoding_equals_its_tokenizer_json(deepseek_v4):
     path = deepseek_v4 / "tokenizer.json"
     file, library = json.loads(path.read_text(encoding="utf-8")), Backend.from_file(str(path))
     tokens = {token_id: token for token, token_id in library.get_vocab(with_added_tokens=True).items()}
@@ -118,7 +118,7 @@ def test_deepseek_v3_is_cut_as_its_own_file_cuts_it(deepseek_v4):
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
 
 
-def test_a_file_that_names_no_pre_tokenizer_is_cut_as_llama_cpp_cuts_it_and_that_is_logged(byte_metadata, caplog):
+def test_missing_pre_tokenizer_uses_the_default_and_is_logged(byte_metadata, caplog):
     del byte_metadata["tokenizer.ggml.pre"]
     unnamed = Tokenizer.from_gguf(byte_metadata)
     assert "names no pre-tokenizer" in caplog.text
@@ -126,17 +126,17 @@ def test_a_file_that_names_no_pre_tokenizer_is_cut_as_llama_cpp_cuts_it_and_that
     assert unnamed.encode(multilingual.TEXT) == default.encode(multilingual.TEXT)
 
 
-def test_llama_3_begins_with_its_first_token(vocabulary):
+def test_llama_3_prompt_begins_with_bos(vocabulary):
     tokenizer = vocabulary("llama-bpe")
     assert tokenizer.encode("x", add_special=True) == [128000, *tokenizer.encode("x")]
     assert tokenizer.eos_ids == {128001, 128009}
 
 
-def test_qwen_normalizes(vocabulary):
+def test_qwen_normalizes_to_nfc(vocabulary):
     assert vocabulary("qwen2").encode("e\u0301") == vocabulary("qwen2").encode("é")
 
 
-def test_control_tokens_and_user_defined_tokens(byte_metadata):
+def test_control_and_user_defined_tokens_are_encoded(byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>")
     assert ids == [256, 257, 258]
@@ -151,7 +151,7 @@ def test_control_tokens_and_user_defined_tokens(byte_metadata):
     assert tokenizer.eos_ids == {257, 259}
 
 
-def test_control_tokens_can_stay_plain_text(byte_metadata):
+def test_control_tokens_can_be_encoded_as_plain_text(byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata)
     ids = tokenizer.encode("he<|control|><mark é>", parse_special=False)
     assert 257 not in ids
@@ -160,12 +160,12 @@ def test_control_tokens_can_stay_plain_text(byte_metadata):
     assert tokenizer.encode("<|control|>") == [257]
 
 
-def test_every_byte_has_its_token(byte_metadata):
+def test_every_byte_has_a_token(byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata)
     assert {tokenizer.token_bytes(token_id) for token_id in range(256)} == {bytes([byte]) for byte in range(256)}
 
 
-def test_ids_outside_the_vocabulary_stand_for_nothing(byte_metadata):
+def test_ids_outside_the_vocabulary_have_no_text(byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata)
     assert tokenizer.decode([-1, 260, 1 << 31]) == ""
     assert tokenizer.token_text(-1) is tokenizer.token_text(260) is tokenizer.token_text(None) is None
@@ -180,7 +180,7 @@ def with_keys(metadata: dict[str, Any], **keys: Any) -> dict[str, Any]:
     return metadata | {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def test_more_ends_and_the_first_and_last_token_from_gguf_keys(byte_metadata):
+def test_end_tokens_bos_and_eos_are_read_from_gguf_keys(byte_metadata):
     keys = {"eot_token_id": 3, "eom_token_id": 4, "fim_pad_token_id": 5, "add_bos_token": True}
     tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, **keys))
     assert tokenizer.eos_ids == {3, 4, 257, 259}
@@ -200,14 +200,14 @@ def test_more_ends_and_the_first_and_last_token_from_gguf_keys(byte_metadata):
     ],
 )
 @pytest.mark.parametrize("kind", [3, 4])
-def test_ends_by_name(byte_metadata, names, ends, kind):
+def test_end_tokens_are_recognized_by_name(byte_metadata, names, ends, kind):
     tokens, types = byte_metadata["tokenizer.ggml.tokens"][:257], byte_metadata["tokenizer.ggml.token_type"][:257]
     keys = {"tokens": [*tokens, *names], "token_type": [*types, *[kind] * len(names)], "eos_token_id": 0}
     tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, **keys))
     assert {tokenizer.token_text(token_id) for token_id in tokenizer.eos_ids - {0}} == set(ends)
 
 
-def test_empty_tokens_do_not_clash(byte_metadata):
+def test_several_empty_tokens_are_allowed(byte_metadata):
     tokens = [*byte_metadata["tokenizer.ggml.tokens"], "", ""]
     types = [*byte_metadata["tokenizer.ggml.token_type"], 5, 5]
     tokenizer = Tokenizer.from_gguf(with_keys(byte_metadata, tokens=tokens, token_type=types))
@@ -216,12 +216,12 @@ def test_empty_tokens_do_not_clash(byte_metadata):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "problem"),
     [
         ("model", "rwkv", "'rwkv' is not supported, only bert, gemma4, gpt2, llama"),
         ("model", None, "tokenizer.ggml.model is missing"),
         ("model", 7, "tokenizer.ggml.model has the wrong type"),
-        ("pre", "nobody's", "'nobody's' is not supported"),
+        ("pre", "unknown", "'unknown' is not supported"),
         ("pre", 7, "tokenizer.ggml.pre has the wrong type"),
         ("tokens", None, "tokenizer.ggml.tokens is missing"),
         ("tokens", "abc", "tokenizer.ggml.tokens has the wrong type"),
@@ -245,21 +245,21 @@ def test_empty_tokens_do_not_clash(byte_metadata):
         ("add_eos_token", "yes", "add_eos_token is not a boolean"),
     ],
 )
-def test_malformed_keys(byte_metadata, key, value, says):
+def test_malformed_key_is_rejected(byte_metadata, key, value, problem):
     byte_metadata[f"tokenizer.ggml.{key}"] = value
     if value is None:
         del byte_metadata[f"tokenizer.ggml.{key}"]
-    with pytest.raises(ModelFileError, match=says) as refused:
+    with pytest.raises(ModelFileError, match=problem) as caught:
         Tokenizer.from_gguf(byte_metadata)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_an_empty_vocabulary_is_refused(byte_metadata):
+def test_empty_vocabulary_is_rejected(byte_metadata):
     with pytest.raises(ModelFileError, match="tokens is empty"):
         Tokenizer.from_gguf(with_keys(byte_metadata, tokens=[], token_type=[], merges=[]))
 
 
-def test_control_tokens_of_any_length_are_refused(byte_metadata):
+def test_too_long_control_tokens_are_rejected(byte_metadata):
     byte_metadata["tokenizer.ggml.tokens"][257] = "<" * (MAX_ADDED_LENGTH + 1)
     with pytest.raises(ModelFileError, match="control tokens of more than 1048576 characters"):
         Tokenizer.from_gguf(byte_metadata)

@@ -1,4 +1,4 @@
-"""A model's whole text side, from files as people have them."""
+"""Text processing of a model, read from GGUF files and Hugging Face directories."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.templates.chat_template import CHATML, TemplateError
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def write_directory(path: Path, added: list[str], **files: dict) -> Path:
@@ -29,11 +29,11 @@ def write_directory(path: Path, added: list[str], **files: dict) -> Path:
     return path
 
 
-def test_smollm2(smollm2_gguf, reference_smollm2):
+def test_smollm2_prompt_equals_transformers(smollm2_gguf, reference_smollm2):
     text = ModelText.open(smollm2_gguf)
     for messages in (
-        QUESTION,
-        [{"role": "system", "content": "Né 12"}, *QUESTION, {"role": "assistant", "content": "P"}],
+        MESSAGES,
+        [{"role": "system", "content": "Né 12"}, *MESSAGES, {"role": "assistant", "content": "P"}],
     ):
         expected = reference_smollm2.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert text.prompt_ids(messages) == expected
@@ -41,7 +41,7 @@ def test_smollm2(smollm2_gguf, reference_smollm2):
     assert text.sampling_defaults == {}
 
 
-def test_a_directory_with_one_gguf_file(smollm2_gguf, tmp_path):
+def test_directory_with_one_gguf_file_is_opened(smollm2_gguf, tmp_path):
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     assert ModelText.open(tmp_path).tokenizer.vocab_size == 49152
     (tmp_path / "other.gguf").symlink_to(smollm2_gguf)
@@ -49,7 +49,7 @@ def test_a_directory_with_one_gguf_file(smollm2_gguf, tmp_path):
         ModelText.open(tmp_path)
 
 
-def test_no_model(tmp_path):
+def test_missing_model_is_rejected(tmp_path):
     with pytest.raises(ModelFileError, match=r"no \.gguf files"):
         ModelText.open(tmp_path)
     with pytest.raises(ModelFileError, match=r"absent\.gguf"):
@@ -69,26 +69,26 @@ def write_gguf(path: Path, metadata: dict, templates: object = None) -> Path:
     return path
 
 
-def test_vocabularies_of_other_kinds_are_named(tmp_path, byte_metadata):
+def test_unsupported_vocabulary_is_rejected_by_name(tmp_path, byte_metadata):
     path = write_gguf(tmp_path / "other.gguf", byte_metadata | {"tokenizer.ggml.model": "rwkv"})
     with pytest.raises(ModelFileError, match=r"other\.gguf: .*'rwkv' is not supported.*architecture 'llama'"):
         ModelText.open(path)
 
 
-def test_templates_and_defaults_of_a_gguf_file(tmp_path, byte_metadata):
-    named = [
+def test_templates_and_sampling_defaults_of_a_gguf_file(tmp_path, byte_metadata):
+    templates = [
         {"name": "default", "template": "{{ eos_token }}{{ unk_token is defined }}"},
         {"name": "tool_use", "template": "{{ bos_token }}{{ tools | length }}"},
     ]
     metadata = byte_metadata | {"general.sampling.temp": 0.5, "general.sampling.top_k": 7}
-    text = ModelText.open(write_gguf(tmp_path / "model.gguf", metadata, named))
-    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False) == "<|control|>False"
-    assert text.tokenizer.decode(text.prompt_ids(QUESTION, [{}, {}]), skip_special=False) == "<|control|>2"
+    text = ModelText.open(write_gguf(tmp_path / "model.gguf", metadata, templates))
+    assert text.tokenizer.decode(text.prompt_ids(MESSAGES), skip_special=False) == "<|control|>False"
+    assert text.tokenizer.decode(text.prompt_ids(MESSAGES, [{}, {}]), skip_special=False) == "<|control|>2"
     assert text.sampling_defaults == {"temperature": 0.5, "top_k": 7}
     assert text.capabilities.tool_call
 
 
-def test_a_directory(tmp_path, templates):
+def test_templates_and_sampling_defaults_of_a_directory(tmp_path, templates):
     path = write_directory(
         tmp_path,
         ["<think>", "</think>"],
@@ -98,17 +98,17 @@ def test_a_directory(tmp_path, templates):
     text = ModelText.open(path)
     assert text.sampling_defaults == {"temperature": 0.6, "top_k": 20}
     assert (text.capabilities.tool_call, text.capabilities.reasoning) == (True, True)
-    ids = text.prompt_ids(QUESTION, enable_thinking=False)
+    ids = text.prompt_ids(MESSAGES, enable_thinking=False)
     assert text.tokenizer.decode(ids).endswith("<think>\n\n</think>\n\n")
     tools = [{"type": "function", "function": {"name": "look_up", "parameters": {}}}]
-    assert "look_up" in text.tokenizer.decode(text.prompt_ids(QUESTION, tools))
+    assert "look_up" in text.tokenizer.decode(text.prompt_ids(MESSAGES, tools))
     templates_by_name = [{"name": "default", "template": "{{ pad_token }}"}, {"name": "tool_use", "template": "calls"}]
     config = {"chat_template": templates_by_name, "pad_token": {"content": "<|im_end|>"}}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     (path / "chat_template.jinja").unlink()
     text = ModelText.open(path)
-    assert text.prompt_ids(QUESTION) == [text.tokenizer.token_id("<|im_end|>")]
-    assert text.tokenizer.decode(text.prompt_ids(QUESTION, tools)) == "calls"
+    assert text.prompt_ids(MESSAGES) == [text.tokenizer.token_id("<|im_end|>")]
+    assert text.tokenizer.decode(text.prompt_ids(MESSAGES, tools)) == "calls"
 
 
 @pytest.mark.parametrize(
@@ -123,13 +123,13 @@ def test_a_directory(tmp_path, templates):
         ([], "{% if broken %}{{ tools }}", False, False),
     ],
 )
-def test_capabilities(tmp_path, added, template, tool_call, reasoning):
+def test_capabilities_follow_vocabulary_and_template(tmp_path, added, template, tool_call, reasoning):
     config = {"chat_template": template}
     capabilities = ModelText.open(write_directory(tmp_path, added, tokenizer_config=config)).capabilities
     assert (capabilities.tool_call, capabilities.reasoning) == (tool_call, reasoning)
 
 
-def test_a_model_without_a_template(tmp_path):
+def test_model_without_template_uses_chatml_and_bos(tmp_path):
     text = ModelText.open(write_directory(tmp_path, []))
     assert text.template.source == CHATML
     ids = text.prompt_ids([{"role": "user", "content": None}])
@@ -139,23 +139,23 @@ def test_a_model_without_a_template(tmp_path):
     assert ids[0] == text.tokenizer.bos_id
     config = {"bos_token": "<s>", "eos_token": "<|im_end|>", "add_bos_token": False, "add_eos_token": True}
     text = ModelText.open(write_directory(tmp_path, [], tokenizer_config=config))
-    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False).startswith("<|im_start|>user")
-    assert text.prompt_ids(QUESTION)[-1] != text.tokenizer.eos_id
+    assert text.tokenizer.decode(text.prompt_ids(MESSAGES), skip_special=False).startswith("<|im_start|>user")
+    assert text.prompt_ids(MESSAGES)[-1] != text.tokenizer.eos_id
 
 
-def test_a_template_writes_the_first_token_itself(tmp_path):
+def test_bos_is_not_added_to_a_template(tmp_path):
     config = {"bos_token": "<s>", "add_bos_token": True, "chat_template": "{{ bos_token }}hi"}
     text = ModelText.open(write_directory(tmp_path, [], tokenizer_config=config))
-    assert text.tokenizer.decode(text.prompt_ids(QUESTION), skip_special=False) == "<s>hi"
+    assert text.tokenizer.decode(text.prompt_ids(MESSAGES), skip_special=False) == "<s>hi"
 
 
 @pytest.mark.parametrize(
     "template", ["{% if", "{{ x.y.z }}", "{{" + "(" * 9999, "x" * (2 << 20), "{{ 'x' * 9999999999 }}"]
 )
-def test_a_broken_template_does_not_stop_a_model_from_loading(tmp_path, template):
+def test_model_with_a_broken_template_loads(tmp_path, template):
     text = ModelText.open(write_directory(tmp_path, [], tokenizer_config={"chat_template": template}))
     with pytest.raises(TemplateError, match="the chat template"):
-        text.prompt_ids(QUESTION)
+        text.prompt_ids(MESSAGES)
     with pytest.raises(TemplateError, match="the chat template"):
-        text.prompt_and_turn_start(QUESTION)[1]
+        text.prompt_and_turn_start(MESSAGES)[1]
     assert text.tokenizer.encode("x")

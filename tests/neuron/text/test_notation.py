@@ -1,18 +1,18 @@
-"""What a prompt has of an answer's reasoning already."""
+"""Detection of reasoning that the prompt has already opened or closed."""
 
 import pytest
 
 from helexa.neuron.text.model_text import ModelText
-from neuron.parsers.streams import Said, said
+from neuron.parsers.streams import JoinedEvent, parse_pieces
 from neuron.scripted_engine import AGENT_TEMPLATE, byte_tokenizer
 
-ASKED = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
-SAID = "Hm.</think><think>Yes.</think>"
+PROMPT = "<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n"
+OUTPUT = "Hm.</think><think>Yes.</think>"
 
 
 @pytest.mark.parametrize("marks", [(), ("<think>", "</think>")])
 @pytest.mark.parametrize(
-    ("begun", "inside", "read"),
+    ("prefix", "inside", "events"),
     [
         ("", False, [("text", "Hm.<think>Yes.</think>")]),
         ("<think>\n", True, [("thought", "Hm.Yes.")]),
@@ -21,20 +21,20 @@ SAID = "Hm.</think><think>Yes.</think>"
         ("<think>\n</think>\n\nI say", False, [("text", "Hm.</think><think>Yes.</think>")]),
     ],
 )
-def test_the_last_turn_says_whether_the_answer_begins_in_thought(
-    marks: tuple[str, ...], begun: str, inside: bool, read: list[Said]
+def test_reasoning_marker_in_the_last_turn_opens_reasoning(
+    marks: tuple[str, ...], prefix: str, inside: bool, events: list[JoinedEvent]
 ):
     text = ModelText(byte_tokenizer(*marks), AGENT_TEMPLATE, {})
-    prompt = text.tokenizer.encode(ASKED + begun)
-    assert text.notation.is_inside(prompt) == inside
-    reader = text.notation.parser(prompt, {})
+    prompt = text.tokenizer.encode(PROMPT + prefix)
+    assert text.output_format.is_inside(prompt) == inside
+    reader = text.output_format.parser(prompt, {})
     assert reader is not None
-    assert said(reader, SAID) == read
+    assert parse_pieces(reader, OUTPUT) == events
 
 
-def test_where_no_marker_shows_the_last_turn_a_mark_counts_at_the_end_only():
+def test_without_turn_marker_only_a_reasoning_marker_at_the_end_counts():
     text = ModelText(byte_tokenizer(), AGENT_TEMPLATE, {})
-    notation = text.notation
+    output_format = text.output_format
     for prompt, inside, over in (
         ("USER: What is <think>? ASSISTANT: ", False, False),
         ("SYSTEM: <think>like this</think> USER: Hi. ASSISTANT:", False, False),
@@ -42,4 +42,4 @@ def test_where_no_marker_shows_the_last_turn_a_mark_counts_at_the_end_only():
         ("USER: Hi. ASSISTANT: <think>\n\n</think>\n\n", False, True),
     ):
         ids = text.tokenizer.encode(prompt)
-        assert (notation.is_inside(ids), notation.is_over(ids)) == (inside, over)
+        assert (output_format.is_inside(ids), output_format.is_over(ids)) == (inside, over)

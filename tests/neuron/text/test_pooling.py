@@ -1,4 +1,4 @@
-"""What a model's files say of its vectors."""
+"""The pooling method that a model's files specify."""
 
 import json
 from pathlib import Path
@@ -29,22 +29,23 @@ def _directory(tmp_path: Path, content: str) -> Path:
         ({}, "mean"),
     ],
 )
-def test_a_checkpoint_says_how_it_is_pooled(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
+def test_pooling_is_read_from_a_directory(tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
     assert pooling_in_directory(_directory(tmp_path, json.dumps(config))) == pooling
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{"])
-def test_what_cannot_be_read_says_nothing(tmp_path: Path, content: str) -> None:
+def test_invalid_pooling_file_means_mean(tmp_path: Path, content: str) -> None:
     assert pooling_in_directory(_directory(tmp_path, content)) == "mean"
 
 
-def test_without_the_file_it_is_the_mean(tmp_path: Path) -> None:
+def test_missing_pooling_file_means_mean(tmp_path: Path) -> None:
     assert pooling_in_directory(tmp_path) == "mean"
 
 
 @pytest.mark.parametrize(
-    ("said", "pooling"), [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "mean"), ("3", "mean"), (None, "mean")]
+    ("value", "pooling"),
+    [(0, "mean"), (1, "mean"), (2, "cls"), (3, "last"), (4, "mean"), ("3", "mean"), (None, "mean")],
 )
-def test_so_does_a_gguf_file(said: object, pooling: str) -> None:
-    assert pooling_in_gguf({"general.architecture": "qwen3", "qwen3.pooling_type": said}) == pooling
+def test_pooling_is_read_from_gguf_metadata(value: object, pooling: str) -> None:
+    assert pooling_in_gguf({"general.architecture": "qwen3", "qwen3.pooling_type": value}) == pooling
     assert pooling_in_gguf({}) == "mean"

@@ -1,4 +1,4 @@
-"""What a model's files say about sampling, and what a request makes of it."""
+"""Sampling defaults in a model's files, and their combination with request fields."""
 
 import json
 
@@ -28,36 +28,36 @@ def request(**fields):
         ({"do_sample": None, "max_new_tokens": 5, "eos_token_id": [1, 2]}, {}),
     ],
 )
-def test_generation_config(tmp_path, config, defaults):
+def test_defaults_are_read_from_generation_config(tmp_path, config, defaults):
     (tmp_path / "generation_config.json").write_text(json.dumps(config))
     assert defaults_in_directory(tmp_path) == defaults
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", '{"temperature": NaN}', '{"temperature": 1e999}', "\0" * 9])
-def test_a_bad_file_says_nothing(tmp_path, text):
+def test_invalid_file_yields_no_defaults(tmp_path, text):
     assert defaults_in_directory(tmp_path) == {}
     (tmp_path / "generation_config.json").write_text(text)
     assert defaults_in_directory(tmp_path) == {}
 
 
-def test_gguf_metadata():
+def test_defaults_are_read_from_gguf_metadata():
     metadata = {"temp": 0.6, "top_k": 20, "top_p": "x", "penalty_repeat": float("inf")}
-    found = defaults_in_gguf({f"general.sampling.{key}": value for key, value in metadata.items()})
-    assert found == {"temperature": 0.6, "top_k": 20}
+    defaults = defaults_in_gguf({f"general.sampling.{key}": value for key, value in metadata.items()})
+    assert defaults == {"temperature": 0.6, "top_k": 20}
 
 
-def test_a_request_comes_before_the_file_and_the_file_before_the_fallbacks(tmp_path):
+def test_request_overrides_file_and_file_overrides_fallbacks(tmp_path):
     (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.6, "top_k": 20, "max_new_tokens": 5}))
     defaults = defaults_in_directory(tmp_path)
-    of_the_file = sampling_params(request(), defaults)
-    assert (of_the_file.temperature, of_the_file.top_k, of_the_file.top_p) == (0.6, 20, 1.0)
-    of_the_request = sampling_params(request(temperature=1.5, top_p=0.5), defaults)
-    assert (of_the_request.temperature, of_the_request.top_k, of_the_request.top_p) == (1.5, 20, 0.5)
+    from_file = sampling_params(request(), defaults)
+    assert (from_file.temperature, from_file.top_k, from_file.top_p) == (0.6, 20, 1.0)
+    from_request = sampling_params(request(temperature=1.5, top_p=0.5), defaults)
+    assert (from_request.temperature, from_request.top_k, from_request.top_p) == (1.5, 20, 0.5)
     fallbacks = sampling_params(request(), {})
     assert (fallbacks.temperature, fallbacks.top_k, fallbacks.top_p) == (0.7, 0, 1.0)
     assert output_limit([1], request().output_limit, 100) == 99
 
 
-def test_do_not_sample_is_greedy_until_a_request_says_otherwise():
+def test_do_sample_false_is_greedy_unless_the_request_overrides_it():
     assert sampling_params(request(), {"temperature": 0.0}).temperature == 0.0
     assert sampling_params(request(temperature=1), {"temperature": 0.0}).temperature == 1.0

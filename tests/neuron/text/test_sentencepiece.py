@@ -1,4 +1,4 @@
-"""SentencePiece in GGUF metadata, against the algorithm itself."""
+"""SentencePiece in GGUF metadata, compared with a direct implementation of the algorithm."""
 
 from itertools import pairwise
 from typing import Any
@@ -13,7 +13,7 @@ from neuron.text import multilingual
 
 
 def spm_metadata(pieces: dict[str, float], **keys: Any) -> dict[str, Any]:
-    """A vocabulary of `<unk>` 0, `<s>` 1, `</s>` 2, the bytes from 3 on, and pieces from 259 on."""
+    """Return GGUF metadata of a vocabulary: `<unk>` 0, `<s>` 1, `</s>` 2, bytes from 3, `pieces` from 259."""
     keys = {
         "model": "llama",
         "tokens": ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces],
@@ -25,8 +25,11 @@ def spm_metadata(pieces: dict[str, float], **keys: Any) -> dict[str, Any]:
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def joined(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
-    """SentencePiece as it is defined: the two neighbours whose piece has the best score are joined, left ones first."""
+def sentencepiece_ids(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
+    """Return the token ids of `text` according to SentencePiece's definition.
+
+    The algorithm repeatedly merges the adjacent pair with the best score; on equal scores, the leftmost pair.
+    """
     symbols = list(text)
     while True:
         pairs = [(left + right, place) for place, (left, right) in enumerate(pairwise(symbols))]
@@ -39,23 +42,23 @@ def joined(text: str, ids: dict[str, int], scores: list[float]) -> list[int]:
     return [token_id for tokens in spelled for token_id in tokens]
 
 
-def test_a_real_vocabulary_is_used_as_sentencepiece_uses_it(vocabulary, llama_cpp_models):
+def test_real_vocabulary_encodes_like_sentencepiece(vocabulary, llama_cpp_models):
     tokenizer = vocabulary("llama-spm")
     metadata = GgufFile.open(llama_cpp_models / "ggml-vocab-llama-spm.gguf").metadata
     ids = {token: token_id for token_id, token in enumerate(metadata["tokenizer.ggml.tokens"]) if token_id > 258}
     for text in multilingual.PIECES[:-1]:
         for line in text.splitlines(keepends=True):
-            expected = joined("▁" + line.replace(" ", "▁"), ids, metadata["tokenizer.ggml.scores"])
+            expected = sentencepiece_ids("▁" + line.replace(" ", "▁"), ids, metadata["tokenizer.ggml.scores"])
             assert tokenizer.encode(line, parse_special=False) == expected, line
 
 
-def test_what_has_no_piece_is_spelled_in_bytes():
+def test_unknown_characters_become_byte_tokens():
     tokenizer = Tokenizer.from_gguf(spm_metadata({"▁": -2.0, "a": -3.0, "▁a": -1.0}))
     assert tokenizer.encode("aé a") == [261, 3 + 0xC3, 3 + 0xA9, 261]
     assert tokenizer.decode([261, 3 + 0xC3, 3 + 0xA9, 261]) == " aé a"
 
 
-def test_where_there_are_no_bytes_it_is_unknown():
+def test_unknown_characters_without_byte_tokens_become_unk():
     keys = {"tokens": ["?", "▁", "a"], "token_type": [2, 1, 1], "scores": [0.0, 0.0, 0.0]}
     del (metadata := spm_metadata({}, **keys))["tokenizer.ggml.bos_token_id"]
     tokenizer = Tokenizer.from_gguf(metadata)
@@ -63,7 +66,7 @@ def test_where_there_are_no_bytes_it_is_unknown():
     assert tokenizer.decode([2, 0, 2]) == "aa"
 
 
-def test_a_space_goes_before_each_stretch_of_text_unless_the_file_says_no():
+def test_space_prefix_is_added_unless_the_file_disables_it():
     pieces = {"▁": -2.0, "a": -3.0, "▁a": -1.0}
     tokenizer = Tokenizer.from_gguf(spm_metadata(pieces))
     assert tokenizer.encode("a<s>a</s>") == [261, 1, 261, 2]
@@ -72,7 +75,7 @@ def test_a_space_goes_before_each_stretch_of_text_unless_the_file_says_no():
     assert tokenizer.encode("a<s>a a", add_special=True) == [260, 1, 260, 261]
 
 
-def test_user_defined_tokens_are_never_joined_and_control_tokens_never_made():
+def test_user_defined_tokens_are_not_merged_into_control_tokens():
     pieces = {"<": -4.0, "s": -4.0, ">": -4.0, "<s": -1.0, "s>": -1.0, "x": -4.0, "xx": -4.0, "  ": 0.0}
     metadata = spm_metadata(pieces, add_space_prefix=False)
     metadata["tokenizer.ggml.token_type"][259 + 5 : 259 + 8] = [1, 4, 4]
@@ -82,7 +85,7 @@ def test_user_defined_tokens_are_never_joined_and_control_tokens_never_made():
     assert tokenizer.decode([265, 266]) == "xx  "
 
 
-def test_gemma_4_brings_its_own_merges_and_wants_no_space_first():
+def test_gemma_4_uses_its_merges_and_no_space_prefix():
     pieces = dict.fromkeys(["▁", "a", "b", "ab", "▁a"], 0.0)
     tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["▁ a", "a b"]))
     assert tokenizer.encode("ab ab") == [262, 263, 261]
@@ -90,7 +93,7 @@ def test_gemma_4_brings_its_own_merges_and_wants_no_space_first():
         Tokenizer.from_gguf(spm_metadata(pieces, model="gemma4", merges=["a a"]))
 
 
-def test_pieces_of_one_score_are_joined_in_the_order_of_their_ids():
+def test_pieces_with_equal_scores_merge_in_id_order():
     pieces = dict.fromkeys(["a", "b", "c", "bc", "ab", "abc"], -1000.0)
     tokenizer = Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False))
     assert [tokenizer.token_text(token_id) for token_id in tokenizer.encode("abcab")] == ["abc", "ab"]
@@ -101,7 +104,7 @@ def test_pieces_of_one_score_are_joined_in_the_order_of_their_ids():
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "problem"),
     [
         ("scores", None, "tokenizer.ggml.scores is missing"),
         ("scores", [0.0], "1 entries for 260 tokens"),
@@ -112,23 +115,23 @@ def test_pieces_of_one_score_are_joined_in_the_order_of_their_ids():
         ("unknown_token_id", 260, "unknown_token_id is 260, outside"),
     ],
 )
-def test_malformed_keys(key, value, says):
+def test_malformed_key_is_rejected(key, value, problem):
     metadata = spm_metadata({"a": 0.0}, **{key: value})
     if value is None:
         del metadata[f"tokenizer.ggml.{key}"]
-    with pytest.raises(ModelFileError, match=says):
+    with pytest.raises(ModelFileError, match=problem):
         Tokenizer.from_gguf(metadata)
 
 
-def test_pieces_of_any_length_are_refused():
+def test_too_long_pieces_are_rejected():
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
         Tokenizer.from_gguf(spm_metadata({"a" * 10_000: 0.0}))
     with pytest.raises(ModelFileError, match="pieces that are far longer"):
         Tokenizer.from_gguf(spm_metadata({f"{number:0500}": 0.0 for number in range(300)}))
 
 
-def test_merges_without_end_are_refused(monkeypatch):
-    pieces = {"a" * length: 0.0 for length in range(1, 12)}  # of which there are 55 splits
+def test_too_many_merges_are_rejected(monkeypatch):
+    pieces = {"a" * length: 0.0 for length in range(1, 12)}  # these pieces have 55 splits
     monkeypatch.setattr(sentencepiece, "MAX_MERGES", 55)
     assert Tokenizer.from_gguf(spm_metadata(pieces, add_space_prefix=False)).encode("a" * 11) == [269]
     monkeypatch.setattr(sentencepiece, "MAX_MERGES", 54)

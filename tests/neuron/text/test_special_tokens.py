@@ -1,4 +1,4 @@
-"""Special tokens by the names under which templates write them, against `transformers`."""
+"""Special tokens by their template variables, compared with `transformers`."""
 
 import json
 
@@ -24,7 +24,7 @@ ADDED = {"__type": "AddedToken", "content": "<pad>", "lstrip": False, "rstrip": 
         {"special_tokens_map": {"bos_token": "<b>", "unk_token": {"content": "<unk>"}}},
     ],
 )
-def test_in_a_directory(tmp_path, files):
+def test_directory_equals_transformers(tmp_path, files):
     Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"} | files.pop("tokenizer_config", {})
     for name, value in {**files, "tokenizer_config": config}.items():
@@ -32,13 +32,13 @@ def test_in_a_directory(tmp_path, files):
     assert special_tokens_in_directory(tmp_path) == AutoTokenizer.from_pretrained(tmp_path).special_tokens_map
 
 
-def test_odd_values_do_not_count(tmp_path):
+def test_malformed_values_are_ignored(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 1, "eos_token": {"content": []}, "x": "y"}')
     (tmp_path / "special_tokens_map.json").write_text('{"extra_special_tokens": {"a_token": 2}, "pad_token": ["<p>"]}')
     assert special_tokens_in_directory(tmp_path) == {}
 
 
-def test_in_a_gguf_file(byte_metadata):
+def test_gguf_special_tokens(byte_metadata):
     tokenizer = Tokenizer.from_gguf(byte_metadata)
     ids = {"bos_token_id": 257, "eos_token_id": 259, "padding_token_id": 258, "seperator_token_id": 10**6}
     odd = {"unknown_token_id": "<|control|>", "mask_token_id": True, "cls_token_id": -1}

@@ -1,4 +1,4 @@
-"""Stop strings, however the text is cut."""
+"""Stop strings in streamed text."""
 
 import random
 
@@ -8,7 +8,7 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 
 def stream(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    """What a stream of pieces becomes, and whether it was stopped."""
+    """Pass `pieces` through the filter. Return the resulting text, and whether a stop string was found."""
     filter = StopStrings(stops)
     passed = ""
     for piece in pieces:
@@ -21,7 +21,10 @@ def stream(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
 
 
 def expected(stops: list[str], text: str) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; the longest, where several end together."""
+    """Return the text before the stop string that ends first, and whether there is one.
+
+    If several stop strings end at the same position, the longest one counts.
+    """
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if stop and text[:end].endswith(stop)]
         if starts:
@@ -30,13 +33,13 @@ def expected(stops: list[str], text: str) -> tuple[str, bool]:
 
 
 @pytest.mark.parametrize("text", ["before STOP after", "STOP", "before STOSTOP", "before STO", "none at all", "S", ""])
-def test_a_stop_string_split_at_every_position(text):
+def test_stop_string_split_at_every_position(text):
     for first in range(len(text) + 1):
         for second in range(first, len(text) + 1):
             assert stream(["STOP"], [text[:first], text[first:second], text[second:]]) == expected(["STOP"], text)
 
 
-def test_random_texts_in_random_pieces():
+def test_random_text_in_random_pieces():
     chance = random.Random(7)
     for _ in range(3000):
         stops = ["".join(chance.choices("abc", k=chance.randint(0, 5))) for _ in range(chance.randint(0, 4))]
@@ -46,18 +49,18 @@ def test_random_texts_in_random_pieces():
         assert stream(stops, pieces) == expected(stops, text), (stops, pieces)
 
 
-def test_only_what_may_become_a_stop_string_is_held_back():
+def test_only_a_possible_stop_string_prefix_is_held_back():
     filter = StopStrings(["\n\nUser:", "###"])
     assert filter.push("line\n") == ("line", False)
     assert filter.push("next") == ("\nnext", False)
     assert filter.push(" ##") == (" ", False)
     assert filter.push("x") == ("##x", False)
-    assert filter.found is None
+    assert filter.matched is None
     assert filter.push("\n\nUse") == ("", False)
     assert filter.push("r: hi") == ("", True)
-    assert filter.found == "\n\nUser:"
+    assert filter.matched == "\n\nUser:"
 
 
-def test_without_stop_strings_everything_passes():
+def test_without_stop_strings_all_text_passes():
     assert StopStrings([]).push("text") == ("text", False)
     assert StopStrings([""]).push("text") == ("text", False)

@@ -1,4 +1,4 @@
-"""Hostile chat templates: however they go about it, they end soon and take little memory."""
+"""Bounds on time and memory of hostile chat templates."""
 
 import json
 import subprocess
@@ -56,7 +56,7 @@ LARGE = {
     "a constant of the source": "{{ " + "[" * 40 + "'x'" + "]" * 40 + " | string | center(900000000) }}",
 }
 
-# Runs every template in a fresh process, so that its children are the renderer's alone.
+# Runs all templates in a new process, so that every child process belongs to the renderer.
 _SCRIPT = """
 import json, resource, sys
 from helexa.neuron.text.templates import template_renderer
@@ -65,22 +65,22 @@ def peak(whose):
     return resource.getrusage(whose).ru_maxrss >> 10
 renderer = template_renderer.TemplateRenderer()
 renderer.render("x", {})
-before = peak(resource.RUSAGE_SELF)
-said = {}
+peak_before = peak(resource.RUSAGE_SELF)
+texts = {}
 for name, source in json.load(sys.stdin).items():
     try:
-        said[name] = renderer.render(source, {})[:99]
+        texts[name] = renderer.render(source, {})[:99]
     except template_renderer.TemplateError as error:
-        said[name] = str(error)
+        texts[name] = str(error)
 renderer.close()
-growth = peak(resource.RUSAGE_SELF) - before
-json.dump([said, peak(resource.RUSAGE_CHILDREN), growth], sys.stdout)
+growth = peak(resource.RUSAGE_SELF) - peak_before
+json.dump([texts, peak(resource.RUSAGE_CHILDREN), growth], sys.stdout)
 """
 
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """What each template led to, and mebibytes: the largest renderer, and by how much the server grew."""
+    """Return each template's output or error, the renderer's peak memory in MiB, and the server's growth in MiB."""
     run = subprocess.run(
         [sys.executable, "-c", _SCRIPT], input=json.dumps(ENDLESS | LARGE), capture_output=True, text=True, check=True
     )
@@ -93,17 +93,17 @@ def test_endless_templates_are_stopped(outcomes, name):
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_large_results_are_refused(outcomes, name):
+def test_large_results_are_rejected(outcomes, name):
     assert outcomes[0][name].startswith("the chat template failed: ")
 
 
-def test_a_chain_of_powers_is_evaluated_from_the_left():
-    """Jinja reads `9**9**9` as `(9**9)**9`, a number of 78 digits, and not as `9**(9**9)`, which is stopped."""
+def test_chain_of_powers_is_evaluated_from_the_left():
+    """Jinja evaluates `9**9**9` as `(9**9)**9`, which has 78 digits, so the bounds allow it."""
     assert TemplateRenderer().render("{{ 9**9**9 }}", {}) == str(9**81)
 
 
 @pytest.mark.parametrize("read", ["(x | attr('__class__'))", "x.__class__", "x['__class__']"])
-def test_an_internal_attribute_prints_as_nothing_and_fails_when_used(read):
+def test_internal_attribute_renders_empty_and_fails_when_used(read):
     renderer = TemplateRenderer()
     assert renderer.render(f"[{{{{ {read} }}}}]", {"x": "text"}) == "[]"
     for use in (".__mro__", "()", " + 'a'", "[0]"):
@@ -117,12 +117,12 @@ def test_memory_grows_little(outcomes):
     assert server_growth < 16
 
 
-def test_what_a_template_writes_is_bounded():
+def test_template_output_is_bounded():
     with pytest.raises(template_renderer.TemplateError, match="writes more than"):
         ChatTemplate(LOOP + "{{ 'x' * 999 }}" + END).render([])
 
 
-def test_a_conversation_that_is_too_large():
+def test_too_large_conversation_is_rejected():
     with pytest.raises(TemplateBoundsError, match="more than 64 MiB"):
         ChatTemplate(CHATML).render([{"role": "user", "content": "x" * (65 << 20)}])
     with pytest.raises(TemplateBoundsError, match="too much memory"):
@@ -130,7 +130,7 @@ def test_a_conversation_that_is_too_large():
     assert ChatTemplate(CHATML).render([{"role": "user", "content": "x"}])
 
 
-def test_a_long_conversation_is_within_the_bounds(templates):
+def test_long_conversation_is_within_the_bounds(templates):
     turns = [{"role": role, "content": "word " * 100} for _ in range(500) for role in ("user", "assistant")]
     messages = [{"role": "system", "content": "Be brief."}, *turns]
     for name in ("Qwen-Qwen3-0.6B", "Qwen3.5-4B", "meta-llama-Llama-3.1-8B-Instruct"):
@@ -138,27 +138,27 @@ def test_a_long_conversation_is_within_the_bounds(templates):
     assert ChatTemplate(CHATML).render([{"role": "user", "content": "字" * (5 << 20)}]).count("字") == 5 << 20
 
 
-def test_trials_are_stopped_too(monkeypatch):
+def test_endless_trial_rendering_is_stopped(monkeypatch):
     monkeypatch.setattr(template_renderer, "MAX_SECONDS", 0.1)
     template = ChatTemplate(ENDLESS["loops"])
     with pytest.raises(TemplateBoundsError, match="runs for too long"):
         template.render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
 
 
-def test_a_renderer_whose_process_was_killed_starts_another():
-    others = _rendering()
+def test_renderer_restarts_a_killed_process():
+    existing = _rendering()
     renderer = TemplateRenderer()
     assert renderer.render("{{ x }}", {"x": 1}) == "1"
-    (process,) = _rendering() - others
+    (process,) = _rendering() - existing
     process.kill()
     process.wait()
     assert renderer.render("{{ x }}", {"x": 2}) == "2"
     renderer.close()
-    assert _rendering() == others
+    assert _rendering() == existing
 
 
 def test_many_threads_share_a_few_processes():
-    others = _rendering()
+    existing = _rendering()
     renderer = TemplateRenderer()
     texts = {}
 
@@ -171,11 +171,11 @@ def test_many_threads_share_a_few_processes():
     for thread in threads:
         thread.join()
     assert texts == {n: str(n) * 9999 for n in range(16)}
-    assert 1 <= len(_rendering() - others) <= 4
+    assert 1 <= len(_rendering() - existing) <= 4
     renderer.close()
 
 
-def test_renderers_end_with_their_server():
+def test_renderer_process_ends_with_its_server():
     script = (
         "import os, psutil; from helexa.neuron.text.templates.template_renderer import TemplateRenderer;"
         "TemplateRenderer().render('x', {}); print(psutil.Process().children()[0].pid, flush=True);"
@@ -184,15 +184,15 @@ def test_renderers_end_with_their_server():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     with suppress(psutil.NoSuchProcess):
         orphan = psutil.Process(int(run.stdout))
-        while orphan.status() != psutil.STATUS_ZOMBIE:  # whoever adopted it may not care
+        while orphan.status() != psutil.STATUS_ZOMBIE:  # the new parent process may not reap it
             time.sleep(0.01)
 
 
 def _rendering() -> set[psutil.Process]:
-    """This process's renderers."""
-    found = set()
+    """Return the renderer processes that this process started."""
+    renderers = set()
     for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):  # nor is a zombie's command line to be had
+        with suppress(psutil.NoSuchProcess):  # the command line of a zombie is not readable
             if "helexa.neuron.text.templates.template_process" in child.cmdline():
-                found.add(child)
-    return found
+                renderers.add(child)
+    return renderers

@@ -1,4 +1,4 @@
-"""Every real chat template renders every conversation exactly as `transformers` does."""
+"""Real chat templates render every conversation exactly like `transformers`."""
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -10,16 +10,16 @@ from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text.conversations import CONVERSATIONS, on_the_wire, shapes
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-VARIABLES = [{}, {"enable_thinking": False}]
-MORE = [{"enable_thinking": True}, {"add_generation_prompt": False}]
-WITH_MORE = ("several turns", "several steps", "thinking")
+BASE_VARIABLES = [{}, {"enable_thinking": False}]
+EXTRA_VARIABLES = [{"enable_thinking": True}, {"add_generation_prompt": False}]
+EXTRA_CONVERSATIONS = ("several turns", "several steps", "thinking")
 
 
 def reference(source, messages, tools, **variables):
-    """What `transformers` renders, or the error it raises."""
-    given = {"add_generation_prompt": True, **TOKENS, **variables}
+    """Return the text that `transformers` renders, or the error that it raises."""
+    arguments = {"add_generation_prompt": True, **TOKENS, **variables}
     try:
-        (text,), _ = render_jinja_template([messages], tools=tools, chat_template=source, **given)
+        (text,), _ = render_jinja_template([messages], tools=tools, chat_template=source, **arguments)
     except Exception as error:
         return error
     return text
@@ -32,40 +32,41 @@ def rendered(template, messages, tools, **variables):
         return error
 
 
-def says_all(text, name):
-    """Whether the calls and parts of a conversation are in a text, as themselves."""
+def renders_everything(text, name):
+    """Return whether `text` contains the tool calls and the content parts of conversation `name`, not as JSON."""
     if isinstance(text, Exception):
         return False
     messages, _ = CONVERSATIONS[name]
-    called = any("tool_calls" in message for message in messages)
-    parts = any(isinstance(message["content"], list) for message in messages)
-    return ("Chur" in text or not called) and (
-        not parts or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
+    has_calls = any("tool_calls" in message for message in messages)
+    has_parts = any(isinstance(message["content"], list) for message in messages)
+    return ("Chur" in text or not has_calls) and (
+        not has_parts
+        or ("one" in text and "two" in text and "'type': 'text'" not in text and '"type": "text"' not in text)
     )
 
 
 def expected(source, name, variables):
-    """The right text, or an error.
+    """Return the expected text, or the expected error.
 
-    It is what `transformers` makes of the first shape of the conversation in which it says everything. A template that
-    knows no calls says them in none; then it is the last shape, in which nothing is null, that counts.
+    The reference is the first format of the conversation with which `transformers` renders all calls and parts. If no
+    format does, for example because the template ignores tool calls, the last format counts, which has no null values.
     """
     messages, tools = CONVERSATIONS[name]
     for shape in shapes(messages):
-        found = reference(source, shape, tools, **variables)
-        if says_all(found, name):
+        result = reference(source, shape, tools, **variables)
+        if renders_everything(result, name):
             break
-    return found
+    return result
 
 
 def differences(name, source):
-    """What ours renders in another way than `transformers`."""
+    """Yield every conversation that our renderer renders differently from `transformers`."""
     template = ChatTemplate(source, special_tokens=TOKENS)
     for conversation, (messages, tools) in CONVERSATIONS.items():
-        for variables in VARIABLES + (MORE if conversation in WITH_MORE else []):
+        for variables in BASE_VARIABLES + (EXTRA_VARIABLES if conversation in EXTRA_CONVERSATIONS else []):
             ours = rendered(template, on_the_wire(messages), tools, **variables)
             theirs = expected(source, conversation, variables)
-            if not agree(theirs, ours):  # perhaps as a minute ended: templates may write the time
+            if not agree(theirs, ours):  # retry: templates may write the time, and a minute may have ended
                 ours = rendered(template, on_the_wire(messages), tools, **variables)
             if not agree(theirs, ours):
                 yield name, conversation, variables, theirs, ours
@@ -74,20 +75,20 @@ def differences(name, source):
 def agree(theirs, ours):
     if isinstance(theirs, str):
         return ours == theirs
-    words = " ".join(str(theirs).split())[:500]
-    return isinstance(ours, TemplateError) and str(ours).endswith(f": {words}")
+    message = " ".join(str(theirs).split())[:500]
+    return isinstance(ours, TemplateError) and str(ours).endswith(f": {message}")
 
 
-def test_every_real_template_renders_as_in_transformers(templates):
-    found = [difference for name, source in templates.items() for difference in differences(name, source)]
-    assert found == []
+def test_every_real_template_renders_like_transformers(templates):
+    mismatches = [difference for name, source in templates.items() for difference in differences(name, source)]
+    assert mismatches == []
 
 
-def test_templates_of_gguf_files_do_too(llama_cpp_models, smollm2_gguf):
+def test_gguf_templates_render_like_transformers(llama_cpp_models, smollm2_gguf):
     paths = [smollm2_gguf, *llama_cpp_models.glob("ggml-vocab-*.gguf")]
     sources = {path.name: TemplateSources.in_gguf(GgufFile.open(path).metadata).default for path in paths}
-    found = [difference for name, source in sources.items() if source for difference in differences(name, source)]
-    assert found == []
+    mismatches = [difference for name, source in sources.items() if source for difference in differences(name, source)]
+    assert mismatches == []
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_templates_of_gguf_files_do_too(llama_cpp_models, smollm2_gguf):
         "{%- if true -%}  a  {%- endif %}\n\n b {#- c -#} \n",
     ],
 )
-def test_the_dialect_is_that_of_transformers(source):
+def test_jinja_features_equal_transformers(source):
     messages = [{"role": "system", "content": "é<&>'"}, {"role": "user", "content": "\u2028"}]
     ours = rendered(ChatTemplate(source, special_tokens=TOKENS), messages, None)
     assert agree(reference(source, messages, None), ours), ours

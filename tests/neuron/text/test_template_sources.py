@@ -1,4 +1,4 @@
-"""Which of the chat templates in a model's files are used."""
+"""Selection of the chat templates in a model's files."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.templates.template_renderer import MAX_SOURCE_LENGTH
 from helexa.neuron.text.templates.template_sources import TemplateSources
 
-NAMED = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
+NAMED_TEMPLATES = [{"name": "tool_use", "template": "tools of config"}, {"name": "default", "template": "config"}, "x"]
 
 
-def found(path: Path) -> tuple[str | None, str | None]:
+def selected_templates(path: Path) -> tuple[str | None, str | None]:
     sources = TemplateSources.in_directory(path)
     return sources.default, sources.tool_use
 
@@ -30,72 +30,72 @@ def write(path: Path, files: dict[str, object]) -> None:
     "files",
     [
         {"tokenizer_config.json": {"chat_template": "config"}},
-        {"tokenizer_config.json": {"chat_template": NAMED[:2]}},
+        {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]}},
         {"tokenizer_config.json": {"chat_template": {"default": "config", "tool_use": "tools"}}},
-        {"tokenizer_config.json": {"chat_template": NAMED[:2]}, "chat_template.jinja": "jinja\r\nfile"},
+        {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]}, "chat_template.jinja": "jinja\r\nfile"},
         {"additional_chat_templates/tool_use.jinja": "more", "chat_template.jinja": "jinja"},
         {
-            "tokenizer_config.json": {"chat_template": NAMED[:2]},
+            "tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:2]},
             "additional_chat_templates/default.jinja": "first",
             "additional_chat_templates/rag.jinja": "rag",
             "chat_template.jinja": "jinja",
         },
     ],
 )
-def test_they_are_those_of_transformers(tmp_path, files):
+def test_selected_templates_equal_transformers(tmp_path, files):
     Backend(models.WordLevel({"x": 0}, "x")).save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     files["tokenizer_config.json"] = config | files.get("tokenizer_config.json", {})
     write(tmp_path, files)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    default, tool_use = found(tmp_path)
+    default, tool_use = selected_templates(tmp_path)
     assert default == tokenizer.get_chat_template()
     assert (tool_use or default) == tokenizer.get_chat_template(tools=[{}])
 
 
-def test_what_transformers_leaves_to_processors_or_refuses(tmp_path):
-    assert found(tmp_path) == (None, None)
-    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED}})
-    assert found(tmp_path) == ("config", "tools of config")
-    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED[:1]}})
-    assert found(tmp_path) == ("tools of config", "tools of config")
+def test_precedence_of_files_that_transformers_ignores_or_rejects(tmp_path):
+    assert selected_templates(tmp_path) == (None, None)
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES}})
+    assert selected_templates(tmp_path) == ("config", "tools of config")
+    write(tmp_path, {"tokenizer_config.json": {"chat_template": NAMED_TEMPLATES[:1]}})
+    assert selected_templates(tmp_path) == ("tools of config", "tools of config")
     write(tmp_path, {"chat_template.json": {"chat_template": "json"}})
-    assert found(tmp_path) == ("json", None)
+    assert selected_templates(tmp_path) == ("json", None)
     write(tmp_path, {"chat_template.jinja": " \n"})
-    assert found(tmp_path) == ("json", None)
+    assert selected_templates(tmp_path) == ("json", None)
     write(tmp_path, {"chat_template.jinja": "jinja"})
-    assert found(tmp_path) == ("jinja", None)
+    assert selected_templates(tmp_path) == ("jinja", None)
 
 
 @pytest.mark.parametrize("value", [[], [1], {}, {"default": 1}, 7, None, " ", [{"name": 1}], [{"template": {}}]])
-def test_what_is_no_template(tmp_path, value):
+def test_malformed_templates_are_ignored(tmp_path, value):
     write(tmp_path, {"tokenizer_config.json": {"chat_template": value}, "chat_template.json": {"chat_template": value}})
-    assert found(tmp_path) == (None, None)
+    assert selected_templates(tmp_path) == (None, None)
 
 
-def test_odd_files(tmp_path):
+def test_unreadable_oversized_and_non_utf8_files(tmp_path):
     (tmp_path / "chat_template.jinja").mkdir()
     write(tmp_path, {"chat_template.json": "{"})
     with pytest.raises(ModelFileError, match=r"chat_template\.json"):
-        found(tmp_path)
+        selected_templates(tmp_path)
     (tmp_path / "chat_template.jinja").rmdir()
     (tmp_path / "chat_template.jinja").symlink_to("/dev/zero")
-    default, _ = found(tmp_path)
+    default, _ = selected_templates(tmp_path)
     assert default == "\0" * (MAX_SOURCE_LENGTH + 1)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "chat_template.jinja").write_bytes(b"a\xff")
-    assert found(tmp_path) == ("a\ufffd", None)
+    assert selected_templates(tmp_path) == ("a\ufffd", None)
 
 
-def test_in_a_gguf_file():
+def test_gguf_templates():
     def chosen(**metadata: object) -> tuple[str | None, str | None]:
-        found = TemplateSources.in_gguf({f"tokenizer.{name}": value for name, value in metadata.items()})
-        return found.default, found.tool_use
+        sources = TemplateSources.in_gguf({f"tokenizer.{name}": value for name, value in metadata.items()})
+        return sources.default, sources.tool_use
 
-    named = {"chat_templates": ["rag", "tool_use"], "chat_template.rag": "r", "chat_template.tool_use": "t"}
+    named_templates = {"chat_templates": ["rag", "tool_use"], "chat_template.rag": "r", "chat_template.tool_use": "t"}
     assert chosen() == (None, None)
     assert chosen(chat_template="d") == ("d", None)
-    assert chosen(chat_template="d", **named) == ("d", "t")
-    assert chosen(**named) == ("r", "t")
+    assert chosen(chat_template="d", **named_templates) == ("d", "t")
+    assert chosen(**named_templates) == ("r", "t")
     assert chosen(chat_template=7, chat_templates="tool_use") == (None, None)
     assert chosen(chat_template=" ", chat_templates=[1, "absent"]) == (None, None)

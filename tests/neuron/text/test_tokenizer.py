@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face directories against the library that reads them, and against malformed files."""
+"""Tokenizers of Hugging Face directories, compared with the `tokenizers` library; malformed files are rejected."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 from neuron.text import multilingual
 
 
-def test_a_real_directory_is_cut_as_the_library_cuts_it(deepseek_v4):
+def test_real_directory_encodes_like_the_library(deepseek_v4):
     tokenizer = Tokenizer.from_directory(deepseek_v4)
     library = Backend.from_file(str(deepseek_v4 / "tokenizer.json"))
     for text in multilingual.PIECES:
@@ -23,9 +23,9 @@ def test_a_real_directory_is_cut_as_the_library_cuts_it(deepseek_v4):
     assert tokenizer.eos_ids == {tokenizer.token_id("<｜end▁of▁sentence｜>")}
 
 
-def test_smollm2_is_cut_as_transformers_cuts_it(reference_smollm2, smollm2):
+def test_smollm2_encodes_like_transformers(reference_smollm2, smollm2):
     for text in multilingual.PIECES:
-        if not any(character.isnumeric() for character in text):  # see below
+        if not any(character.isnumeric() for character in text):  # see test_smollm2_splits_digits
             ids = reference_smollm2.encode(text, add_special_tokens=False)
             assert smollm2.encode(text) == ids, text
             for skip in (True, False):
@@ -34,13 +34,13 @@ def test_smollm2_is_cut_as_transformers_cuts_it(reference_smollm2, smollm2):
                 )
 
 
-def test_smollm2_cuts_digits_apart(smollm2):
-    # Of every script; transformers leaves this rule out when it reads the file.
+def test_smollm2_splits_digits(smollm2):
+    # The rule applies to digits of every script. transformers ignores the rule when it reads the GGUF file.
     for text in ("٣٤", "½Ⅷ", "12"):
         assert smollm2.encode(text) == [token for digit in text for token in smollm2.encode(digit)]
 
 
-def test_smollm2_knows_its_special_tokens(smollm2):
+def test_smollm2_special_tokens(smollm2):
     assert smollm2.vocab_size == 49152
     assert (smollm2.bos_id, smollm2.eos_id, smollm2.eos_ids) == (1, 2, {0, 2})
     assert smollm2.encode("x", add_special=True) == smollm2.encode("x")
@@ -58,13 +58,13 @@ def byte_level_backend() -> Backend:
     backend = Backend(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    # Not in the model's own vocabulary, as Qwen's control tokens are not in theirs.
+    # Added tokens are outside the model's vocabulary, like Qwen's control tokens.
     backend.add_special_tokens(["<s>", "</s>", "<|im_end|>"])
     backend.add_tokens(["<think>"])
     return backend
 
 
-def test_a_directory(tmp_path):
+def test_directory_special_tokens(tmp_path):
     path = write_directory(
         tmp_path,
         byte_level_backend(),
@@ -80,7 +80,7 @@ def test_a_directory(tmp_path):
     assert tokenizer.decode(literal) == "</s><think>"
 
 
-def test_a_directory_that_says_nothing_more(tmp_path):
+def test_directory_without_configuration_files(tmp_path):
     backend = byte_level_backend()
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
@@ -89,19 +89,19 @@ def test_a_directory_that_says_nothing_more(tmp_path):
     assert len(tokenizer.encode("abc", add_special=True)) == 3
 
 
-def test_the_special_tokens_map_is_read(tmp_path):
+def test_special_tokens_map_is_read(tmp_path):
     path = write_directory(tmp_path, byte_level_backend(), special_tokens_map={"eos_token": {"content": "</s>"}})
     assert Tokenizer.from_directory(path).eos_id == 257
 
 
-def test_the_first_token_as_the_post_processor_has_it(tmp_path):
+def test_bos_is_added_if_the_post_processor_adds_it(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
     tokenizer = Tokenizer.from_directory(write_directory(tmp_path, backend, tokenizer_config={"bos_token": "<s>"}))
     assert tokenizer.encode("a", add_special=True) == [256, *tokenizer.encode("a")]
 
 
-def test_the_last_token_as_the_files_have_it(tmp_path):
+def test_eos_is_added_according_to_the_files(tmp_path):
     backend = byte_level_backend()
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", 256), ("</s>", 257)]
@@ -123,12 +123,12 @@ def test_the_last_token_as_the_files_have_it(tmp_path):
         ({"config": {"eos_token_id": [True, -1, 5000, "x", 2.0], "text_config": []}}, {258}),
     ],
 )
-def test_the_ends_are_those_of_the_first_configuration_that_names_some(tmp_path, files, ends):
+def test_end_tokens_come_from_the_first_configuration_that_has_any(tmp_path, files, ends):
     assert Tokenizer.from_directory(write_directory(tmp_path, byte_level_backend(), **files)).eos_ids == ends
 
 
-def test_a_token_is_written_as_its_file_writes_it(tmp_path):
-    # Not as the library looks for it in normalized text, which is '▁</s>' in the first Llama 2 files.
+def test_token_text_is_not_normalized(tmp_path):
+    # The library's normalized text of the token would be '▁</s>', as in the first Llama 2 files.
     backend = Backend(models.BPE({"</s>": 0, "▁": 1, "a": 2}, []))
     backend.normalizer = normalizers.Prepend("▁")
     backend.decoder = decoders.ByteFallback()
@@ -137,8 +137,8 @@ def test_a_token_is_written_as_its_file_writes_it(tmp_path):
     assert tokenizer.token_text(tokenizer.eos_id) == "</s>"
 
 
-def test_added_runs_of_spaces_are_spaces(tmp_path):
-    # As in Gemma's files, where runs of them are pieces as well as added tokens.
+def test_added_tokens_of_spaces_decode_to_spaces(tmp_path):
+    # In Gemma's files, runs of spaces are both pieces and added tokens.
     backend = Backend(models.BPE({"▁": 0, "▁▁": 1, "a": 2}, [("▁", "▁")]))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
@@ -148,7 +148,7 @@ def test_added_runs_of_spaces_are_spaces(tmp_path):
     assert tokenizer.decode([2, 1, 2]) == "a  a"
 
 
-def test_sentencepiece_tokens(tmp_path):
+def test_sentencepiece_byte_tokens_are_decoded(tmp_path):
     vocabulary = {"<unk>": 0, "<0xC3>": 1, "<0xA9>": 2, "▁": 3, "a": 4, "▁a": 5, "<0xZZ>": 6}
     backend = Backend(models.BPE(vocabulary, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -159,12 +159,12 @@ def test_sentencepiece_tokens(tmp_path):
     assert tokenizer.token_bytes(1) == b"\xc3"
 
 
-def test_a_bad_generation_config_is_only_advice(tmp_path):
+def test_invalid_generation_config_is_ignored(tmp_path):
     path = write_directory(tmp_path, byte_level_backend(), generation_config="{")
     assert Tokenizer.from_directory(path).eos_ids == {258}
 
 
-def test_malformed_directories(tmp_path):
+def test_missing_or_malformed_files_are_rejected(tmp_path):
     with pytest.raises(ModelFileError, match=r"tokenizer\.json"):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("[]")
@@ -176,28 +176,28 @@ def test_malformed_directories(tmp_path):
             Tokenizer.from_directory(tmp_path)
 
 
-def test_other_kinds_of_tokenizer_are_refused(tmp_path):
+def test_unsupported_decoder_is_rejected(tmp_path):
     backend = byte_level_backend()
-    for decoder, says in ((decoders.CTC(), "CTC is not supported"), (None, "none is not supported")):
+    for decoder, problem in ((decoders.CTC(), "CTC is not supported"), (None, "none is not supported")):
         backend.decoder = decoder
-        with pytest.raises(ModelFileError, match=says):
+        with pytest.raises(ModelFileError, match=problem):
             Tokenizer.from_directory(write_directory(tmp_path, backend))
 
 
-def test_a_file_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+def test_file_that_makes_the_library_panic_is_rejected(tmp_path: Path) -> None:
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"], "continuing_subword_prefix": "####"}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
     with pytest.raises(ModelFileError, match=r"^tokenizer\.json cannot be read: "):
         Tokenizer.from_directory(tmp_path)
 
 
-def mutated(**parts: Any) -> str:
-    """A tokenizer.json with other parts than the sound ones."""
-    return json.dumps(json.loads(byte_level_backend().to_str()) | parts)
+def mutated(**replaced: Any) -> str:
+    """Return a valid tokenizer.json with the given top-level keys replaced."""
+    return json.dumps(json.loads(byte_level_backend().to_str()) | replaced)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "problem"),
     [
         (byte_level_backend().to_str()[:-1], "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
@@ -229,21 +229,21 @@ def mutated(**parts: Any) -> str:
         (mutated(decoder={"type": "Fuse"}), "decoder Fuse is not supported"),
     ],
 )
-def test_a_hostile_file_is_refused(tmp_path, text, says):
+def test_hostile_file_is_rejected(tmp_path, text, problem):
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ModelFileError, match=says) as refused:
+    with pytest.raises(ModelFileError, match=problem) as caught:
         Tokenizer.from_directory(tmp_path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_any_size_is_refused(tmp_path):
+def test_oversized_file_is_rejected(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ModelFileError, match=r"tokenizer\.json is larger than 64 MiB"):
         Tokenizer.from_directory(tmp_path)
 
 
-def test_a_file_that_makes_the_library_panic_on_a_text_is_refused(tmp_path):
+def test_library_panic_during_encoding_raises_model_file_error(tmp_path):
     rules = {"type": "Replace", "pattern": {"String": ""}, "content": "b"}
     (tmp_path / "tokenizer.json").write_text(mutated(normalizer=rules))
     tokenizer = Tokenizer.from_directory(tmp_path)

@@ -1,57 +1,81 @@
-"""How much of a prompt stays when its last user message is said anew."""
+"""Length of the prompt prefix that does not change if the last user message is edited."""
 
 import pytest
 
 from helexa.neuron.text.model_text import ModelText
 from helexa.neuron.text.templates.chat_template import TemplateError
 from neuron.text.conversations import (
-    ASK,
+    CLOCK_CALL,
     HELLO,
     HI,
-    LOOK,
-    QUESTION,
     RESULT,
     SYSTEM,
     THOUGHT,
     TIME,
     TOOLS,
+    WEATHER_CALL,
+    WEATHER_MESSAGE,
     calling,
     text,
 )
 
-ASKED = "Will it rain on Sunday?"
+LAST_MESSAGE = "Will it rain on Sunday?"
 EDITS = ["", "0", "1", "00", "\n\nx", "  y", "Will it snow?", "<think>", "🌤"]
 CONVERSATIONS = {
-    "a question": [{"role": "user", "content": ASKED}],
-    "several turns": [SYSTEM, HELLO, HI, {"role": "user", "content": ASKED}],
-    "thinking": [HELLO, THOUGHT, HELLO, HI | {"reasoning_content": "Hm."}, {"role": "user", "content": ASKED}],
-    "results after it": [SYSTEM, HELLO, HI, {"role": "user", "content": ASKED}, calling(ASK), RESULT],
-    "steps after it": [HELLO, HI, {"role": "user", "content": ASKED}, calling(ASK), RESULT, calling(LOOK), TIME],
-    "steps before it": [QUESTION, calling(ASK), RESULT, HI, {"role": "user", "content": ASKED}],
+    "one turn": [{"role": "user", "content": LAST_MESSAGE}],
+    "several turns": [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}],
+    "thinking": [HELLO, THOUGHT, HELLO, HI | {"reasoning_content": "Hm."}, {"role": "user", "content": LAST_MESSAGE}],
+    "results after the message": [
+        SYSTEM,
+        HELLO,
+        HI,
+        {"role": "user", "content": LAST_MESSAGE},
+        calling(WEATHER_CALL),
+        RESULT,
+    ],
+    "steps after the message": [
+        HELLO,
+        HI,
+        {"role": "user", "content": LAST_MESSAGE},
+        calling(WEATHER_CALL),
+        RESULT,
+        calling(CLOCK_CALL),
+        TIME,
+    ],
+    "steps before the message": [
+        WEATHER_MESSAGE,
+        calling(WEATHER_CALL),
+        RESULT,
+        HI,
+        {"role": "user", "content": LAST_MESSAGE},
+    ],
 }
 CHATML = ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "Qwen3-Coder", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"]
 
 
-def said_anew(messages, content):
+def with_edited_last_message(messages, content):
     last = max(index for index, message in enumerate(messages) if message["role"] == "user")
     return [*messages[:last], {"role": "user", "content": content}]
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-def test_it_is_the_beginning_that_every_edit_leaves(templates, vocabulary, conversation):
+def test_prefix_is_unchanged_by_every_edit(templates, vocabulary, conversation):
     messages = CONVERSATIONS[conversation]
     for name in CHATML:
         model = ModelText(vocabulary("qwen35"), templates[name], {})
         prompt, start = model.prompt_and_turn_start(messages, TOOLS)
         assert prompt == model.prompt_ids(messages, TOOLS)
         for edit in EDITS:
-            assert model.prompt_ids(said_anew(messages, edit), TOOLS)[:start] == prompt[:start], (name, edit)
-        # And it reaches into the turn's beginning: nothing but that stands before the message.
-        rest = model.tokenizer.decode(prompt[start:], skip_special=False)
-        assert rest.partition(ASKED)[0] in ("user\n", "\n"), (name, rest)
+            assert model.prompt_ids(with_edited_last_message(messages, edit), TOOLS)[:start] == prompt[:start], (
+                name,
+                edit,
+            )
+        # The prefix is long: only the beginning of the turn separates it from the message.
+        remainder = model.tokenizer.decode(prompt[start:], skip_special=False)
+        assert remainder.partition(LAST_MESSAGE)[0] in ("user\n", "\n"), (name, remainder)
 
 
-def test_every_template_gives_a_beginning_that_edits_leave(templates, vocabulary):
+def test_prefix_is_unchanged_by_edits_for_every_template(templates, vocabulary):
     messages = CONVERSATIONS["several turns"]
     long_enough = 0
     for name, source in templates.items():
@@ -61,16 +85,16 @@ def test_every_template_gives_a_beginning_that_edits_leave(templates, vocabulary
         except TemplateError:
             continue
         for edit in ("", "0", "\n\nx"):
-            assert model.prompt_ids(said_anew(messages, edit))[:start] == prompt[:start], (name, edit)
+            assert model.prompt_ids(with_edited_last_message(messages, edit))[:start] == prompt[:start], (name, edit)
         long_enough += HI["content"] in model.tokenizer.decode(prompt[:start])
     assert long_enough > 60
 
 
-def test_parts_are_said_anew_too(templates, vocabulary):
+def test_prefix_with_content_parts_equals_plain_text(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen3.5-4B"], {})
-    plain = [SYSTEM, HELLO, HI, {"role": "user", "content": ASKED}]
+    plain = [SYSTEM, HELLO, HI, {"role": "user", "content": LAST_MESSAGE}]
     assert (
-        model.prompt_and_turn_start([*plain[:3], {"role": "user", "content": text(ASKED, "x")}])[1]
+        model.prompt_and_turn_start([*plain[:3], {"role": "user", "content": text(LAST_MESSAGE, "x")}])[1]
         == model.prompt_and_turn_start(plain)[1]
     )
     assert (
@@ -79,14 +103,14 @@ def test_parts_are_said_anew_too(templates, vocabulary):
     )
 
 
-def test_variables_are_heeded(templates, vocabulary):
+def test_prefix_depends_on_template_variables(templates, vocabulary):
     model = ModelText(vocabulary("qwen35"), templates["Qwen-Qwen3-0.6B"], {})
     messages = [HELLO, HI]
     variables = {"continue_final_message": True, "enable_thinking": False, "prompt": "?"}
     assert 0 < model.prompt_and_turn_start(messages, **variables)[1] == model.prompt_and_turn_start([HELLO])[1]
 
 
-def test_nothing_stays(vocabulary):
+def test_prefix_is_empty_without_user_message_or_stable_text(vocabulary):
     tokenizer = vocabulary("qwen35")
     assert ModelText(tokenizer, None, {}).prompt_and_turn_start([SYSTEM, HI])[1] == 0
     assert ModelText(tokenizer, "{{ messages[-1].content }} and more", {}).prompt_and_turn_start([HELLO])[1] == 0

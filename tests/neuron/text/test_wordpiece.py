@@ -1,4 +1,4 @@
-"""WordPiece in GGUF metadata; llama.cpp's recorded pairs are in test_gguf_tokenizer.py."""
+"""WordPiece in GGUF metadata. llama.cpp's test vectors are checked in test_gguf_tokenizer.py."""
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -10,7 +10,7 @@ from helexa.neuron.weights.gguf.files import GgufFile
 from neuron.text import multilingual
 
 
-def test_a_real_vocabulary_is_used_as_bert_uses_it(vocabulary, llama_cpp_models):
+def test_real_vocabulary_encodes_like_bert(vocabulary, llama_cpp_models):
     metadata = GgufFile.open(llama_cpp_models / "ggml-vocab-bert-bge.gguf").metadata
     named = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
     spelled = [
@@ -30,14 +30,14 @@ def small(*tokens: str, **keys: object) -> dict[str, object]:
     return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}
 
 
-def test_words_and_their_parts():
+def test_words_are_split_into_pieces():
     tokenizer = Tokenizer.from_gguf(small("▁un", "happy", "▁happy", "▁!"))
     assert tokenizer.encode("unhappy happy!") == [1, 2, 3, 4]
     assert tokenizer.encode("Unhappy sad") == [1, 2, 0]
     assert tokenizer.decode([1, 2, 3, 4]) == " unhappy happy !"
 
 
-def test_case_and_accents_as_the_file_says():
+def test_case_and_accents_follow_the_metadata():
     assert Tokenizer.from_gguf(small("▁e", "▁É")).encode("É") == [1]
     keys = {"normalizer.lowercase": False}
     assert Tokenizer.from_gguf(small("▁e", "▁É", **keys)).encode("É") == [2]
@@ -45,6 +45,6 @@ def test_case_and_accents_as_the_file_says():
     assert Tokenizer.from_gguf(small("▁e", "▁E", **keys)).encode("É") == [2]
 
 
-def test_two_tokens_of_one_spelling_are_refused():
+def test_two_tokens_with_the_same_spelling_are_rejected():
     with pytest.raises(ModelFileError, match="lists a token twice"):
         Tokenizer.from_gguf(small("a", "▁##a"))

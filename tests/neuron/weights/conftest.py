@@ -12,13 +12,16 @@ WriteGguf = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def smollm2_reference(smollm2_gguf: Path) -> gguf.GGUFReader:
-    """The real file, through the reference reader (which takes seconds)."""
+    """Return the SmolLM2 GGUF file, opened with the reference reader; opening takes seconds."""
     return gguf.GGUFReader(smollm2_gguf)
 
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> WriteGguf:
-    """`write(architecture, tensors, keys, name)`: a GGUF file; floats beside a type are quantised, bytes are kept."""
+    """Return `write(architecture, tensors, keys, name)`, which writes a GGUF file and returns its path.
+
+    A tensor given as `(values, type)` is quantized to the type, except uint8 values, which are written unchanged.
+    """
 
     def write(
         architecture: str,

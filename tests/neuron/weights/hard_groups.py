@@ -1,4 +1,4 @@
-"""Matrices to quantise: like those of models, and unlike any."""
+"""Test matrices for quantization: realistic weights and extreme cases."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def heavy_tailed(rows: int, columns: int) -> Tensor:
-    """Random weights of many sizes, with outliers as real ones have them; float32."""
+    """Return random float32 weights of different magnitudes with outliers, similar to the weights of real models."""
     generator = torch.Generator().manual_seed(7)
     normal = torch.randn(rows, columns, generator=generator)
     tail = torch.randn(rows, columns, generator=generator).square().mul(0.5).add(0.7)
@@ -28,9 +28,9 @@ HARD: dict[str, Callable[[], Tensor]] = {
     "offset": lambda: heavy_tailed(4, 512) * 0.01 + 1.0,
     "two values": lambda: torch.where(heavy_tailed(4, 512) > 0, 0.5, -0.25),
     "outlier": _outlier,
-    "one that is not nought": lambda: torch.eye(256)[:4],
+    "one nonzero": lambda: torch.eye(256)[:4],
     "subnormal": lambda: heavy_tailed(4, 512) * 1e-38,
     "tiny": lambda: heavy_tailed(4, 512) * 1e-5,
     "largest": lambda: torch.where(heavy_tailed(4, 512) > 0, 32768.0, -32768.0),
 }
-"""Name -> a function that makes a matrix whose rows are whole stretches."""
+"""Name of a case -> function that returns a matrix. The row lengths are multiples of 256."""

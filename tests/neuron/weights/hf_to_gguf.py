@@ -1,4 +1,4 @@
-"""A converter after llama.cpp's rules, for tiny models: Hugging Face's configuration and weights to a GGUF file."""
+"""Convert tiny Hugging Face models to GGUF files, following the rules of llama.cpp's converter."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -57,10 +57,10 @@ def write_model(
     state: dict[str, Tensor],
     keys: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
 ) -> Path:
-    """Write the model to `path`, in float32.
+    """Write the model as a GGUF file in float32 and return `path`.
 
     Args:
-        keys: has the last word on the metadata.
+        keys: called last; may add metadata or replace metadata of the model.
     """
     architecture = ARCHITECTURES[config.model_type]
     writer = gguf.GGUFWriter(path, architecture)
@@ -79,9 +79,9 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     stated = config.to_dict()
 
     def add(method: Callable[[object], None], *keys: str) -> None:
-        found = [stated[key] for key in keys if stated.get(key) is not None]
-        if found:
-            method(found[0])
+        values = [stated[key] for key in keys if stated.get(key) is not None]
+        if values:
+            method(values[0])
 
     add(writer.add_block_count, "num_hidden_layers")
     add(writer.add_context_length, "max_position_embeddings")
@@ -126,23 +126,26 @@ def write_keys(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
 
 def converted(architecture: str, config: PreTrainedConfig, state: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     for name, stored in state.items():
-        for whole, part in split(architecture, config, name, stored):
-            short = whole
+        for full_name, tensor in split(architecture, config, name, stored):
+            short = full_name
             for old, new in NORMS.get(architecture, {"post_attention": "ffn"}).items():
                 short = short.replace(f"{old}_layernorm", f"{new}_norm")
             for pattern, replacement in NAMES:
                 short = re.sub(pattern, replacement, short)
-            yield short, changed(architecture, config, whole, part)
+            yield short, changed(architecture, config, full_name, tensor)
 
 
 def split(architecture: str, config: PreTrainedConfig, name: str, stored: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """What is one tensor there and several here, and the names of experts."""
+    """Yield the tensors that a Hugging Face tensor becomes before renaming, with their names.
+
+    Fused tensors are split, and the tensors of experts get names that end in `weight` or `bias`.
+    """
     stem, _, last = name.rpartition(".")
     if name.endswith("in_proj_qkvz.weight"):
-        served = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+        value_rows = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
         groups = stored.view(config.linear_num_key_heads, -1, stored.shape[1])
-        *qkv, z = groups.split([config.linear_key_head_dim] * 2 + [served] * 2, dim=1)
-        yield name.replace("qkvz", "qkv"), torch.cat([part.flatten(0, 1) for part in qkv])
+        *qkv, z = groups.split([config.linear_key_head_dim] * 2 + [value_rows] * 2, dim=1)
+        yield name.replace("qkvz", "qkv"), torch.cat([tensor.flatten(0, 1) for tensor in qkv])
         yield name.replace("qkvz", "z"), z.flatten(0, 1)
     elif not stem.endswith("mlp.experts"):
         yield name, stored
@@ -155,35 +158,35 @@ def split(architecture: str, config: PreTrainedConfig, name: str, stored: Tensor
         else:
             yield f"{stem}.down_proj.{kind}", rows
     elif last == "gate_up_proj":
-        for part, rows in zip(("gate", "up"), stored.chunk(2, dim=1), strict=True):
-            yield f"{stem}.{part}_proj.weight", rows
+        for projection, rows in zip(("gate", "up"), stored.chunk(2, dim=1), strict=True):
+            yield f"{stem}.{projection}_proj.weight", rows
     else:
         yield f"{name}.weight", stored
 
 
-def changed(architecture: str, config: PreTrainedConfig, name: str, part: Tensor) -> Tensor:
+def changed(architecture: str, config: PreTrainedConfig, name: str, tensor: Tensor) -> Tensor:
     if architecture == "llama" and re.search("[qk]_proj", name):
         heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
-        return part.view(heads, 2, -1, *part.shape[1:]).transpose(1, 2).reshape(part.shape)
+        return tensor.view(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
     if architecture.startswith("qwen35") and "linear_attn" in name:
-        part = in_turns(config, name, part)
+        tensor = interleaved_value_heads(config, name, tensor)
     if name.endswith("A_log"):
-        return -part.exp()
+        return -tensor.exp()
     if name.endswith("conv1d.weight"):
-        return part.squeeze(1)
+        return tensor.squeeze(1)
     if architecture in ("gemma3", "qwen3next", "qwen35", "qwen35moe") and name.endswith("norm.weight"):
-        return part if name.endswith("linear_attn.norm.weight") else part + 1
-    return part[0] if name.endswith("shared_expert_gate.weight") else part
+        return tensor if name.endswith("linear_attn.norm.weight") else tensor + 1
+    return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
 
 
-def in_turns(config: PreTrainedConfig, name: str, part: Tensor) -> Tensor:
+def interleaved_value_heads(config: PreTrainedConfig, name: str, tensor: Tensor) -> Tensor:
     keys, heads = config.linear_num_key_heads, config.linear_num_value_heads
     values = heads * config.linear_value_head_dim
     if name.endswith("out_proj.weight"):
-        return part.view(len(part), keys, heads // keys, -1).transpose(1, 2).reshape(part.shape)
+        return tensor.view(len(tensor), keys, heads // keys, -1).transpose(1, 2).reshape(tensor.shape)
     if name.endswith("linear_attn.norm.weight"):
-        return part
-    before = len(part) - (values if re.search(r"in_proj_(qkv|z)|conv1d", name) else heads)
-    rows = part[before:]
+        return tensor
+    start = len(tensor) - (values if re.search(r"in_proj_(qkv|z)|conv1d", name) else heads)
+    rows = tensor[start:]
     moved = rows.view(keys, heads // keys, -1).transpose(0, 1).reshape(rows.shape)
-    return torch.cat((part[:before], moved))
+    return torch.cat((tensor[:start], moved))

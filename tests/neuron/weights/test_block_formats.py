@@ -1,4 +1,4 @@
-"""fp8 and MXFP4 checkpoints against transformers' own reading of them; other kinds are refused by name."""
+"""fp8 and MXFP4 checkpoints, compared with transformers; other quantization methods are rejected by name."""
 
 import json
 from pathlib import Path
@@ -25,17 +25,17 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
-def checkpoint_of(folder: Path, tensors: dict[str, Tensor], quantisation: object) -> Checkpoint:
+def checkpoint_of(folder: Path, tensors: dict[str, Tensor], quantization: object) -> Checkpoint:
     save_file(tensors, folder / "model.safetensors")
-    config = {"model_type": "qwen3", "quantization_config": quantisation}
+    config = {"model_type": "qwen3", "quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))
     return open_checkpoint(folder)
 
 
 def fp8(*shape: int) -> Tensor:
-    """Every finite number that fp8 has, in random order."""
+    """Return random finite fp8 values."""
     codes = torch.randint(0, 256, shape, dtype=torch.uint8)
-    codes[(codes & 0x7F) == 0x7F] = 0  # not a number
+    codes[(codes & 0x7F) == 0x7F] = 0  # NaN codes
     return codes.view(torch.float8_e4m3fn)
 
 
@@ -44,7 +44,7 @@ def by_transformers(weight: Tensor, scale: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [NAME, "model.layers.0.mlp.experts.gate_up_proj"])
-def test_fp8_in_blocks(name: str, tmp_path: Path) -> None:
+def test_fp8_with_block_scales_equals_transformers(name: str, tmp_path: Path) -> None:
     weight, scale = fp8(64, 96), torch.rand(4, 3)
     tensors = {name: weight, f"{name}_scale_inv": scale, "model.norm.weight": torch.ones(3)}
     with checkpoint_of(tmp_path, tensors, FP8) as checkpoint:
@@ -55,7 +55,7 @@ def test_fp8_in_blocks(name: str, tmp_path: Path) -> None:
         assert checkpoint.total_bytes == 64 * 96 + 12 * 4 + 3 * 4
 
 
-def test_fp8_experts_one_by_one(tmp_path: Path) -> None:
+def test_fp8_experts_can_be_read_one_by_one(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.down_proj"
     weight, scale = fp8(3, 32, 64), torch.rand(3, 2, 2)
     with checkpoint_of(tmp_path, {name: weight, f"{name}_scale_inv": scale}, FP8) as checkpoint:
@@ -66,7 +66,7 @@ def test_fp8_experts_one_by_one(tmp_path: Path) -> None:
             checkpoint.read(name, 3)
 
 
-def test_fp8_in_blocks_that_the_matrix_ends_within(tmp_path: Path) -> None:
+def test_fp8_matrix_may_end_within_a_block(tmp_path: Path) -> None:
     weight, scale = fp8(40, 70), torch.rand(3, 3)
     expected = (
         torch.cat([weight.float(), torch.zeros(8, 70)]).view(3, 16, 70) * scale.repeat_interleave(32, 1)[:, None, :70]
@@ -77,14 +77,14 @@ def test_fp8_in_blocks_that_the_matrix_ends_within(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (64,), (64, 1), (1, 1)])
 @pytest.mark.parametrize("suffix", ["_scale", "_scale_inv"])
-def test_fp8_with_a_scale_for_all_or_for_each_row(suffix: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_fp8_with_one_scale_per_tensor_or_per_row(suffix: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     weight, scale = fp8(64, 96), torch.rand(shape)
     with checkpoint_of(tmp_path, {NAME: weight, f"{NAME}{suffix}": scale}, {"quant_method": "fp8"}) as checkpoint:
         assert torch.equal(checkpoint.read(NAME), weight.float() * scale.view(-1, 1))
 
 
 @pytest.mark.parametrize("kind", [torch.float8_e8m0fnu, torch.uint8])
-def test_fp8_scales_that_are_powers_of_two(kind: torch.dtype, tmp_path: Path) -> None:
+def test_fp8_scales_may_be_exponents(kind: torch.dtype, tmp_path: Path) -> None:
     weight, exponents = fp8(64, 96), torch.randint(100, 140, (4, 3), dtype=torch.uint8)
     tensors = {NAME: weight, f"{NAME}_scale_inv": exponents.view(kind)}
     with checkpoint_of(tmp_path, tensors, FP8) as checkpoint:
@@ -92,7 +92,7 @@ def test_fp8_scales_that_are_powers_of_two(kind: torch.dtype, tmp_path: Path) ->
         assert torch.equal(checkpoint.read(NAME), expected)
 
 
-def test_modules_of_an_fp8_checkpoint_may_be_plain(tmp_path: Path) -> None:
+def test_fp8_checkpoint_may_have_unquantized_modules(tmp_path: Path) -> None:
     head = torch.randn(8, 4).bfloat16()
     tensors = {NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(4, 3), "lm_head.weight": head}
     with checkpoint_of(tmp_path, tensors, FP8) as checkpoint:
@@ -102,7 +102,7 @@ def test_modules_of_an_fp8_checkpoint_may_be_plain(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "settings", "problem"),
     [
-        ({NAME: fp8(64, 96)}, {}, f"{NAME} is in fp8, but {NAME}_scale_inv is not there"),
+        ({NAME: fp8(64, 96)}, {}, f"{NAME} is in fp8, but {NAME}_scale_inv is missing"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(3, 3)}, {}, "does not fit"),
         ({NAME: fp8(64, 96), f"{NAME}_scale_inv": torch.rand(1, 4, 3)}, {}, "does not fit"),
         ({}, {"weight_block_size": [16]}, "'weight_block_size' is not a pair of sizes"),
@@ -111,14 +111,14 @@ def test_modules_of_an_fp8_checkpoint_may_be_plain(tmp_path: Path) -> None:
         ({}, {"weight_block_size": [1 << 70, 1]}, "'weight_block_size' is not a pair of sizes"),
     ],
 )
-def test_unsound_fp8_is_refused(
+def test_invalid_fp8_is_rejected(
     tensors: dict[str, Tensor], settings: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=problem.replace(".", r"\.")):
         checkpoint_of(tmp_path, tensors | {"model.norm.weight": torch.ones(2)}, FP8 | settings)
 
 
-def test_mxfp4_keeps_its_codes(tmp_path: Path) -> None:
+def test_mxfp4_keeps_its_codes_and_equals_transformers(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.experts.gate_up_proj"
     blocks = torch.randint(0, 256, (3, 6, 4, 16), dtype=torch.uint8)
     scales = torch.randint(100, 140, (3, 6, 4), dtype=torch.uint8)
@@ -129,9 +129,9 @@ def test_mxfp4_keeps_its_codes(tmp_path: Path) -> None:
         assert set(checkpoint.names()) == {name, f"{name}_bias"}
         assert checkpoint.shape(name) == (3, 6, 128)
         for expert in range(3):
-            found = checkpoint.read(name, expert)
-            assert isinstance(found, GroupwiseTensor)
-            assert torch.equal(found.dequantize(), expected[expert])
+            matrix = checkpoint.read(name, expert)
+            assert isinstance(matrix, GroupwiseTensor)
+            assert torch.equal(matrix.dequantize(), expected[expert])
         with pytest.raises(ModelFileError, match="one matrix at a time"):
             checkpoint.read(name)
 
@@ -146,18 +146,18 @@ def test_mxfp4_keeps_its_codes(tmp_path: Path) -> None:
         {"x_blocks": torch.zeros(2, 3, 16, dtype=torch.int8), "x_scales": torch.zeros(2, 3, dtype=torch.uint8)},
     ],
 )
-def test_unsound_mxfp4_is_refused(tensors: dict[str, Tensor], tmp_path: Path) -> None:
+def test_invalid_mxfp4_is_rejected(tensors: dict[str, Tensor], tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="MXFP4"):
         checkpoint_of(tmp_path, tensors, {"quant_method": "mxfp4"})
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes", "compressed-tensors"])
-def test_other_methods_are_refused_by_name(method: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=f"'{method}', which is not read here .*GGUF"):
+def test_unsupported_method_is_rejected_by_name(method: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=f"unsupported quant_method '{method}' .*GGUF"):
         checkpoint_of(tmp_path, {"a": torch.ones(2)}, {"quant_method": method})
 
 
-@pytest.mark.parametrize("quantisation", [3, [], {}, {"quant_method": ["fp8"]}])
-def test_a_method_that_is_none_is_refused(quantisation: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [3, [], {}, {"quant_method": ["fp8"]}])
+def test_malformed_quantization_config_is_rejected(quantization: object, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="'quantization_config'"):
-        checkpoint_of(tmp_path, {"a": torch.ones(2)}, quantisation)
+        checkpoint_of(tmp_path, {"a": torch.ones(2)}, quantization)

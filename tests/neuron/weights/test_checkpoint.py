@@ -12,7 +12,7 @@ from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
 
 
-def test_a_gguf_file_and_a_folder_that_holds_it_are_the_same(smollm2_gguf: Path, tmp_path: Path) -> None:
+def test_gguf_folder_opens_like_its_file(smollm2_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(smollm2_gguf)
     with open_checkpoint(smollm2_gguf) as file, open_checkpoint(tmp_path) as folder:
         assert file.names() == folder.names()
@@ -20,7 +20,7 @@ def test_a_gguf_file_and_a_folder_that_holds_it_are_the_same(smollm2_gguf: Path,
         assert isinstance(folder.read("model.layers.3.mlp.up_proj.weight"), GroupwiseTensor)
 
 
-def test_a_folder_of_safetensors(tmp_path: Path) -> None:
+def test_safetensors_folder_is_preferred_over_gguf(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     (tmp_path / "also.gguf").write_bytes(b"")
@@ -30,18 +30,18 @@ def test_a_folder_of_safetensors(tmp_path: Path) -> None:
         assert checkpoint.config == {"model_type": "llama"}
 
 
-def test_a_closed_checkpoint_lets_go_of_its_file(smollm2_gguf: Path) -> None:
-    def held() -> int:
+def test_close_closes_the_file(smollm2_gguf: Path) -> None:
+    def open_handles() -> int:
         return sum(Path(file.path) == smollm2_gguf.resolve() for file in psutil.Process().open_files())
 
-    before = held()
+    handles_before = open_handles()
     with open_checkpoint(smollm2_gguf) as checkpoint:
         checkpoint.read("model.norm.weight")
-        assert held() == before + 1
-    assert held() == before
+        assert open_handles() == handles_before + 1
+    assert open_handles() == handles_before
 
 
-def test_nothing_to_load_says_why(tmp_path: Path) -> None:
+def test_path_without_model_is_rejected_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"missing: no such file or folder$"):
         open_checkpoint(tmp_path / "missing")
     with pytest.raises(ModelFileError, match=r"neither \.safetensors nor \.gguf files$"):
@@ -52,7 +52,7 @@ def test_nothing_to_load_says_why(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_single_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(ModelFileError, match=r"^model\.safetensors: header: not a GGUF file$"):

@@ -84,7 +84,7 @@ def loaded(path: Path) -> tuple[dict[str, Any], dict[str, tuple[object, bytes]]]
     return file.metadata, tensors
 
 
-def test_metadata_of_each_type(small: Path) -> None:
+def test_metadata_of_each_type_is_read(small: Path) -> None:
     file = GgufFile.open(small)
     assert file.version == 3
     assert file.architecture == "llama"
@@ -94,7 +94,7 @@ def test_metadata_of_each_type(small: Path) -> None:
     }
 
 
-def test_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
+def test_tensor_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
     file = GgufFile.open(small)
     reference = {tensor.name: tensor for tensor in gguf.GGUFReader(small).tensors}
     assert list(file.tensors) == list(reference)
@@ -111,7 +111,7 @@ def test_table_and_bytes_equal_the_reference_reader(small: Path) -> None:
     file.close()
 
 
-def test_the_metadata_of_a_real_file_equals_the_reference_reader(
+def test_metadata_of_a_real_file_equals_the_reference_reader(
     smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader
 ) -> None:
     metadata = GgufFile.open(smollm2_gguf).metadata
@@ -120,43 +120,43 @@ def test_the_metadata_of_a_real_file_equals_the_reference_reader(
     assert metadata == {key: field.contents() for key, field in fields.items() if not key.startswith("GGUF.")}
 
 
-def test_no_torch_in_a_process_that_reads_headers() -> None:
+def test_reading_headers_does_not_import_torch() -> None:
     program = "import sys, helexa.neuron.weights.gguf.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_every_truncation_is_refused(small: Path, tmp_path: Path) -> None:
-    whole = small.read_bytes()
+def test_every_truncation_is_rejected(small: Path, tmp_path: Path) -> None:
+    original = small.read_bytes()
     last = max(tensor.offset + tensor.nbytes for tensor in GgufFile.open(small).tensors.values())
     cut = tmp_path / "cut.gguf"
     for length in range(last):
-        cut.write_bytes(whole[:length])
+        cut.write_bytes(original[:length])
         with pytest.raises(ModelFileError, match=r"^cut\.gguf: .*(truncated|not a GGUF file)"):
             GgufFile.open(cut)
-    cut.write_bytes(whole[:last])  # only the padding behind the last tensor is gone
+    cut.write_bytes(original[:last])  # only the padding after the last tensor is missing
     assert loaded(cut) == loaded(small)
 
 
-def test_no_flipped_header_byte_crashes_or_reads_beyond_the_file(small: Path, tmp_path: Path) -> None:
-    whole = small.read_bytes()
+def test_flipped_header_byte_never_crashes_or_reads_beyond_the_file(small: Path, tmp_path: Path) -> None:
+    original = small.read_bytes()
     header = min(tensor.offset for tensor in GgufFile.open(small).tensors.values())
     damaged = tmp_path / "damaged.gguf"
-    refused = 0
+    rejected = 0
     tracemalloc.start()
     for position in range(header):
         for mask in (0x01, 0x80, 0xFF):
-            damaged.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            damaged.write_bytes(original[:position] + bytes([original[position] ^ mask]) + original[position + 1 :])
             try:
                 _, tensors = loaded(damaged)
             except ModelFileError as error:
-                refused += 1
+                rejected += 1
                 assert str(error).startswith("damaged.gguf: ")
                 assert str(error).isprintable()
             else:
-                assert sum(len(stored) for _, stored in tensors.values()) <= 3 * len(whole)
+                assert sum(len(stored) for _, stored in tensors.values()) <= 3 * len(original)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert refused > header
+    assert rejected > header
     assert peak < 4 << 20
 
 
@@ -244,7 +244,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize("case", BAD_HEADERS)
-def test_unsound_headers_are_refused_with_their_reason_and_without_memory(case: str, tmp_path: Path) -> None:
+def test_invalid_header_is_rejected_with_reason_and_little_memory(case: str, tmp_path: Path) -> None:
     content, problem = BAD_HEADERS[case]
     path = tmp_path / "bad.gguf"
     path.write_bytes(content)
@@ -259,9 +259,9 @@ def test_unsound_headers_are_refused_with_their_reason_and_without_memory(case: 
     assert peak < 4 << 20
 
 
-def test_a_header_beyond_all_reason_is_refused_unread(tmp_path: Path) -> None:
+def test_oversized_header_is_rejected_without_reading_it(tmp_path: Path) -> None:
     path = tmp_path / "sparse.gguf"
-    with path.open("wb") as file:  # sparse: it takes no room on the disk
+    with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(header(keys=1, body=entry(b"k", 8, struct.pack("<Q", 1 << 30))))
         file.truncate(2 << 30)
     with pytest.raises(ModelFileError, match=r"^sparse\.gguf: key k: the header is larger than 128 MiB$"):
@@ -269,14 +269,14 @@ def test_a_header_beyond_all_reason_is_refused_unread(tmp_path: Path) -> None:
 
 
 def test_version_2_is_read(small: Path, tmp_path: Path) -> None:
-    whole = small.read_bytes()
+    original = small.read_bytes()
     older = tmp_path / "older.gguf"
-    older.write_bytes(whole[:4] + struct.pack("<I", 2) + whole[8:])
+    older.write_bytes(original[:4] + struct.pack("<I", 2) + original[8:])
     assert GgufFile.open(older).version == 2
     assert loaded(older) == loaded(small)
 
 
-def test_another_alignment_is_honoured(write_gguf: WriteGguf) -> None:
+def test_custom_alignment_is_used(write_gguf: WriteGguf) -> None:
     def align(writer: gguf.GGUFWriter) -> None:
         writer.add_custom_alignment(256)
 
@@ -288,33 +288,33 @@ def test_another_alignment_is_honoured(write_gguf: WriteGguf) -> None:
     file.close()
 
 
-def test_a_missing_tensor_is_named(small: Path) -> None:
+def test_error_names_the_missing_tensor(small: Path) -> None:
     with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor four$"):
         GgufFile.open(small).read("four")
 
 
-def test_a_file_that_shrinks_after_opening_is_noticed(small: Path) -> None:
+def test_file_that_shrinks_after_opening_is_detected(small: Path) -> None:
     shorter = small.read_bytes()[:-64]
     with closing(GgufFile.open(small)) as file, pytest.raises(ModelFileError, match="changed on disk"):
         small.write_bytes(shorter)
         file.read("one")
 
 
-def test_a_file_that_vanishes_after_opening_is_noticed(small: Path) -> None:
+def test_file_deleted_after_opening_is_detected(small: Path) -> None:
     file = GgufFile.open(small)
     small.unlink()
     with pytest.raises(ModelFileError, match="cannot read tensor one: No such file"):
         file.read("one")
 
 
-def test_a_missing_file_and_a_folder_are_model_file_errors(tmp_path: Path) -> None:
+def test_missing_file_or_folder_raises_model_file_error(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="cannot be read"):
         GgufFile.open(tmp_path / "none.gguf")
     with pytest.raises(ModelFileError, match="cannot be read"):
         GgufFile.open(tmp_path)
 
 
-def test_a_file_without_architecture_says_so(tmp_path: Path) -> None:
+def test_error_names_the_missing_architecture_key(tmp_path: Path) -> None:
     path = tmp_path / "bare.gguf"
     path.write_bytes(header())
     with pytest.raises(ModelFileError, match=r"general\.architecture"):

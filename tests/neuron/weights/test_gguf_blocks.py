@@ -8,7 +8,7 @@ from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.gguf.blocks import SUPPORTED_TYPES, decode, growth
 from helexa.neuron.weights.gguf.ggml_type import BLOCK_SIZES, GgmlType
 
-# Where the float16 numbers of a block are, in bytes; the types beside them have none, or one in an odd place.
+# Byte offsets of the float16 numbers in a block. IQ1_M stores its scale in four pieces, so its list is empty.
 HALVES = {
     "Q4_0": [0],
     "Q4_1": [0, 2],
@@ -37,13 +37,15 @@ HALVES = {
     "NVFP4": [],
 }
 BLOCKS = list(HALVES)
-REFERENCE = [kind for kind in BLOCKS if kind not in ("Q8_K", "Q1_0")]  # which the reference knows by size only
-QUANTISABLE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"]  # by the reference
+REFERENCE = [kind for kind in BLOCKS if kind not in ("Q8_K", "Q1_0")]  # the reference cannot dequantize these two types
+QUANTIZABLE = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"]  # the reference can write these
 
 
 def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
-    """Every bit pattern of codes, behind finite scales that are nought, tiny, huge and negative: what a quantiser may
-    never write."""
+    """Return random blocks with every bit pattern of codes.
+
+    The scales are finite and include zero, tiny, huge and negative values, which a quantizer may never write.
+    """
     generator = np.random.default_rng(7)
     _, size = BLOCK_SIZES[GgmlType[kind]]
     stored = generator.integers(0, 256, (rows, blocks, size), dtype=np.uint8)
@@ -53,7 +55,7 @@ def random_blocks(kind: str, rows: int, blocks: int) -> np.ndarray:
         stored[:, :, at : at + 2] = scales[:, :, index : index + 1].view(np.uint8)
     if kind == "Q8_K":
         stored[:, :, :4] = scales[:, :, :1].astype(np.float32).view(np.uint8)
-    if kind == "IQ1_M":  # a nibble of the scale stands above three small scales in each of four words
+    if kind == "IQ1_M":  # each of four 16-bit words holds 4 bits of the scale above three small scales
         nibbles = scales[:, :, :1].view(np.uint16) >> np.array([0, 4, 8, 12], np.uint16) & 15
         small = stored[:, :, 48:].view(np.uint16)
         stored[:, :, 48:] = (small & 0x0FFF | nibbles << 12).view(np.uint8)
@@ -73,8 +75,8 @@ def decode_random(kind: str, rows: int, blocks: int) -> GroupwiseTensor:
     return decoded
 
 
-@pytest.mark.parametrize("kind", QUANTISABLE)
-def test_blocks_equal_the_reference_bit_for_bit_on_quantised_weights(kind: str) -> None:
+@pytest.mark.parametrize("kind", QUANTIZABLE)
+def test_quantized_weights_equal_the_reference_bit_for_bit(kind: str) -> None:
     weights = np.random.default_rng(1).normal(0, 0.02, (48, 512)).astype(np.float32)
     weights[3] = 0
     stored = gguf.quants.quantize(weights, GGMLQuantizationType[kind])
@@ -85,24 +87,24 @@ def test_blocks_equal_the_reference_bit_for_bit_on_quantised_weights(kind: str) 
 
 
 @pytest.mark.parametrize("kind", REFERENCE)
-def test_blocks_equal_the_reference_bit_for_bit_on_any_bytes(kind: str) -> None:
+def test_random_blocks_equal_the_reference_bit_for_bit(kind: str) -> None:
     stored = random_blocks(kind, rows=32, blocks=24)
-    with np.errstate(over="ignore"):  # the largest MXFP4 scale overflows, here and there
+    with np.errstate(over="ignore"):  # the largest MXFP4 scale overflows in some blocks
         expected = gguf.quants.dequantize(stored, GGMLQuantizationType[kind])
     assert torch.equal(decode_random(kind, rows=32, blocks=24).dequantize(), torch.from_numpy(expected))
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_a_block_alone_is_what_it_is_among_others(kind: str) -> None:
+def test_single_block_decodes_as_within_a_row(kind: str) -> None:
     stored, weights = random_blocks(kind, rows=2, blocks=5), BLOCK_SIZES[GgmlType[kind]][0]
     together = decode(GgmlType[kind], stored[0].copy(), (1, 5 * weights))
-    alone = decode(GgmlType[kind], stored[0][: len(stored[0]) // 5].copy(), (1, weights))
+    single = decode(GgmlType[kind], stored[0][: len(stored[0]) // 5].copy(), (1, weights))
     assert isinstance(together, GroupwiseTensor)
-    assert isinstance(alone, GroupwiseTensor)
-    assert torch.equal(alone.dequantize(), together.dequantize()[:, :weights])
+    assert isinstance(single, GroupwiseTensor)
+    assert torch.equal(single.dequantize(), together.dequantize()[:, :weights])
 
 
-def test_q8_k_is_a_float32_scale_before_signed_bytes() -> None:
+def test_q8_k_block_is_a_float32_scale_and_signed_bytes() -> None:
     stored = random_blocks("Q8_K", rows=32, blocks=24).reshape(-1, 292)
     expected = stored[:, :4].view(np.float32) * stored[:, 4:260].view(np.int8).astype(np.float32)
     decoded = decode_random("Q8_K", rows=32, blocks=24)
@@ -110,7 +112,7 @@ def test_q8_k_is_a_float32_scale_before_signed_bytes() -> None:
     assert torch.equal(decoded.dequantize(), torch.from_numpy(expected.reshape(32, -1)))
 
 
-def test_q1_0_is_a_sign_for_each_weight() -> None:
+def test_q1_0_stores_one_sign_bit_per_weight() -> None:
     stored = random_blocks("Q1_0", rows=32, blocks=24).reshape(-1, 18)
     signs = np.unpackbits(stored[:, 2:], axis=-1, bitorder="little").astype(np.float32) * 2 - 1
     expected = stored[:, :2].copy().view(np.float16).astype(np.float32) * signs
@@ -129,7 +131,9 @@ def test_q1_0_is_a_sign_for_each_weight() -> None:
         ("Q8_0", 8, 128, False),
     ],
 )
-def test_blocks_of_one_scale_have_the_promised_form(kind: str, bits: int, zero: int, has_minimum: bool) -> None:
+def test_single_scale_blocks_decode_to_the_documented_layout(
+    kind: str, bits: int, zero: int, has_minimum: bool
+) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size) == (bits, zero, 32)
     assert_codes(decoded, (32, 768))
@@ -140,7 +144,7 @@ def test_blocks_of_one_scale_have_the_promised_form(kind: str, bits: int, zero: 
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
-def test_k_blocks_with_minima_have_the_promised_form(kind: str) -> None:
+def test_k_blocks_with_minima_decode_to_the_documented_layout(kind: str) -> None:
     decoded = decode_random(kind, rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size) == ({"Q4_K": 4, "Q5_K": 5}[kind], 0, 32)
     assert_codes(decoded, (32, 24 * 256))
@@ -153,7 +157,7 @@ def test_k_blocks_with_minima_have_the_promised_form(kind: str) -> None:
         assert (int(number.codes.min()), int(number.codes.max())) == (0, 63)
 
 
-def test_k_blocks_of_signed_scales_have_the_promised_form() -> None:
+def test_q6_k_decodes_to_the_documented_layout() -> None:
     decoded = decode_random("Q6_K", rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum) == (6, 32, 16, None)
     assert_codes(decoded, (32, 24 * 256))
@@ -171,8 +175,8 @@ def assert_codes(decoded: GroupwiseTensor, shape: tuple[int, int]) -> None:
     assert (int(decoded.codes.min()), int(decoded.codes.max())) == (0, 2**decoded.bits - 1)
 
 
-FORMS_OF_TABLES = {
-    # group size, type of the unit, units and codes of scales for 256 weights, type of the codes
+TABLE_LAYOUTS = {
+    # group size, dtype of the unit, units per 256 weights, scale codes per 256 weights, dtype of the scale codes
     "Q3_K": (16, torch.float16, 1, 16, torch.int8),
     "IQ1_S": (32, torch.float32, 1, 8, torch.uint8),
     "IQ1_M": (16, torch.float32, 1, 16, torch.uint8),
@@ -191,12 +195,12 @@ FORMS_OF_TABLES = {
 }
 
 
-@pytest.mark.parametrize("kind", FORMS_OF_TABLES)
-def test_types_with_a_table_have_the_promised_form(kind: str) -> None:
-    group_size, unit_type, units, small, small_type = FORMS_OF_TABLES[kind]
+@pytest.mark.parametrize("kind", TABLE_LAYOUTS)
+def test_types_with_a_table_decode_to_the_documented_layout(kind: str) -> None:
+    group_size, unit_type, units, small, small_type = TABLE_LAYOUTS[kind]
     elements, _ = BLOCK_SIZES[GgmlType[kind]]
     decoded = decode_random(kind, rows=32, blocks=24)
-    spans = 24 * elements // 256
+    stretches = 24 * elements // 256
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.minimum) == (4, 0, group_size, None)
     assert decoded.table is not None
     assert (decoded.table.dtype, decoded.table.shape) == (torch.int8, (16,))
@@ -204,17 +208,17 @@ def test_types_with_a_table_have_the_promised_form(kind: str) -> None:
     assert decoded.codes.is_contiguous()
     assert decoded.codes.shape == (32, 24 * elements)
     assert int(decoded.codes.max()) < 16
-    assert (decoded.scale.unit.dtype, decoded.scale.unit.shape) == (unit_type, (32, spans * units))
+    assert (decoded.scale.unit.dtype, decoded.scale.unit.shape) == (unit_type, (32, stretches * units))
     assert decoded.scale.unit.is_contiguous()
     if small is None:
         assert decoded.scale.codes is None
     else:
         assert decoded.scale.codes is not None
-        assert (decoded.scale.codes.dtype, decoded.scale.codes.shape) == (small_type, (32, spans * small))
+        assert (decoded.scale.codes.dtype, decoded.scale.codes.shape) == (small_type, (32, stretches * small))
         assert decoded.scale.codes.is_contiguous()
 
 
-def test_q2_k_has_the_promised_form() -> None:
+def test_q2_k_decodes_to_the_documented_layout() -> None:
     decoded = decode_random("Q2_K", rows=32, blocks=24)
     assert (decoded.bits, decoded.zero, decoded.group_size, decoded.table) == (4, 0, 16, None)
     assert (int(decoded.codes.min()), int(decoded.codes.max())) == (0, 3)
@@ -226,8 +230,8 @@ def test_q2_k_has_the_promised_form() -> None:
         assert (int(number.codes.min()), int(number.codes.max())) == (0, 15)
 
 
-def test_mxfp4_scales_are_float16_where_that_keeps_the_weights() -> None:
-    """A quantiser writes exponent 0 for a group of zeros, which float16 cannot hold and does not need to."""
+def test_mxfp4_scales_are_float16_if_no_weight_changes() -> None:
+    """A group of zeros has exponent 0, which float16 cannot represent. Its weights are zero with any scale."""
     weights = np.random.default_rng(1).normal(0, 0.02, (48, 512)).astype(np.float32)
     weights[3] = 0
     stored = gguf.quants.quantize(weights, GGMLQuantizationType.MXFP4)
@@ -242,7 +246,7 @@ def test_mxfp4_scales_are_float16_where_that_keeps_the_weights() -> None:
     assert decode(GgmlType.MXFP4, stored.reshape(-1).copy(), weights.shape).scale.unit.dtype == torch.float32
 
 
-def test_growth_is_what_small_types_cost_here() -> None:
+def test_growth_is_memory_size_relative_to_file_size() -> None:
     assert growth(GgmlType.IQ2_XXS) == (128 + 4 + 8) / 66
     assert growth(GgmlType.Q6_K) == 1
     assert growth(GgmlType.F16) == 1
@@ -258,18 +262,19 @@ def test_plain_types_equal_the_reference(kind: str) -> None:
     assert torch.equal(decoded.float(), torch.from_numpy(gguf.quants.dequantize(stored, GGMLQuantizationType[kind])))
 
 
-def test_dequantize_rounds_once_to_the_asked_type() -> None:
+def test_dequantize_rounds_once_to_the_requested_dtype() -> None:
     decoded = decode_random("Q4_1", rows=4, blocks=8)
     assert torch.equal(decoded.dequantize(torch.bfloat16), decoded.dequantize().to(torch.bfloat16))
 
 
-def test_the_type_table_agrees_with_the_reference() -> None:
+def test_type_table_equals_the_reference() -> None:
     reference = {kind.name: (kind.value, gguf.GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
     ours = {kind.name: (kind.value, BLOCK_SIZES[kind]) for kind in BLOCK_SIZES}
     assert {name: ours.get(name) for name in reference} == reference
 
 
-def test_supported_types() -> None:
+def test_supported_types_are_all_weight_types() -> None:
     everything = {kind.name for kind in GGMLQuantizationType}
-    refused = {"Q8_1", "F64", "I8", "I16", "I32", "I64"}  # of activations, and plain numbers that are no weights
-    assert {kind.name for kind in SUPPORTED_TYPES} == everything - refused
+    # Q8_1 is a type for activations; the others are not used for weights.
+    unsupported = {"Q8_1", "F64", "I8", "I16", "I32", "I64"}
+    assert {kind.name for kind in SUPPORTED_TYPES} == everything - unsupported

@@ -24,7 +24,7 @@ def dense(weight: Weight) -> torch.Tensor:
 
 
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
-    """What converters do to q and k of the llama architecture: halves of a head become pairs."""
+    """Return the row order that converters use for q and k of the llama architecture: halves of a head become pairs."""
     return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -78,7 +78,9 @@ NAMES = [
 ]
 
 
-def test_configuration_of_a_real_file(smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader) -> None:
+def test_configuration_of_a_real_file_has_hugging_face_keys(
+    smollm2_gguf: Path, smollm2_reference: gguf.GGUFReader
+) -> None:
     with GgufCheckpoint(smollm2_gguf) as checkpoint:
         assert checkpoint.config == {
             "model_type": "llama",
@@ -101,12 +103,12 @@ def test_configuration_of_a_real_file(smollm2_gguf: Path, smollm2_reference: ggu
 
 
 @pytest.mark.parametrize("layer", [0, 29])
-def test_a_layer_of_a_real_file_equals_transformers(
+def test_layer_of_a_real_file_equals_transformers(
     smollm2_reference: gguf.GGUFReader, write_gguf: WriteGguf, layer: int
 ) -> None:
-    """Row order of q and k included: transformers undoes the converter's permutation on its own.
+    """All tensors are equal, including the row order of q and k, for which transformers undoes the permutation itself.
 
-    The layer moves into a file of its own, for transformers takes a long time over the whole one.
+    The test copies one layer into its own file, because transformers takes a long time to read the full file.
     """
 
     def keys(writer: gguf.GGUFWriter) -> None:
@@ -145,7 +147,7 @@ def test_tensors_of_a_real_file_equal_the_reference(
     assert np.array_equal(weight.numpy(), gguf.quants.dequantize(tensor.data, tensor.tensor_type))
 
 
-def test_a_real_file_keeps_its_quantised_form(smollm2_gguf: Path) -> None:
+def test_real_file_keeps_its_quantized_layout(smollm2_gguf: Path) -> None:
     with GgufCheckpoint(smollm2_gguf) as checkpoint:
         query = checkpoint.read("model.layers.0.self_attn.q_proj.weight")
         embedding = checkpoint.read("model.embed_tokens.weight")
@@ -158,7 +160,7 @@ def test_a_real_file_keeps_its_quantised_form(smollm2_gguf: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "Q4_0", "Q4_1", "Q8_0"])
-def test_row_order_of_llama_is_undone_and_names_are_translated(write_gguf: WriteGguf, kind: str) -> None:
+def test_llama_row_order_is_undone_and_names_are_translated(write_gguf: WriteGguf, kind: str) -> None:
     original = tensors() | {
         "output.weight": np.ones((VOCABULARY, HIDDEN), np.float32),
         "blk.0.attn_q.bias": np.arange(HEADS * HEAD_DIM, dtype=np.float32),
@@ -174,9 +176,9 @@ def test_row_order_of_llama_is_undone_and_names_are_translated(write_gguf: Write
             else values
         )
         if values.ndim == 2:
-            quantised = GGMLQuantizationType[kind]
-            stored[name] = (permuted, quantised)
-            expected[name] = gguf.quants.dequantize(gguf.quants.quantize(values, quantised), quantised)
+            quantized = GGMLQuantizationType[kind]
+            stored[name] = (permuted, quantized)
+            expected[name] = gguf.quants.dequantize(gguf.quants.quantize(values, quantized), quantized)
         else:
             stored[name], expected[name] = permuted, values
     path = write_gguf("llama", stored, describe("llama"))
@@ -196,8 +198,8 @@ def test_row_order_of_llama_is_undone_and_names_are_translated(write_gguf: Write
             assert torch.equal(dense(checkpoint.read(name)), torch.from_numpy(values)), name
 
 
-def test_the_scales_of_a_k_type_follow_their_rows(write_gguf: WriteGguf) -> None:
-    """Two levels of scales; a row of codes that parted from its scales would still look sound."""
+def test_k_type_scales_move_with_their_rows(write_gguf: WriteGguf) -> None:
+    """Q4_K has two levels of scales. A row with the scales of another row would still be finite and plausible."""
     generator = np.random.default_rng(5)
     stored = generator.integers(0, 256, (HEADS * HEAD_DIM, 144), dtype=np.uint8)
     stored[:, :4] = generator.normal(size=(len(stored), 2)).astype(np.float16).view(np.uint8)
@@ -208,7 +210,7 @@ def test_the_scales_of_a_k_type_follow_their_rows(write_gguf: WriteGguf) -> None
     assert torch.equal(dense(decoded), torch.from_numpy(gguf.quants.dequantize(stored, kind)))
 
 
-def test_qwen2_rows_stay_in_place_and_its_biases_are_named(write_gguf: WriteGguf) -> None:
+def test_qwen2_rows_keep_their_order_and_biases_are_translated(write_gguf: WriteGguf) -> None:
     biases = {
         "blk.0.attn_q.bias": np.arange(HEADS * HEAD_DIM, dtype=np.float32),
         "blk.0.attn_k.bias": np.arange(KV_HEADS * HEAD_DIM, dtype=np.float32),
@@ -225,13 +227,13 @@ def test_qwen2_rows_stay_in_place_and_its_biases_are_named(write_gguf: WriteGguf
         assert checkpoint.config["rope_parameters"]["rope_theta"] == 1e6
         assert checkpoint.config["tie_word_embeddings"] is True
         assert checkpoint.config["attention_bias"] is True
-        for part in "qkv":
+        for projection in "qkv":
             for kind in ("weight", "bias"):
-                read = dense(checkpoint.read(f"model.layers.0.self_attn.{part}_proj.{kind}"))
-                assert torch.equal(read, torch.from_numpy(original[f"blk.0.attn_{part}.{kind}"]))
+                read = dense(checkpoint.read(f"model.layers.0.self_attn.{projection}_proj.{kind}"))
+                assert torch.equal(read, torch.from_numpy(original[f"blk.0.attn_{projection}.{kind}"]))
 
 
-def test_qwen3_rows_stay_in_place_and_its_norms_are_named(write_gguf: WriteGguf) -> None:
+def test_qwen3_rows_keep_their_order_and_norms_are_translated(write_gguf: WriteGguf) -> None:
     original = tensors() | {
         "blk.0.attn_q_norm.weight": np.arange(HEAD_DIM, dtype=np.float32),
         "blk.0.attn_k_norm.weight": -np.arange(HEAD_DIM, dtype=np.float32),
@@ -268,7 +270,7 @@ def test_qwen3_rows_stay_in_place_and_its_norms_are_named(write_gguf: WriteGguf)
             assert torch.equal(dense(checkpoint.read(name)), torch.from_numpy(original[source]))
 
 
-def test_an_unknown_architecture_is_refused_by_name(write_gguf: WriteGguf) -> None:
+def test_unknown_architecture_is_rejected_by_name(write_gguf: WriteGguf) -> None:
     supported = "llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, gemma3, gpt-oss"
     with pytest.raises(
         ModelFileError, match=rf"^model\.gguf: unsupported architecture 'mamba'; supported: {supported}$"
@@ -276,7 +278,7 @@ def test_an_unknown_architecture_is_refused_by_name(write_gguf: WriteGguf) -> No
         GgufCheckpoint(write_gguf("mamba", tensors(), describe("mamba")))
 
 
-def test_an_unsupported_type_is_refused_before_anything_is_read(write_gguf: WriteGguf, tmp_path: Path) -> None:
+def test_unsupported_type_is_rejected_when_the_file_is_opened(write_gguf: WriteGguf, tmp_path: Path) -> None:
     path = write_gguf("llama", tensors() | {"blk.0.attn_q.weight": np.zeros((64, 256), np.float32)}, describe("llama"))
     stored = path.read_bytes()
     name = b"blk.0.attn_q.weight"
@@ -286,42 +288,42 @@ def test_an_unsupported_type_is_refused_before_anything_is_read(write_gguf: Writ
         GgufCheckpoint(path)
 
 
-def test_a_missing_tensor_is_named(write_gguf: WriteGguf) -> None:
+def test_error_names_the_missing_tensor(write_gguf: WriteGguf) -> None:
     with GgufCheckpoint(write_gguf("llama", tensors(), describe("llama"))) as checkpoint:
-        for ask in (checkpoint.read, checkpoint.shape):
+        for method in (checkpoint.read, checkpoint.shape):
             with pytest.raises(ModelFileError, match=r"^model\.gguf: no tensor lm_head\.weight$"):
-                ask("lm_head.weight")
+                method("lm_head.weight")
 
 
-def test_a_quantised_vector_is_refused(write_gguf: WriteGguf) -> None:
+def test_quantized_vector_is_rejected(write_gguf: WriteGguf) -> None:
     vector = (np.ones(HIDDEN, np.float32), GGMLQuantizationType.Q8_0)
     with pytest.raises(ModelFileError, match=r"tensor blk\.0\.attn_q\.weight is a vector of type Q8_0"):
         GgufCheckpoint(write_gguf("llama", tensors() | {"blk.0.attn_q.weight": vector}, describe("llama")))
 
 
-def test_no_flipped_header_byte_crashes_a_checkpoint(write_gguf: WriteGguf, tmp_path: Path) -> None:
+def test_flipped_header_byte_never_crashes_a_checkpoint(write_gguf: WriteGguf, tmp_path: Path) -> None:
     stored = {
         name: (values, GGMLQuantizationType.Q4_1) if values.ndim == 2 else values for name, values in tensors().items()
     }
     path = write_gguf("llama", stored, describe("llama"))
-    whole = path.read_bytes()
+    original = path.read_bytes()
     start = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(path).tensors)
     damaged = tmp_path / "damaged.gguf"
-    refused = 0
+    rejected = 0
     for position in range(24, start):
         for mask in (0x01, 0x80):
-            damaged.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            damaged.write_bytes(original[:position] + bytes([original[position] ^ mask]) + original[position + 1 :])
             try:
                 with GgufCheckpoint(damaged) as checkpoint:
                     for name in checkpoint.names():
                         assert dense(checkpoint.read(name)).shape == checkpoint.shape(name)
             except ModelFileError as error:
-                refused += 1
+                rejected += 1
                 assert str(error).isprintable()
-    assert refused > start // 2
+    assert rejected > start // 2
 
 
-def test_rows_that_do_not_divide_into_heads_are_refused(write_gguf: WriteGguf) -> None:
+def test_rows_that_do_not_divide_into_heads_are_rejected(write_gguf: WriteGguf) -> None:
     odd = tensors() | {"blk.0.attn_k.weight": np.zeros((30, HIDDEN), np.float32)}
     with (
         GgufCheckpoint(write_gguf("llama", odd, describe("llama"))) as checkpoint,
@@ -350,7 +352,7 @@ def test_rows_that_do_not_divide_into_heads_are_refused(write_gguf: WriteGguf) -
         ("llama.rope.scaling.type", lambda writer, key: writer.add_uint32(key, 1), "is not a name"),
     ],
 )
-def test_a_wrong_key_is_named(
+def test_error_names_the_invalid_key(
     write_gguf: WriteGguf, key: str, add: Callable[[gguf.GGUFWriter, str], None], problem: str
 ) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
@@ -363,7 +365,7 @@ def test_a_wrong_key_is_named(
         GgufCheckpoint(write_gguf("llama", tensors(), keys))
 
 
-def test_a_number_stated_once_per_layer_is_one_number(write_gguf: WriteGguf) -> None:
+def test_equal_numbers_per_layer_are_read_as_one_number(write_gguf: WriteGguf) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         describe("llama")(writer)
         writer.kv_data[0].pop("llama.attention.head_count_kv")

@@ -1,4 +1,4 @@
-"""Damaged and hostile files: each loads, or is refused with a reason, without taking memory that it does not have."""
+"""Damaged and hostile GGUF files: each file loads or is rejected with a reason, and uses little memory."""
 
 import random
 import struct
@@ -26,9 +26,9 @@ def some_strings(writer: gguf.GGUFWriter) -> None:
     writer.add_bos_token_id(1)
 
 
-def damaged(whole: bytes, header: int, chance: random.Random) -> bytes:
-    """Up to four changes, most of them in the header, and now and then only a part of the file."""
-    content = bytearray(whole)
+def damaged(original: bytes, header: int, chance: random.Random) -> bytes:
+    """Return `original` with up to four random changes, most of them in the header; truncate 5% of the results."""
+    content = bytearray(original)
     for _ in range(chance.choice([1, 1, 1, 2, 4])):
         at = chance.randrange(4, header) if chance.random() < 0.95 else chance.randrange(len(content))
         kind = chance.choice(["flip", "flip", "set", "set", "number", "count", "cut", "insert"])
@@ -49,29 +49,29 @@ def damaged(whole: bytes, header: int, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_5_text", "gemma3_text", "gpt_oss"])
-def test_damaged_files_load_or_are_refused(kind: str, tmp_path: Path) -> None:
-    whole = write_model(tmp_path / "whole.gguf", *tiny(kind), some_strings).read_bytes()
-    header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "whole.gguf").tensors)
-    path, chance, refused = tmp_path / "damaged.gguf", random.Random(29), 0
+def test_damaged_files_load_or_are_rejected(kind: str, tmp_path: Path) -> None:
+    original = write_model(tmp_path / "original.gguf", *tiny(kind), some_strings).read_bytes()
+    header = min(int(tensor.data_offset) for tensor in gguf.GGUFReader(tmp_path / "original.gguf").tensors)
+    path, chance, rejected = tmp_path / "damaged.gguf", random.Random(29), 0
     for _ in range(CASES):
-        path.write_bytes(damaged(whole, header, chance))
+        path.write_bytes(damaged(original, header, chance))
         tracemalloc.start()
         try:
             with GgufCheckpoint(path) as checkpoint:
                 for name in checkpoint.names():
                     assert checkpoint.read(name).shape == checkpoint.shape(name)
         except ModelFileError as error:
-            refused += 1
+            rejected += 1
             assert str(error).isprintable()
             assert len(str(error)) < 2000
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 16 << 20
-    assert CASES // 3 < refused < CASES
+    assert CASES // 3 < rejected < CASES
 
 
-def test_damaged_blocks_are_still_weights(write_gguf: Callable[..., Path]) -> None:
-    """Every bit pattern of every block type is some weight or other, be it infinite."""
+def test_random_blocks_decode_to_weights(write_gguf: Callable[..., Path]) -> None:
+    """Every bit pattern of every block type decodes to weights, which may be infinite."""
     generator = np.random.default_rng(6)
     for kind in GGMLQuantizationType:
         elements, size = gguf.GGML_QUANT_SIZES[kind]
@@ -97,7 +97,7 @@ def smallest(writer: gguf.GGUFWriter) -> None:
 
 
 @pytest.mark.parametrize("length", [2000, 1 << 20])
-def test_endless_names_do_not_reach_a_message(write_gguf: Callable[..., Path], length: int) -> None:
+def test_very_long_names_do_not_appear_in_error_messages(write_gguf: Callable[..., Path], length: int) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         smallest(writer)
         writer.add_string("qwen2.rope.scaling.type", "y" * length)

@@ -54,7 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-# What a configuration has beside what is read from a file, and says nothing of the model's results.
+# Keys of a Hugging Face configuration that GGUF files lack; these keys do not affect the outputs of the model.
 TRAINING = {"attention_dropout", "initializer_range", "output_router_logits", "router_aux_loss_coef", "use_cache"}
 TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id"}
 
@@ -76,14 +76,15 @@ def opened(kind: str, folder: Path) -> tuple[GgufCheckpoint, PreTrainedConfig, d
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_the_configuration_makes_the_same_model_in_transformers(kind: str, tmp_path: Path) -> None:
+def test_configuration_equals_the_original_of_transformers(kind: str, tmp_path: Path) -> None:
     checkpoint, config, _ = opened(kind, tmp_path)
     with checkpoint:
         ours = dict(checkpoint.config)
     assert ours.pop("model_type") == kind.removesuffix("_text")
     rebuilt = AutoConfig.for_model(kind, **ours).to_dict()
     original = config.to_dict()
-    assert ours.keys() <= rebuilt.keys() | {"num_experts"}  # which transformers may call num_local_experts
+    # transformers calls `num_experts` `num_local_experts` in some models.
+    assert ours.keys() <= rebuilt.keys() | {"num_experts"}
     assert rebuilt.pop("rms_norm_eps") == pytest.approx(original.pop("rms_norm_eps"))
     for stated in (rebuilt, original):
         rope = stated["rope_parameters"]
@@ -94,45 +95,50 @@ def test_the_configuration_makes_the_same_model_in_transformers(kind: str, tmp_p
             stated.pop(key, None)
         if not stated.get("use_sliding_window", True):
             stated.pop("sliding_window")
-    for key in {"attention_bias", "head_dim", "norm_topk_prob"} - original.keys():  # what others state, these imply
+    # The GGUF configuration states these keys also for families whose configuration lacks them.
+    for key in {"attention_bias", "head_dim", "norm_topk_prob"} - original.keys():
         rebuilt.pop(key, None)
     assert rebuilt == original
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_tensors_are_hugging_faces_again(kind: str, tmp_path: Path) -> None:
+def test_tensors_equal_the_hugging_face_originals(kind: str, tmp_path: Path) -> None:
     checkpoint, config, state = opened(kind, tmp_path)
     expected: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        expected |= handed_out(config, name, tensor)
+        expected |= gguf_tensors(config, name, tensor)
     with checkpoint:
         assert set(checkpoint.names()) == set(expected)
         for name, tensor in expected.items():
             read = checkpoint.read(name)
             assert isinstance(read, Tensor)
             assert checkpoint.shape(name) == read.shape == tensor.shape
-            exact = not name.endswith(("norm.weight", "A_log"))  # those were stored with one added, or as exponents
+            # Norms are stored with 1 added and A_log as exponentials, which rounds.
+            exact = not name.endswith(("norm.weight", "A_log"))
             assert torch.allclose(read, tensor, rtol=0, atol=0 if exact else 1e-6), name
 
 
-def handed_out(config: PreTrainedConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """Where a GGUF checkpoint has other tensors than Hugging Face: experts, and projections of qwen3_next."""
+def gguf_tensors(config: PreTrainedConfig, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return the tensors that a GGUF checkpoint has instead of one Hugging Face tensor.
+
+    They differ for experts and for the fused projections of qwen3_next.
+    """
     stem, _, last = name.rpartition(".")
     if name.endswith("in_proj_qkvz.weight"):
-        served = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
+        value_rows = config.linear_num_value_heads // config.linear_num_key_heads * config.linear_value_head_dim
         groups = tensor.unflatten(0, (config.linear_num_key_heads, -1))
-        q, k, v, z = groups.split([config.linear_key_head_dim] * 2 + [served] * 2, dim=1)
-        qkv = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+        q, k, v, z = groups.split([config.linear_key_head_dim] * 2 + [value_rows] * 2, dim=1)
+        qkv = torch.cat([rows.flatten(0, 1) for rows in (q, k, v)])
         return {name.replace("qkvz", "qkv"): qkv, name.replace("qkvz", "z"): z.flatten(0, 1)}
     if not stem.endswith(".experts"):
         return {name: tensor}
     kind = "bias" if last.endswith("_bias") else "weight"
-    turned = tensor.transpose(1, 2) if config.model_type == "gpt_oss" and kind == "weight" else tensor
+    rows_first = tensor.transpose(1, 2) if config.model_type == "gpt_oss" and kind == "weight" else tensor
     if not last.startswith("gate_up"):
-        return {f"{stem}.down_proj.{kind}": turned}
-    gate, up = turned.chunk(2, dim=1)
+        return {f"{stem}.down_proj.{kind}": rows_first}
+    gate, up = rows_first.chunk(2, dim=1)
     if config.model_type == "gpt_oss":
-        gate, up = turned[:, 0::2], turned[:, 1::2]
+        gate, up = rows_first[:, 0::2], rows_first[:, 1::2]
     return {f"{stem}.gate_proj.{kind}": gate, f"{stem}.up_proj.{kind}": up}
 
 
@@ -151,7 +157,7 @@ def replace_key(key: str, add: Callable[[gguf.GGUFWriter, str], None] | None) ->
     return keys
 
 
-def test_without_a_list_every_fourth_layer_attends_or_as_many_as_the_file_says(tmp_path: Path) -> None:
+def test_attention_interval_is_four_or_read_from_the_file(tmp_path: Path) -> None:
     linear, full = "linear_attention", "full_attention"
     config = rewritten("qwen3_5_text", tmp_path, replace_key("attention.recurrent_layers", None))
     assert config["layer_types"] == [linear, linear, linear, full, linear]
@@ -163,7 +169,7 @@ def test_without_a_list_every_fourth_layer_attends_or_as_many_as_the_file_says(t
     assert rewritten("qwen3_5_text", tmp_path, every_second)["layer_types"] == [linear, full, linear, full, linear]
 
 
-def test_windows_of_gemma3(tmp_path: Path) -> None:
+def test_gemma3_sliding_window_layers(tmp_path: Path) -> None:
     local, full = "sliding_attention", "full_attention"
     pattern = "attention.sliding_window_pattern"
     listed = replace_key(
@@ -178,18 +184,18 @@ def test_windows_of_gemma3(tmp_path: Path) -> None:
     assert "sliding_window" not in none
 
 
-def test_only_the_largest_gemma3_scales_its_queries_by_the_width_of_the_model(tmp_path: Path) -> None:
+def test_only_the_largest_gemma3_scales_queries_by_hidden_size(tmp_path: Path) -> None:
     assert rewritten("gemma3_text", tmp_path, lambda writer: None)["query_pre_attn_scalar"] == 32
     large = replace_key("block_count", lambda writer, key: writer.add_uint32(key, 62))
     assert rewritten("gemma3_text", tmp_path, large)["query_pre_attn_scalar"] == 64 // 4
 
 
-def test_a_llama_with_a_window_is_a_mistral(tmp_path: Path) -> None:
+def test_llama_with_a_sliding_window_becomes_mistral(tmp_path: Path) -> None:
     config = rewritten("llama", tmp_path, lambda writer: writer.add_sliding_window(64))
     assert (config["model_type"], config["sliding_window"]) == ("mistral", 64)
 
 
-def test_a_factor_without_a_type_stretches_linearly(tmp_path: Path) -> None:
+def test_rope_factor_without_a_type_is_linear_scaling(tmp_path: Path) -> None:
     for key in ("llama.rope.scaling.factor", "llama.rope.scale_linear"):
         config = rewritten("llama", tmp_path, lambda writer, key=key: writer.add_float32(key, 8.0))
         assert config["rope_parameters"]["rope_type"] == "linear"
@@ -211,18 +217,18 @@ def test_a_factor_without_a_type_stretches_linearly(tmp_path: Path) -> None:
             "gpt_oss",
             "attention.sliding_window_pattern",
             lambda writer, key: writer.add_array(key, ["a"] * 4),
-            "yes or no",
+            "a boolean for each of 4 layers",
         ),
     ],
 )
-def test_a_wrong_key_is_named(
+def test_error_names_the_invalid_key(
     kind: str, key: str, add: Callable[[gguf.GGUFWriter, str], None] | None, problem: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelFileError, match=rf"^model\.gguf: key [\w-]+\.{key} .*{problem}"):
         rewritten(kind, tmp_path, replace_key(key, add))
 
 
-def test_value_heads_that_do_not_share_key_heads_are_refused(tmp_path: Path) -> None:
+def test_value_heads_not_divisible_by_key_heads_are_rejected(tmp_path: Path) -> None:
     def keys(writer: gguf.GGUFWriter) -> None:
         replace_key("ssm.time_step_rank", lambda writer, key: writer.add_uint32(key, 3))(writer)
 
@@ -230,10 +236,10 @@ def test_value_heads_that_do_not_share_key_heads_are_refused(tmp_path: Path) -> 
         rewritten("qwen3_5_text", tmp_path, keys)
 
 
-def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_multi_token_prediction_layers_are_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, state = tiny("qwen3_5_text")
-    config.num_hidden_layers, whole = 4, len(state)
-    kept = [name for name in state if ".layers.4." not in name]
+    config.num_hidden_layers, all_tensors = 4, len(state)
+    kept_names = [name for name in state if ".layers.4." not in name]
 
     def keys(writer: gguf.GGUFWriter) -> None:
         replace_key("block_count", lambda writer, key: writer.add_uint32(key, 5))(writer)
@@ -245,7 +251,8 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path, caplog:
         GgufCheckpoint(write_model(tmp_path / "model.gguf", config, state, keys)) as checkpoint,
     ):
         assert checkpoint.config["num_hidden_layers"] == len(checkpoint.config["layer_types"]) == 4
-        assert checkpoint.names() == kept
-        assert checkpoint.total_bytes == sum(state[name].nbytes for name in kept)
-    left_out = f"left out {whole - len(kept) + 1} tensors without a place: blk.4.nextn.eh_proj.weight, blk.4."
-    assert [left_out in record.getMessage() for record in caplog.records] == [True]
+        assert checkpoint.names() == kept_names
+        assert checkpoint.total_bytes == sum(state[name].nbytes for name in kept_names)
+    count = all_tensors - len(kept_names) + 1
+    skipped = f"skipped {count} tensors without a Hugging Face name: blk.4.nextn.eh_proj.weight, blk.4."
+    assert [skipped in record.getMessage() for record in caplog.records] == [True]

@@ -1,4 +1,4 @@
-"""Tensors whose rows, columns or scales are elsewhere than in Hugging Face's checkpoints, quantised."""
+"""Quantized tensors whose rows, columns or scales are in another order than in Hugging Face's checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from helexa.neuron.weights.gguf.checkpoint import GgufCheckpoint
 WriteGguf = Callable[..., Path]
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM, HIDDEN = 2, 4, 32, 128, 256
-SERVED = HEADS // KEY_HEADS
+VALUES_PER_KEY = HEADS // KEY_HEADS
 EXPERTS, WIDTH = 3, 64
 
 
@@ -48,7 +48,7 @@ def expert_keys(writer: gguf.GGUFWriter) -> None:
 
 
 def stored(kind: GGMLQuantizationType, *shape: int) -> np.ndarray:
-    """Random blocks of a type, the scales of which are finite."""
+    """Return random blocks of a type with finite scales."""
     generator = np.random.default_rng(3)
     if kind == GGMLQuantizationType.Q4_K:
         blocks = generator.integers(0, 256, (*shape[:-1], shape[-1] // 256, 144), dtype=np.uint8)
@@ -66,10 +66,8 @@ def dense(weight: Weight) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_K, GGMLQuantizationType.F16])
-def test_value_heads_of_quantised_projections_are_brought_together(
-    write_gguf: WriteGguf, kind: GGMLQuantizationType
-) -> None:
-    """Head by head: a scale that parted from its codes would still look sound."""
+def test_value_heads_of_quantized_projections_are_reordered(write_gguf: WriteGguf, kind: GGMLQuantizationType) -> None:
+    """Compare each head, because a head with the scales of another head would still be finite and plausible."""
     keys = 2 * KEY_HEADS * KEY_DIM
     mixed, out = stored(kind, keys + HEADS * VALUE_DIM, HIDDEN), stored(kind, HIDDEN, HEADS * VALUE_DIM)
     path = write_gguf(
@@ -81,67 +79,69 @@ def test_value_heads_of_quantised_projections_are_brought_together(
         ours = dense(checkpoint.read("model.layers.0.linear_attn.in_proj_qkv.weight"))
         assert torch.equal(ours[:keys], rows[:keys])
         for key_head in range(KEY_HEADS):
-            for value in range(SERVED):
-                there = keys + (value * KEY_HEADS + key_head) * VALUE_DIM
-                here = keys + (key_head * SERVED + value) * VALUE_DIM
-                assert torch.equal(ours[here : here + VALUE_DIM], rows[there : there + VALUE_DIM])
+            for value in range(VALUES_PER_KEY):
+                stored_at = keys + (value * KEY_HEADS + key_head) * VALUE_DIM
+                expected_at = keys + (key_head * VALUES_PER_KEY + value) * VALUE_DIM
+                assert torch.equal(ours[expected_at : expected_at + VALUE_DIM], rows[stored_at : stored_at + VALUE_DIM])
         ours = dense(checkpoint.read("model.layers.0.linear_attn.out_proj.weight"))
         for key_head in range(KEY_HEADS):
-            for value in range(SERVED):
-                there = (value * KEY_HEADS + key_head) * VALUE_DIM
-                here = (key_head * SERVED + value) * VALUE_DIM
-                assert torch.equal(ours[:, here : here + VALUE_DIM], columns[:, there : there + VALUE_DIM])
+            for value in range(VALUES_PER_KEY):
+                stored_at = (value * KEY_HEADS + key_head) * VALUE_DIM
+                expected_at = (key_head * VALUES_PER_KEY + value) * VALUE_DIM
+                assert torch.equal(
+                    ours[:, expected_at : expected_at + VALUE_DIM], columns[:, stored_at : stored_at + VALUE_DIM]
+                )
 
 
-def test_columns_stay_quantised_where_their_scales_can_move_with_them(write_gguf: WriteGguf) -> None:
+def test_reordered_columns_stay_quantized_if_scales_can_move(write_gguf: WriteGguf) -> None:
     kind = GGMLQuantizationType.Q8_0
     out = {"blk.0.ssm_out.weight": (stored(kind, HIDDEN, HEADS * VALUE_DIM), kind)}
     with GgufCheckpoint(write_gguf("qwen35", out, linear_keys)) as checkpoint:
         assert isinstance(checkpoint.read("model.layers.0.linear_attn.out_proj.weight"), GroupwiseTensor)
 
 
-@pytest.mark.parametrize(("name", "part"), [("attn_qkv", "rows"), ("ssm_out", "columns")])
-def test_heads_that_are_not_there_are_noticed(write_gguf: WriteGguf, name: str, part: str) -> None:
+@pytest.mark.parametrize(("name", "axis"), [("attn_qkv", "rows"), ("ssm_out", "columns")])
+def test_missing_heads_are_rejected(write_gguf: WriteGguf, name: str, axis: str) -> None:
     path = write_gguf("qwen35", {f"blk.0.{name}.weight": np.zeros((33, 33), np.float32)}, linear_keys)
     with (
         GgufCheckpoint(path) as checkpoint,
-        pytest.raises(ModelFileError, match=f"the {part} of .* are not those of 4"),
+        pytest.raises(ModelFileError, match=f"the {axis} of .* do not match 4 value heads"),
     ):
         checkpoint.read(checkpoint.names()[0])
 
 
 @pytest.mark.parametrize("kind", [GGMLQuantizationType.F32, GGMLQuantizationType.Q4_K])
-def test_one_expert_of_many(write_gguf: WriteGguf, kind: GGMLQuantizationType) -> None:
+def test_one_expert_can_be_read(write_gguf: WriteGguf, kind: GGMLQuantizationType) -> None:
     down = stored(kind, EXPERTS, HIDDEN, 256)
     path = write_gguf("qwen3moe", {"blk.0.ffn_down_exps.weight": (down, kind)}, expert_keys)
     name = "model.layers.0.mlp.experts.down_proj.weight"
     with GgufCheckpoint(path) as checkpoint:
-        whole = dense(checkpoint.read(name))
-        assert checkpoint.shape(name) == whole.shape == (EXPERTS, HIDDEN, 256)
+        stacked = dense(checkpoint.read(name))
+        assert checkpoint.shape(name) == stacked.shape == (EXPERTS, HIDDEN, 256)
         for expert in range(EXPERTS):
             expected = torch.from_numpy(gguf.quants.dequantize(down[expert], kind).copy())
-            assert torch.equal(whole[expert], expected)
+            assert torch.equal(stacked[expert], expected)
             assert torch.equal(dense(checkpoint.read(name, expert)), expected)
         for missing in (-1, EXPERTS):
             with pytest.raises(ModelFileError, match=rf"blk\.0\.ffn_down_exps\.weight has no matrix {missing}$"):
                 checkpoint.read(name, missing)
 
 
-def test_a_plain_matrix_has_no_parts(write_gguf: WriteGguf) -> None:
+def test_plain_matrix_has_no_index(write_gguf: WriteGguf) -> None:
     path = write_gguf("qwen3moe", {"blk.0.ffn_gate_inp.weight": np.zeros((EXPERTS, HIDDEN), np.float32)}, expert_keys)
     with GgufCheckpoint(path) as checkpoint, pytest.raises(ModelFileError, match="has no matrix 0"):
         checkpoint.read("model.layers.0.mlp.gate.weight", 0)
 
 
-def test_gates_and_ups_of_experts_in_one_tensor(write_gguf: WriteGguf) -> None:
+def test_fused_gate_and_up_projections_of_experts_are_read(write_gguf: WriteGguf) -> None:
     both = np.random.default_rng(4).normal(size=(EXPERTS, 2 * WIDTH, HIDDEN)).astype(np.float32)
     path = write_gguf("qwen3moe", {"blk.0.ffn_gate_up_exps.weight": both}, expert_keys)
     with GgufCheckpoint(path) as checkpoint:
         assert torch.equal(dense(checkpoint.read("model.layers.0.mlp.experts.gate_up_proj")), torch.from_numpy(both))
 
 
-def test_a_number_beside_a_weight_multiplies_it(write_gguf: WriteGguf) -> None:
-    """NVFP4 files have one for each tensor, or for each expert; that of activations is left alone."""
+def test_scale_tensor_multiplies_its_weight(write_gguf: WriteGguf) -> None:
+    """NVFP4 files have one scale per tensor or per expert. The scale of activations (`input_scale`) is ignored."""
     kind = GGMLQuantizationType.NVFP4
     head, down = stored(kind, 32, HIDDEN), stored(kind, EXPERTS, HIDDEN, WIDTH)
     factors = np.array([0.5, -3.0, 0.1], np.float32)
@@ -163,7 +163,7 @@ def test_a_number_beside_a_weight_multiplies_it(write_gguf: WriteGguf) -> None:
             assert torch.allclose(dense(checkpoint.read(name, expert)), expected[expert], rtol=1e-6, atol=0)
 
 
-def test_a_number_beside_a_weight_that_is_none_is_refused(write_gguf: WriteGguf) -> None:
+def test_scale_tensor_of_the_wrong_shape_is_rejected(write_gguf: WriteGguf) -> None:
     tensors = {"output.weight": np.ones((32, HIDDEN), np.float32), "output.scale": np.ones(2, np.float32)}
     with (
         GgufCheckpoint(write_gguf("qwen3moe", tensors, expert_keys)) as checkpoint,
@@ -172,11 +172,11 @@ def test_a_number_beside_a_weight_that_is_none_is_refused(write_gguf: WriteGguf)
         checkpoint.read("lm_head.weight")
 
 
-def test_types_that_grow_are_warned_of_once(write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture) -> None:
+def test_types_that_grow_in_memory_are_logged_once(write_gguf: WriteGguf, caplog: pytest.LogCaptureFixture) -> None:
     small, usual = GGMLQuantizationType.TQ2_0, GGMLQuantizationType.Q4_K
     tensors = {
         "output.weight": (stored(usual, 32, HIDDEN), usual),
-        **{f"blk.0.attn_{part}.weight": (stored(small, HIDDEN, HIDDEN), small) for part in "qkv"},
+        **{f"blk.0.attn_{projection}.weight": (stored(small, HIDDEN, HIDDEN), small) for projection in "qkv"},
     }
     with caplog.at_level("WARNING"), GgufCheckpoint(write_gguf("qwen3moe", tensors, expert_keys)):
         pass

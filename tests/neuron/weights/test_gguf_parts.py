@@ -1,4 +1,4 @@
-"""Models in several files, as llama.cpp and its converter split them."""
+"""GGUF models in several files, as llama.cpp and its converter split them."""
 
 import re
 import shutil
@@ -46,15 +46,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def change(path: Path, key: str, old: int, new: int, layout: str) -> None:
-    """Write another number behind a key of the metadata."""
+    """Replace the value `old` of a metadata key by `new` in the file."""
     stored = path.read_bytes()
     place = re.escape(key.encode()) + b".{4}" + re.escape(struct.pack(layout, old))
-    (found,) = re.finditer(place, stored, re.DOTALL)
+    (match,) = re.finditer(place, stored, re.DOTALL)
     size = struct.calcsize(layout)
-    path.write_bytes(stored[: found.end() - size] + struct.pack(layout, new) + stored[found.end() :])
+    path.write_bytes(stored[: match.end() - size] + struct.pack(layout, new) + stored[match.end() :])
 
 
-def test_the_first_part_and_the_folder_are_the_whole_model(folder: Path) -> None:
+def test_first_part_and_folder_open_the_full_model(folder: Path) -> None:
     for path in (folder / NAMES[0], folder):
         with open_checkpoint(path) as checkpoint:
             assert checkpoint.config["hidden_size"] == 32
@@ -65,47 +65,47 @@ def test_the_first_part_and_the_folder_are_the_whole_model(folder: Path) -> None
             assert len(checkpoint.names()) == len(TENSORS)
 
 
-def test_every_tensor_comes_from_its_part_and_closing_lets_go_of_all(folder: Path) -> None:
+def test_tensors_come_from_their_parts_and_close_closes_all_files(folder: Path) -> None:
     file = GgufFile.open(folder / NAMES[0])
     assert list(file.tensors) == list(TENSORS)
     for name, values in TENSORS.items():
         assert file.read(name).tobytes() == values.tobytes()
     file.close()
-    assert not [held.path for held in psutil.Process().open_files() if Path(held.path).parent == folder]
+    assert not [handle.path for handle in psutil.Process().open_files() if Path(handle.path).parent == folder]
 
 
-def test_a_later_part_points_to_the_first(folder: Path) -> None:
+def test_error_for_a_later_part_names_the_first_part(folder: Path) -> None:
     problem = r"^tiny-00002-of-00003\.gguf: part 2 of 3; open the first, tiny-00001-of-00003\.gguf$"
     with pytest.raises(ModelFileError, match=problem):
         GgufFile.open(folder / NAMES[1])
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_missing_part_is_named(folder: Path, number: int) -> None:
+def test_error_names_the_missing_part(folder: Path, number: int) -> None:
     (folder / NAMES[number]).unlink()
     with pytest.raises(ModelFileError, match=f"^{NAMES[number]}: missing; it is part {number + 1} of 3 of the model$"):
         open_checkpoint(folder)
 
 
-def test_a_first_part_without_its_name_is_refused(folder: Path) -> None:
+def test_renamed_first_part_is_rejected(folder: Path) -> None:
     shutil.copy(folder / NAMES[0], folder / "model.gguf")
     with pytest.raises(ModelFileError, match=r"^model\.gguf: one of 3 parts, so its name must end in -of-00003\.gguf$"):
         GgufFile.open(folder / "model.gguf")
 
 
-def test_a_damaged_part_is_named(folder: Path) -> None:
+def test_error_names_the_damaged_part(folder: Path) -> None:
     (folder / NAMES[2]).write_bytes((folder / NAMES[2]).read_bytes()[:-96])
     with pytest.raises(ModelFileError, match=f"^{NAMES[2]}: tensor blk.0.ffn_up.weight: truncated"):
         open_checkpoint(folder)
 
 
-def test_a_part_of_another_model_is_refused(folder: Path) -> None:
+def test_part_with_the_wrong_number_is_rejected(folder: Path) -> None:
     change(folder / NAMES[1], "split.no", 1, 2, "<H")
     with pytest.raises(ModelFileError, match=f"^{NAMES[1]}: its header does not say that it is part 2 of 3$"):
         open_checkpoint(folder)
 
 
-def test_a_tensor_in_two_parts_is_refused(folder: Path) -> None:
+def test_tensor_in_two_parts_is_rejected(folder: Path) -> None:
     shutil.copy(folder / NAMES[1], folder / NAMES[2])
     change(folder / NAMES[2], "split.no", 1, 2, "<H")
     with pytest.raises(
@@ -114,20 +114,20 @@ def test_a_tensor_in_two_parts_is_refused(folder: Path) -> None:
         open_checkpoint(folder)
 
 
-def test_a_tensor_that_is_in_no_part_is_noticed(folder: Path) -> None:
+def test_wrong_tensor_count_is_rejected(folder: Path) -> None:
     change(folder / NAMES[0], "split.tensors.count", 5, 6, "<i")
     with pytest.raises(ModelFileError, match=f"^{NAMES[0]}: the parts hold 5 tensors, not 6$"):
         open_checkpoint(folder)
 
 
-def test_a_count_that_is_no_number_is_refused(write_gguf: Callable[..., Path]) -> None:
+def test_part_count_that_is_not_a_number_is_rejected(write_gguf: Callable[..., Path]) -> None:
     path = write_gguf("llama", {}, lambda writer: writer.add_string("split.count", "3"))
     with pytest.raises(ModelFileError, match=r"^model\.gguf: key split\.count is not a whole number$"):
         GgufFile.open(path)
 
 
-def test_models_in_a_folder(folder: Path) -> None:
+def test_gguf_models_lists_first_parts_and_single_files(folder: Path) -> None:
     for name in ("other.gguf", "mmproj-tiny.gguf", "notes.txt", "half-00002-of-00002.gguf"):
         (folder / name).write_bytes(b"")
-    found = [path.name for path in gguf_models(folder)]
-    assert found == ["half-00002-of-00002.gguf", "other.gguf", NAMES[0]]
+    names = [path.name for path in gguf_models(folder)]
+    assert names == ["half-00002-of-00002.gguf", "other.gguf", NAMES[0]]

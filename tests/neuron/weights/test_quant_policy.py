@@ -1,4 +1,4 @@
-"""Which tensor is quantised to what, and the names of it all."""
+"""The quantization format that each tensor gets, and the names of quantizations."""
 
 import pytest
 
@@ -10,12 +10,12 @@ LAYER = "model.layers.{}."
 
 
 def form(name: str, quant: str = "q4k", columns: int = 1024, layers: int = 28) -> str | None:
-    found = QuantPolicy(quant, layers).form(name, columns)
-    return None if found is None else found.name
+    quant_form = QuantPolicy(quant, layers).form(name, columns)
+    return None if quant_form is None else quant_form.name
 
 
 @pytest.mark.parametrize(
-    "part",
+    "suffix",
     [
         "self_attn.q_proj.weight",
         "self_attn.k_proj.weight",
@@ -34,12 +34,12 @@ def form(name: str, quant: str = "q4k", columns: int = 1024, layers: int = 28) -
         "linear_attn.out_proj.weight",
     ],
 )
-def test_matrices_of_layers_are_quantised(part: str) -> None:
-    assert form(LAYER.format(14) + part) == "q4k"
+def test_layer_matrices_are_quantized(suffix: str) -> None:
+    assert form(LAYER.format(14) + suffix) == "q4k"
 
 
 @pytest.mark.parametrize(
-    "part",
+    "suffix",
     [
         "input_layernorm.weight",
         "self_attn.q_norm.weight",
@@ -58,42 +58,42 @@ def test_matrices_of_layers_are_quantised(part: str) -> None:
         "linear_attn.in_proj_ba.weight",
     ],
 )
-def test_what_is_sensitive_or_small_stays_as_it_is(part: str) -> None:
-    assert form(LAYER.format(14) + part) is None
+def test_sensitive_or_small_tensors_are_not_quantized(suffix: str) -> None:
+    assert form(LAYER.format(14) + suffix) is None
 
 
-@pytest.mark.parametrize("part", ["down_proj", "v_proj"])
-def test_first_and_last_layers_have_some_matrices_better(part: str) -> None:
-    names = [f"{LAYER.format(layer)}x.{part}.weight" for layer in range(28)]
+@pytest.mark.parametrize("suffix", ["down_proj", "v_proj"])
+def test_first_and_last_layers_get_more_bits_for_some_matrices(suffix: str) -> None:
+    names = [f"{LAYER.format(layer)}x.{suffix}.weight" for layer in range(28)]
     assert [form(name) for name in names] == ["q6k"] * 4 + ["q4k"] * 20 + ["q6k"] * 4
     assert {form(name, "q6k") for name in names} == {"q6k", "q8_0"}
     assert {form(name, "q8_0") for name in names} == {"q8_0"}
-    assert form(f"{LAYER.format(0)}x.{part}.weight", layers=1) == "q6k"
+    assert form(f"{LAYER.format(0)}x.{suffix}.weight", layers=1) == "q6k"
     assert form(f"{LAYER.format(0)}x.up_proj.weight") == "q4k"
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "lm_head.weight"])
-def test_words_are_kept_well(name: str) -> None:
-    kept = {quant: form(name, quant) for quant in FORMS}
-    assert kept.pop("q8_0") == "q8_0"
-    assert set(kept.values()) == {"q6k"}
+def test_embeddings_and_head_get_at_least_q6k(name: str) -> None:
+    formats = {quant: form(name, quant) for quant in FORMS}
+    assert formats.pop("q8_0") == "q8_0"
+    assert set(formats.values()) == {"q6k"}
 
 
-def test_rows_that_do_not_divide_get_the_next_form_that_is_no_worse() -> None:
+def test_indivisible_rows_get_a_format_of_at_least_equal_precision() -> None:
     name = LAYER.format(14) + "mlp.up_proj.weight"
     assert [form(name, quant, columns=896) for quant in ("q4k", "q5k", "q6k")] == ["q4_1", "q5_1", "q8_0"]
     assert form("lm_head.weight", columns=896) == "q8_0"
     assert form(name, columns=880) is None
     for quant, chosen in FORMS.items():
         for columns in (96, 256, 288, 1024):
-            found = QuantPolicy(quant, 28).form(name, columns)
-            assert found is not None
-            assert found.fits(columns)
-            assert found.weight_bits >= chosen.weight_bits
+            quant_form = QuantPolicy(quant, 28).form(name, columns)
+            assert quant_form is not None
+            assert quant_form.fits(columns)
+            assert quant_form.weight_bits >= chosen.weight_bits
 
 
 @pytest.mark.parametrize("quant", ["", "bf16", "f16", "f32"])
-def test_plain_is_plain(quant: str) -> None:
+def test_unquantized_names_do_not_quantize(quant: str) -> None:
     assert form(LAYER.format(14) + "mlp.up_proj.weight", quant) is None
     assert QuantPolicy(quant, 28).quant == ""
 
@@ -112,27 +112,27 @@ def test_plain_is_plain(quant: str) -> None:
         ("f_32", "f32"),
     ],
 )
-def test_names_and_their_other_names(texts: str, name: str) -> None:
+def test_quant_names_and_aliases(texts: str, name: str) -> None:
     assert {quant_named(text) for text in texts.split()} == {name}
 
 
 @pytest.mark.parametrize("text", ["", "q9", "q4k ", "iq4_xs", "int4", "q4k" * 100])
-def test_other_names_are_refused_with_the_list(text: str) -> None:
+def test_unknown_quant_is_rejected_with_the_list_of_names(text: str) -> None:
     with pytest.raises(HelexaError, match="known: " + ", ".join(NAMES)) as error:
         quant_named(text)
     assert len(str(error.value)) < 200
 
 
-def test_auto_takes_what_goes_well_into_memory() -> None:
+def test_auto_selects_the_best_quant_that_fits_in_memory() -> None:
     shapes = {"model.norm.weight": (1024,), "lm_head.weight": (8192, 1024)}
     shapes |= {f"{LAYER.format(layer)}mlp.up_proj.weight": (4096, 1024) for layer in range(8)}
     weights = sum(4096 * 1024 for _ in range(8)) + 8192 * 1024
-    found = [automatic(shapes, 8, 2 * weights, int(2 * weights * part)) for part in (2.1, 1.5, 0.9, 0.8, 0.1)]
-    assert found == ["bf16", "q8_0", "q6k", "q4k", "q4k"]
+    quants = [automatic(shapes, 8, 2 * weights, int(2 * weights * share)) for share in (2.1, 1.5, 0.9, 0.8, 0.1)]
+    assert quants == ["bf16", "q8_0", "q6k", "q4k", "q4k"]
     assert automatic(shapes, 8, weights // 2, 2 * weights) == "bf16", "the files are small already"
 
 
-def test_memory_is_counted_as_the_policy_has_it() -> None:
+def test_weight_bytes_follow_the_policy() -> None:
     shapes = {"lm_head.weight": (64, 256), "model.norm.weight": (256,), "model.layers.0.mlp.gate.weight": (8, 256)}
-    plain, words = (256 + 8 * 256) * 2, 64 * 256 * 6.5625 / 8
-    assert QuantPolicy("q4k", 1).weight_bytes(shapes) == plain + words
+    plain, head = (256 + 8 * 256) * 2, 64 * 256 * 6.5625 / 8
+    assert QuantPolicy("q4k", 1).weight_bytes(shapes) == plain + head

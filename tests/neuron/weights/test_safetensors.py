@@ -54,7 +54,7 @@ def some_tensors() -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_dtype_and_shape_survives(folder: Path) -> None:
+def test_every_dtype_and_shape_is_read_unchanged(folder: Path) -> None:
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(dtype) for dtype in DTYPES}
     tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 4)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -67,7 +67,7 @@ def test_every_dtype_and_shape_survives(folder: Path) -> None:
             assert described(checkpoint.read(name)) == described(tensor)
 
 
-def test_a_saved_model_is_read_in_shards(tmp_path: Path) -> None:
+def test_sharded_model_is_read(tmp_path: Path) -> None:
     config = LlamaConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2
     )
@@ -81,58 +81,58 @@ def test_a_saved_model_is_read_in_shards(tmp_path: Path) -> None:
             assert torch.equal(checkpoint.read(name), tensor)
 
 
-def test_a_tensor_is_memory_of_its_own(folder: Path) -> None:
+def test_modifying_a_tensor_does_not_change_the_file(folder: Path) -> None:
     save_file(some_tensors(), folder / "model.safetensors")
-    before = (folder / "model.safetensors").read_bytes()
+    original = (folder / "model.safetensors").read_bytes()
     with SafetensorsCheckpoint(folder) as checkpoint:
         checkpoint.read("a.weight").zero_()
         assert torch.equal(checkpoint.read("a.weight"), some_tensors()["a.weight"])
-    assert (folder / "model.safetensors").read_bytes() == before
+    assert (folder / "model.safetensors").read_bytes() == original
 
 
-def test_a_single_file_of_another_name_is_found(folder: Path) -> None:
+def test_single_file_may_have_any_name(folder: Path) -> None:
     save_file(some_tensors(), folder / "weights.safetensors")
     assert set(contents(folder)) == set(some_tensors())
 
 
-def test_several_files_without_an_index_are_refused(folder: Path) -> None:
+def test_several_files_without_an_index_are_rejected(folder: Path) -> None:
     for name in ("one", "two"):
         save_file(some_tensors(), folder / f"{name}.safetensors")
     with pytest.raises(ModelFileError, match=r"2 \.safetensors files and no model\.safetensors\.index\.json"):
         SafetensorsCheckpoint(folder)
 
 
-def test_every_truncation_is_refused(folder: Path) -> None:
+def test_every_truncation_is_rejected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+    original = path.read_bytes()
+    for length in range(len(original)):
+        path.write_bytes(original[:length])
         with pytest.raises(ModelFileError, match=r"^model\.safetensors: truncated"):
             SafetensorsCheckpoint(folder)
 
 
-def test_no_flipped_header_byte_crashes_or_reads_beyond_the_file(folder: Path) -> None:
+def test_flipped_header_byte_never_crashes_or_reads_beyond_the_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
-    whole = path.read_bytes()
-    end = 8 + int.from_bytes(whole[:8], "little")
-    refused = 0
+    original = path.read_bytes()
+    end = 8 + int.from_bytes(original[:8], "little")
+    rejected = 0
     tracemalloc.start()
     for position in range(end):
         for mask in (0x01, 0x10, 0x80):
-            path.write_bytes(whole[:position] + bytes([whole[position] ^ mask]) + whole[position + 1 :])
+            path.write_bytes(original[:position] + bytes([original[position] ^ mask]) + original[position + 1 :])
             try:
                 tensors = contents(folder)
             except ModelFileError as error:
-                refused += 1
+                rejected += 1
                 assert str(error).startswith("model.safetensors: ")
                 assert str(error).isprintable()
             else:
-                assert sum(len(stored) for *_, stored in tensors.values()) == len(whole) - end
+                assert sum(len(stored) for *_, stored in tensors.values()) == len(original) - end
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert refused > end
+    assert rejected > end
     assert peak < 4 << 20
 
 
@@ -158,25 +158,25 @@ BAD_FILES = {
     "name": (file_of({"a\nb": entry()}), "is not printable"),
     "dtype": (file_of({"a": entry(dtype="F4")}), "unsupported dtype 'F4' in tensor a"),
     "dtype list": (file_of({"a": entry(dtype=["F32"] * 99)}), "unsupported dtype"),
-    "no shape": (file_of({"a": entry(shape=None)}), "no sound shape"),
-    "negative shape": (file_of({"a": entry(shape=[-2])}), "no sound shape"),
-    "fractional shape": (file_of({"a": entry(shape=[2.0])}), "no sound shape"),
-    "boolean shape": (file_of({"a": entry(shape=[True, 2])}), "no sound shape"),
-    "huge shape": (file_of({"a": entry(shape=[2**62, 4, 0])}), "no sound shape"),
-    "many dimensions": (file_of({"a": entry(shape=[1] * 64)}), "no sound shape"),
+    "no shape": (file_of({"a": entry(shape=None)}), "invalid shape"),
+    "negative shape": (file_of({"a": entry(shape=[-2])}), "invalid shape"),
+    "fractional shape": (file_of({"a": entry(shape=[2.0])}), "invalid shape"),
+    "boolean shape": (file_of({"a": entry(shape=[True, 2])}), "invalid shape"),
+    "huge shape": (file_of({"a": entry(shape=[2**62, 4, 0])}), "invalid shape"),
+    "many dimensions": (file_of({"a": entry(shape=[1] * 64)}), "invalid shape"),
     "three offsets": (file_of({"a": entry(offsets=[0, 4, 8])}), "data_offsets"),
     "offsets reversed": (file_of({"a": entry(offsets=[8, 0])}), "data_offsets"),
     "negative offset": (file_of({"a": entry(offsets=[-8, 0])}), "data_offsets"),
-    "span": (file_of({"a": entry(shape=[3])}), "tensor a of 12 bytes has a place of 8 bytes"),
+    "size mismatch": (file_of({"a": entry(shape=[3])}), "tensor a of 12 bytes has data_offsets of 8 bytes"),
     "beyond": (file_of({"a": entry(shape=[4], offsets=[0, 16])}), "truncated in tensor data"),
     "hole at the start": (file_of({"a": entry(shape=[1], offsets=[4, 8])}), "does not begin where"),
     "overlap": (file_of({"a": entry(), "b": entry()}), "does not begin where"),
-    "rest": (file_of({"a": entry(shape=[1], offsets=[0, 4])}), "bytes follow the last tensor"),
+    "trailing bytes": (file_of({"a": entry(shape=[1], offsets=[0, 4])}), "bytes follow the last tensor"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
-def test_unsound_files_are_refused_with_their_reason(case: str, folder: Path) -> None:
+def test_invalid_file_is_rejected_with_the_reason(case: str, folder: Path) -> None:
     content, problem = BAD_FILES[case]
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelFileError) as caught:
@@ -198,7 +198,7 @@ def test_unsound_files_are_refused_with_their_reason(case: str, folder: Path) ->
         "",
     ],
 )
-def test_an_index_cannot_point_outside_its_folder(folder: Path, shard: str) -> None:
+def test_index_cannot_refer_outside_its_folder(folder: Path, shard: str) -> None:
     inside = folder / "inside"
     (inside / "sub").mkdir(parents=True)
     save_file(some_tensors(), folder / "secret.safetensors")
@@ -209,7 +209,7 @@ def test_an_index_cannot_point_outside_its_folder(folder: Path, shard: str) -> N
         SafetensorsCheckpoint(inside)
 
 
-def test_a_shard_may_be_a_link_as_in_a_download_cache(folder: Path) -> None:
+def test_shard_may_be_a_symbolic_link(folder: Path) -> None:
     save_file(some_tensors(), folder / "blob")
     snapshot = folder / "snapshot"
     snapshot.mkdir()
@@ -228,7 +228,7 @@ def test_a_shard_may_be_a_link_as_in_a_download_cache(folder: Path) -> None:
         ({"weight_map": {"d.weight": "part-1.safetensors"}}, "part-1.safetensors: no tensor 'd.weight'"),
     ],
 )
-def test_an_unsound_index_is_refused(folder: Path, index: dict[str, Any], problem: str) -> None:
+def test_invalid_index_is_rejected(folder: Path, index: dict[str, Any], problem: str) -> None:
     save_file(some_tensors(), folder / "part-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelFileError) as caught:
@@ -236,9 +236,9 @@ def test_an_unsound_index_is_refused(folder: Path, index: dict[str, Any], proble
     assert problem in str(caught.value)
 
 
-def test_headers_and_configurations_beyond_all_reason_are_refused_unread(folder: Path) -> None:
+def test_oversized_header_or_config_is_rejected_without_reading_it(folder: Path) -> None:
     path = folder / "model.safetensors"
-    with path.open("wb") as file:  # sparse: it takes no room on the disk
+    with path.open("wb") as file:  # a sparse file uses no disk space
         file.write(struct.pack("<Q", 1 << 30))
         file.truncate(2 << 30)
     with pytest.raises(ModelFileError, match=r"^model\.safetensors: the header is larger than 32 MiB$"):
@@ -257,22 +257,22 @@ def test_headers_and_configurations_beyond_all_reason_are_refused_unread(folder:
         (lambda path: path.write_text("[]"), r"^config\.json: not a JSON object"),
     ],
 )
-def test_an_unsound_configuration_is_refused(tmp_path: Path, write: Callable[[Path], object], problem: str) -> None:
+def test_invalid_configuration_is_rejected(tmp_path: Path, write: Callable[[Path], object], problem: str) -> None:
     save_file(some_tensors(), tmp_path / "model.safetensors")
     write(tmp_path / "config.json")
     with pytest.raises(ModelFileError, match=problem):
         SafetensorsCheckpoint(tmp_path)
 
 
-def test_a_missing_tensor_is_named(folder: Path) -> None:
+def test_error_names_the_missing_tensor(folder: Path) -> None:
     save_file(some_tensors(), folder / "model.safetensors")
     with SafetensorsCheckpoint(folder) as checkpoint:
-        for ask in (checkpoint.read, checkpoint.shape):
+        for method in (checkpoint.read, checkpoint.shape):
             with pytest.raises(ModelFileError, match=r"no tensor lm_head\.weight$"):
-                ask("lm_head.weight")
+                method("lm_head.weight")
 
 
-def test_a_file_that_shrinks_after_opening_is_noticed(folder: Path) -> None:
+def test_file_that_shrinks_after_opening_is_detected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     with SafetensorsCheckpoint(folder) as checkpoint:
@@ -281,7 +281,7 @@ def test_a_file_that_shrinks_after_opening_is_noticed(folder: Path) -> None:
             checkpoint.read("a.weight")
 
 
-def test_a_file_that_shrinks_between_reads_is_noticed(folder: Path) -> None:
+def test_file_that_shrinks_between_reads_is_detected(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file(some_tensors(), path)
     with SafetensorsCheckpoint(folder) as checkpoint:

@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints: each loads, or is refused with a reason, soon and without taking much memory."""
+"""Damaged and hostile checkpoints: each loads or is rejected with a reason, quickly and with little memory."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ from nightly import cases
 from tiny_models import tiny_model
 
 CASES = cases(60, 1000)
-LARGEST_GROWTH = 256 << 20  # a quarter of a GiB, most of it what torch keeps for later
+LARGEST_GROWTH = 256 << 20  # bytes; most of the growth is torch's memory pool
 SHAPE = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -50,7 +50,7 @@ KEYS = ["text_config", "quantization_config", "rope_scaling", "rope_parameters",
 
 
 def spoiled(document: Any, chance: random.Random) -> Any:
-    """The document with one value somewhere in it replaced, moved, added or taken away."""
+    """Replace, swap, add or delete one random value in the document and return the document."""
     at = document
     while True:
         places = list(at) if isinstance(at, dict) else list(range(len(at)))
@@ -72,7 +72,7 @@ def spoiled(document: Any, chance: random.Random) -> Any:
 
 
 def damaged(content: bytes, chance: random.Random) -> bytes:
-    """Up to four changed bytes, or a part of them all."""
+    """Return `content` with up to four changed bytes; 10% of results are also truncated."""
     changed = bytearray(content)
     for _ in range(chance.choice([1, 1, 2, 4])):
         changed[chance.randrange(len(changed))] = chance.choice([chance.randrange(256), *b'0159-.eE"{}[],:'])
@@ -115,8 +115,8 @@ def spoil(folder: Path, chance: random.Random) -> None:
         chance.choice(files).unlink()
 
 
-def refusal(attempt: Callable[[], object]) -> str | None:
-    """Why an attempt was refused, None if it was not."""
+def rejection(attempt: Callable[[], object]) -> str | None:
+    """Return the message of the `ModelFileError` that `attempt` raises, or None if it succeeds."""
     try:
         attempt()
     except ModelFileError as error:
@@ -127,14 +127,14 @@ def refusal(attempt: Callable[[], object]) -> str | None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_damaged_checkpoints_load_or_are_refused(model: str, tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    tiny_model(whole, **MODELS[model])
-    stored = {file.name: file.read_bytes() for file in whole.iterdir()}
+def test_damaged_checkpoints_load_or_are_rejected(model: str, tmp_path: Path) -> None:
+    original = tmp_path / "original"
+    tiny_model(original, **MODELS[model])
+    stored = {file.name: file.read_bytes() for file in original.iterdir()}
     options = EngineOptions(dtype="float32", kv_cache_mb=1, snapshot_mb=1, max_sequences=2, quant="q8_0")
-    chance, refused, process = random.Random(11), 0, psutil.Process()
-    load(whole, options)
-    before = process.memory_info().rss
+    chance, rejected, process = random.Random(11), 0, psutil.Process()
+    load(original, options)
+    memory_before = process.memory_info().rss
     logging.disable()
     for case in range(CASES):
         folder = tmp_path / str(case)
@@ -142,18 +142,18 @@ def test_damaged_checkpoints_load_or_are_refused(model: str, tmp_path: Path) -> 
         for name, content in stored.items():
             (folder / name).write_bytes(content)
         spoil(folder, chance)
-        refused += refusal(lambda: load(folder, options)) is not None  # noqa: B023
-        assert process.memory_info().rss - before < LARGEST_GROWTH
+        rejected += rejection(lambda: load(folder, options)) is not None  # noqa: B023
+        assert process.memory_info().rss - memory_before < LARGEST_GROWTH
     logging.disable(logging.NOTSET)
-    assert CASES // 3 < refused < CASES
+    assert CASES // 3 < rejected < CASES
 
 
-def test_a_damaged_checkpoint_is_never_read_beyond_its_files(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_not_read_beyond_its_files(tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS["gemma3_text"])
     chance, path = random.Random(3), next(iter(sorted(tmp_path.glob("*.safetensors"))))
-    whole = path.read_bytes()
+    original = path.read_bytes()
     for _ in range(300):
-        path.write_bytes(whole)
+        path.write_bytes(original)
         spoil_header(path, chance)
         try:
             with open_checkpoint(tmp_path) as checkpoint:
@@ -161,6 +161,6 @@ def test_a_damaged_checkpoint_is_never_read_beyond_its_files(tmp_path: Path) -> 
                     tensor = checkpoint.read(name)
                     assert isinstance(tensor, torch.Tensor)
                     assert tuple(tensor.shape) == checkpoint.shape(name)
-                    assert tensor.nbytes <= len(whole) + (1 << 20)
+                    assert tensor.nbytes <= len(original) + (1 << 20)
         except ModelFileError:
             pass

@@ -1,4 +1,4 @@
-"""The text model in multimodal checkpoints, as transformers writes them."""
+"""The text model of multimodal checkpoints that transformers wrote."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ VISION = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, 
 
 
 def multimodal(folder: Path, model_type: str) -> set[str]:
-    """A checkpoint of that type; returns the names of its text model's tensors in a model of text alone."""
+    """Write a checkpoint of `model_type`; return the text model's tensor names as a text-only model has them."""
     vision = VISION | (
         {"out_hidden_size": 32} if model_type.startswith("qwen") else {"image_size": 28, "patch_size": 14}
     )
@@ -29,7 +29,7 @@ def multimodal(folder: Path, model_type: str) -> set[str]:
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5", "gemma3"])
-def test_only_the_text_part_is_there_under_plain_names(
+def test_only_the_text_model_is_exposed_under_plain_names(
     model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = multimodal(tmp_path, model_type)
@@ -41,7 +41,7 @@ def test_only_the_text_part_is_there_under_plain_names(
         stored = sum(checkpoint.read(name).nbytes for name in checkpoint.names())
         assert checkpoint.total_bytes == stored
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "left out" in line
+    assert "skipped" in line
     assert "vis" in line
 
 
@@ -55,7 +55,7 @@ NESTED = {"model_type": "some", "text_config": {"model_type": "gemma3_text", "hi
 
 
 @pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
-def test_the_head_may_be_inside_or_beside(prefix: str, tmp_path: Path) -> None:
+def test_output_head_is_found_inside_or_outside_the_text_model(prefix: str, tmp_path: Path) -> None:
     head = "language_model.lm_head.weight" if prefix.startswith("language") else "lm_head.weight"
     names = ["model.visual.patch.weight", f"{prefix}norm.weight", head, "mtp.fc.weight", "audio_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
@@ -63,37 +63,37 @@ def test_the_head_may_be_inside_or_beside(prefix: str, tmp_path: Path) -> None:
         assert checkpoint.read("lm_head.weight")[0, 0] == 2
 
 
-def test_a_model_of_text_alone_loses_only_its_drafting_layers(tmp_path: Path) -> None:
+def test_text_only_model_skips_only_its_drafting_layers(tmp_path: Path) -> None:
     names = ["model.norm.weight", "mtp.layers.0.norm.weight", "rope_freqs.weight"]
     with open_checkpoint(write(tmp_path, names, {"model_type": "qwen3_next"})) as checkpoint:
         assert set(checkpoint.names()) == {"model.norm.weight", "rope_freqs.weight"}
 
 
-def test_plain_names_beside_a_nested_configuration(tmp_path: Path) -> None:
+def test_plain_tensor_names_with_a_nested_configuration(tmp_path: Path) -> None:
     names = ["model.norm.weight", "model.visual.norm.weight", "visual.x", "model.vision_tower.x"]
     with open_checkpoint(write(tmp_path, names, NESTED)) as checkpoint:
         assert checkpoint.names() == ["model.norm.weight"]
 
 
-def test_what_the_text_does_not_say_is_said_around_it(tmp_path: Path) -> None:
+def test_missing_text_keys_come_from_the_outer_configuration(tmp_path: Path) -> None:
     outer = {"tie_word_embeddings": True, "hidden_size": 3, "vision_config": {"depth": 2}, "eos_token_id": [1, 2]}
     with open_checkpoint(write(tmp_path, ["model.norm.weight"], outer | NESTED)) as checkpoint:
-        found = checkpoint.config
-    assert found == {"model_type": "gemma3", "hidden_size": 8, "tie_word_embeddings": True, "eos_token_id": [1, 2]}
+        config = checkpoint.config
+    assert config == {"model_type": "gemma3", "hidden_size": 8, "tie_word_embeddings": True, "eos_token_id": [1, 2]}
 
 
-def test_a_flat_text_model_has_the_name_of_its_family(tmp_path: Path) -> None:
+def test_text_suffix_is_removed_from_a_flat_model_type(tmp_path: Path) -> None:
     with open_checkpoint(write(tmp_path, ["model.norm.weight"], {"model_type": "gemma3_text"})) as checkpoint:
         assert checkpoint.config == {"model_type": "gemma3"}
 
 
 @pytest.mark.parametrize("inner", ["text", [1], 3])
-def test_a_text_configuration_that_is_none_is_refused(inner: object, tmp_path: Path) -> None:
+def test_text_config_that_is_not_an_object_is_rejected(inner: object, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="'text_config' is not an object"):
         open_checkpoint(write(tmp_path, ["a"], {"text_config": inner}))
 
 
-def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_tensors_with_the_same_plain_name_are_rejected(tmp_path: Path) -> None:
     names = ["language_model.lm_head.weight", "lm_head.weight"]
     with pytest.raises(ModelFileError, match=r"lm_head\.weight and .*lm_head\.weight are the same"):
         open_checkpoint(write(tmp_path, names, NESTED))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from helexa.cli.local.local_model import models_here
 from helexa.cli.terminal import note, size_text
 from helexa.core.text_table import text_table
-from helexa.neuron.sources.inventory import KeptModel
+from helexa.neuron.sources.inventory import DownloadedModel
 
 _HEADINGS = ("MODEL", "FORM", "SIZE", "FETCHED")
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
@@ -30,12 +30,12 @@ def list_models(*, as_json: Annotated[bool, Parameter(name="--json", negative=""
         note("no model is kept on this machine; fetch one with `helexa pull`")
 
 
-def _row(model: KeptModel) -> tuple[str, str, str, str]:
+def _row(model: DownloadedModel) -> tuple[str, str, str, str]:
     form = ", ".join(model.forms) if model.path else "incomplete"
     return model.name, form, size_text(model.size), _ago(time.time() - model.fetched)
 
 
-def _facts(model: KeptModel) -> dict[str, object]:
+def _facts(model: DownloadedModel) -> dict[str, object]:
     return {
         "model": model.name,
         "source": model.source,
@@ -43,7 +43,7 @@ def _facts(model: KeptModel) -> dict[str, object]:
         "forms": list(model.forms),
         "size_bytes": model.size,
         "fetched": int(model.fetched),
-        "lacks": model.lack or None,
+        "lacks": model.missing or None,
     }
 
 

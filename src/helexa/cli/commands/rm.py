@@ -9,7 +9,7 @@ from helexa.cli.commands.completion import ModelName
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.local.local_model import kept_model
 from helexa.cli.terminal import note, printable, size_text
-from helexa.neuron.sources.inventory import KeptModel
+from helexa.neuron.sources.inventory import DownloadedModel
 from helexa.neuron.weights.gguf.files import part_names
 
 
@@ -52,7 +52,7 @@ def rm(
     return 0
 
 
-def _described(kept: KeptModel, form: str | None) -> str:
+def _described(kept: DownloadedModel, form: str | None) -> str:
     if form is None:
         return f"{printable(kept.name)}, {size_text(kept.size)}"
     path = kept.forms[form]

@@ -12,7 +12,7 @@ from helexa.cli.terminal import printable, size_text
 
 if TYPE_CHECKING:
     from helexa.neuron.lifecycle.description import Description
-    from helexa.neuron.sources.inventory import KeptModel
+    from helexa.neuron.sources.inventory import DownloadedModel
 
 
 def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
@@ -37,7 +37,7 @@ def show(model: ModelName, /, *, as_json: Annotated[bool, Parameter(name="--json
         print(f"{name.ljust(width)}  {printable(value)}")
 
 
-def _facts(kept: "KeptModel | None", path: Path, model: "Description") -> dict[str, str]:
+def _facts(kept: "DownloadedModel | None", path: Path, model: "Description") -> dict[str, str]:
     facts: dict[str, str | None] = {
         "model": kept.name if kept else path.name,
         "source": kept.source if kept else None,

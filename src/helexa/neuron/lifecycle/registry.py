@@ -332,7 +332,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
-        text.notation.family = FAMILIES.get(spec.tool_parser)
+        text.output_format.family = FAMILIES.get(spec.tool_parser)
     return text
 
 

@@ -1,4 +1,4 @@
-"""Convert parsed parts of a model's text to output events."""
+"""Convert the parsed text of a model to output events."""
 
 import json
 import secrets
@@ -12,19 +12,19 @@ from helexa.neuron.parsers.schema_types import with_definitions
 from helexa.neuron.parsers.source import MAX_NAME, NotACall
 
 Tools = Mapping[str, Mapping[str, Any]]
-"""The callable tools: JSON Schema of each tool's arguments, by tool name."""
+"""The offered tools: tool name -> JSON Schema of the tool's arguments."""
 
 
 def random_call_id() -> str:
-    """Return a unique call id."""
+    """Return a random call id."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class Output:
-    """Collects events between two calls of `drain`.
+    """Collects the output events of one answer until `drain` returns them.
 
     Args:
-        tools: callable tools; None if any name is accepted.
+        tools: the offered tools; None if the tools are unknown, so that any name is accepted.
         new_id: returns the id of a new call.
 
     Attributes:
@@ -32,7 +32,7 @@ class Output:
         begun: the output has text or a call.
         calls: number of calls that have begun.
         open_call: the arguments of the last call are incomplete.
-        broken: the arguments of an earlier call are incomplete, and stay so.
+        broken: a call before the last one ended with incomplete arguments.
     """
 
     def __init__(self, tools: Tools | None, new_id: Callable[[], str]) -> None:
@@ -67,8 +67,8 @@ class Output:
             self._events.append(WasReasoning())
 
     @property
-    def calls_count(self) -> bool:
-        """Return whether calls are possible: tools are offered, or the tools are unknown."""
+    def may_call(self) -> bool:
+        """Whether the answer may contain calls: tools are offered, or the tools are unknown."""
         return self._tools is None or bool(self._tools)
 
     @cached_property
@@ -93,10 +93,10 @@ class Output:
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
         """Return the JSON Schema of a tool's parameter with its definitions; empty if the parameter has no schema."""
-        whole = (self._tools or {}).get(tool, {})
-        properties = whole.get("properties")
+        tool_schema = (self._tools or {}).get(tool, {})
+        properties = tool_schema.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
-        return with_definitions(schema, whole) if isinstance(schema, Mapping) else {}
+        return with_definitions(schema, tool_schema) if isinstance(schema, Mapping) else {}
 
     def start(self, name: str) -> None:
         """Begin a call."""
@@ -107,7 +107,7 @@ class Output:
         self.open_call = True
 
     def arguments(self, fragment: str) -> None:
-        """Add a piece of the current call's arguments."""
+        """Add a fragment of the JSON text of the current call's arguments."""
         if fragment:
             self._events.append(ToolCallDelta(self.calls - 1, fragment))
 

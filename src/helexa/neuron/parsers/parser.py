@@ -12,28 +12,30 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 
 
 class OutputParser:
-    """Separates reasoning, tool calls and text of a model's output. The result does not depend on how the text is
-    split.
+    """Separates the output of a model into reasoning, tool calls and text.
+
+    The result does not depend on how the output is split into pushes.
 
     Text that is not a call is reported unchanged. The parser drops markers, the syntax around names and arguments, and
-    white space before a call that begins the answer, between calls, after calls, and around reasoning. A call's
-    arguments are checked as they are passed on. If they become invalid or stop, the call stays incomplete with invalid
-    JSON, so a client cannot run it, and the rest is text.
+    white space before a call that begins the answer, between calls, after calls, and around reasoning.
 
-    Reasoning comes before all text. Later reasoning markers are text. The exception is a closing marker without an
-    opening marker in prompt and answer: it is dropped, and the text before it was reasoning.
+    A call's arguments are validated and reported while they arrive. If the arguments become invalid or end too early,
+    the call stays incomplete with invalid JSON, so a client cannot run it, and the remaining output is text.
+
+    Reasoning comes before all text. Reasoning markers after text are text, with one exception: a closing marker is
+    dropped if neither the prompt nor the answer has an opening marker, and the text before it becomes reasoning.
 
     Args:
         family: tool-call format of the model; None parses no calls.
         reasoning: markers around the model's reasoning; None parses no reasoning.
         in_reasoning: the prompt has opened a reasoning block.
         reasoned: the prompt has opened and closed a reasoning block.
-        untagged: accept calls written as plain JSON in the text, until a call in the family's format occurs.
-        tools: callable tools; None if unknown.
+        untagged: accept calls written as plain JSON in the text, until the answer has a call in the family's format.
+        tools: the offered tools; None if unknown.
         new_id: returns the id of a new call.
 
     Attributes:
-        markers: special tokens that the detokenizer must keep in the text, because the parser needs them.
+        markers: special tokens that the parser needs; the detokenizer must include them in the text.
     """
 
     def __init__(
@@ -61,13 +63,13 @@ class OutputParser:
         self._first_openers = Markers([*openers, *leading, *marks])
         self._source = Source()
         self._output = Output(tools, new_id)
-        self._plain = False  # the text is plain unless a marker begins in it
+        self._in_plain_text = False  # the next text is plain text unless a marker begins in it
         self._reading = self._read(in_reasoning and reasoning is not None)
         next(self._reading)  # run to the first read of text
 
     @property
     def in_reasoning(self) -> bool:
-        """Return whether the next text is reasoning, by the text parsed so far.
+        """Whether the next text is reasoning, according to the text parsed so far.
 
         A token belongs to the reasoning if this was true before the token was pushed or is true afterwards.
         """
@@ -75,17 +77,17 @@ class OutputParser:
 
     @property
     def call_is_open(self) -> bool:
-        """Return whether the arguments of the last call are incomplete. After `flush` they stay incomplete."""
+        """Whether the arguments of the last call are incomplete. After `flush`, they stay incomplete."""
         return self._output.open_call
 
     @property
     def broken(self) -> bool:
-        """Return whether a call before the last one stayed incomplete."""
+        """Whether a call before the last one ended with incomplete arguments."""
         return self._output.broken
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Parse the next text. Return the completed events."""
-        if self._plain and self._source.empty and self._openers.cannot_begin_in(text):
+        """Parse the next text and return the events that it completes."""
+        if self._in_plain_text and self._source.empty and self._openers.cannot_begin_in(text):
             return [TextDelta(text)] if text else []
         self._source.feed(text)
         next(self._reading, None)
@@ -95,7 +97,7 @@ class OutputParser:
         """End the text and return the events held back.
 
         Args:
-            cut: the text ended because of a limit; a call without its end is incomplete.
+            cut: the output ended because of a limit, so a call without an end marker counts as incomplete.
         """
         self._source.ended, self._source.cut = True, cut
         return self.push("")
@@ -105,38 +107,38 @@ class OutputParser:
         if in_reasoning and self._reasoning is not None:
             yield from self._reasoning.read_inside(self._source, output)
             self._openers = self._call_openers
-        found = yield from self._margin(self._first_openers)
+        opener = yield from self._skip_space(self._first_openers)
         while True:
-            if not found:
-                self._plain = True
-                found = yield from self._source.until(self._openers, self._say)
-                self._plain = False
-            if not found:
+            if not opener:
+                self._in_plain_text = True
+                opener = yield from self._source.until(self._openers, self._emit_text)
+                self._in_plain_text = False
+            if not opener:
                 return
-            found = yield from self._block(found)
+            opener = yield from self._parse_block(opener)
 
-    def _block(self, opener: str) -> Reading[str]:
+    def _parse_block(self, opener: str) -> Reading[str]:
         """Parse the block that `opener` begins. Return the opener directly after the block, or ""."""
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
-            return (yield from self._mark(self._reasoning, opener))
+            return (yield from self._parse_mark(self._reasoning, opener))
         try:
             if opener not in self._untagged:
-                yield from self._tagged()
+                yield from self._parse_tagged()
             elif self._tagged_calls:
                 source.take(source.at + len(opener))
                 raise NotACall
             else:
                 yield from read_untagged(source, self._output)
         except NotACall:
-            self._say(source.give_back())
+            self._emit_text(source.give_back())
             return ""
         if source.unsettled.strip():
-            self._say(source.give_back())
+            self._emit_text(source.give_back())
             return ""
-        return (yield from self._margin(self._openers))
+        return (yield from self._skip_space(self._openers))
 
-    def _tagged(self) -> Reading[None]:
+    def _parse_tagged(self) -> Reading[None]:
         assert self._family is not None
         calls = self._output.calls
         try:
@@ -144,32 +146,32 @@ class OutputParser:
         finally:
             self._tagged_calls |= self._output.calls > calls
 
-    def _mark(self, marks: ReasoningMarks, mark: str) -> Reading[str]:
+    def _parse_mark(self, marks: ReasoningMarks, mark: str) -> Reading[str]:
         source = self._source
         self._openers = self._call_openers
         if mark == marks.open and self._output.begun:
             source.take(source.at + len(mark))
-            self._say(source.give_back())
+            self._emit_text(source.give_back())
             return ""
         if mark == marks.open:
             yield from marks.read(source, self._output)
         else:
             self._output.was_reasoning()
             yield from marks.read_end(source)
-        return (yield from self._margin(self._first_openers))
+        return (yield from self._skip_space(self._first_openers))
 
-    def _margin(self, openers: Markers) -> Reading[str]:
-        """Parse white space, which is text unless a call or nothing follows. Return the opener that follows, or ""."""
+    def _skip_space(self, openers: Markers) -> Reading[str]:
+        """Parse white space, which is text unless an opener or nothing follows. Return the following opener, or ""."""
         source = self._source
-        if found := (yield from source.upcoming(openers)):
-            return found
+        if opener := (yield from source.upcoming(openers)):
+            return opener
         yield from source.space()
-        if not (found := (yield from source.upcoming(openers))):
+        if not (opener := (yield from source.upcoming(openers))):
             space = source.give_back()
             if self._output.calls == 0 or (yield from source.peek()):
-                self._say(space)
-        return found
+                self._emit_text(space)
+        return opener
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         self._source.settle()
         self._output.text(text)

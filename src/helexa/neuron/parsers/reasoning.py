@@ -11,37 +11,40 @@ from helexa.neuron.parsers.source import Reading, Source
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The markers before and after reasoning. Special tokens among them must be kept in the text."""
+    """The markers before and after reasoning. The text to parse must include them, even if they are special tokens."""
 
     open: str
     close: str
 
     def opened_by(self, turn: str) -> bool:
-        """Return whether the prompt's last turn, which the answer continues, has an open reasoning block."""
+        """Return whether `turn`, the text of the prompt's last turn, has an open reasoning block."""
         return turn.rfind(self.open) > turn.rfind(self.close)
 
     def closed_by(self, turn: str) -> bool:
-        """Return whether the prompt's last turn has a closed reasoning block."""
+        """Return whether `turn`, the text of the prompt's last turn, has a closed reasoning block."""
         return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a block from its opening marker on."""
+        """Parse a reasoning block, beginning at its opening marker."""
         source.take(source.at + len(self.open))
         yield from self.read_inside(source, output)
 
     def read_inside(self, source: Source, output: Output) -> Reading[None]:
-        """Parse the rest of a block, which may lack its end. White space at its ends and after the block is dropped."""
+        """Parse a reasoning block after its opening marker; the closing marker may be missing.
+
+        White space at both ends of the reasoning and after the block is dropped.
+        """
         output.reasoning = True
         yield from source.space()
         source.settle()
         space: list[str] = []  # white space that may end the block
 
-        def pass_on(piece: str) -> None:
+        def pass_on(chunk: str) -> None:
             source.settle()
-            if body := piece.rstrip():
-                output.thought("".join(space) + body)
+            if content := chunk.rstrip():
+                output.thought("".join(space) + content)
                 space.clear()
-            space.append(piece[len(body) :])
+            space.append(chunk[len(content) :])
 
         ended = yield from source.until(self._end, pass_on)
         output.reasoning = False
@@ -69,7 +72,7 @@ _KNOWN = (
 
 
 def find_reasoning_marks(is_token: Callable[[str], bool], template: str) -> ReasoningMarks | None:
-    """Return the reasoning markers of a model: a pair of its tokens, else a pair in its chat template; else None."""
+    """Return the reasoning markers among a model's tokens, else those in its chat template, else None."""
     for present in (is_token, template.__contains__):
         for marks in _KNOWN:
             if present(marks.open) and present(marks.close):

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 
 _MAX_DEPTH = 16
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords of JSON Schema that hold the targets of references."""
+"""Keywords of JSON Schema that contain the targets of references."""
 
 _KINDS: dict[type, str] = {
     str: "string",
@@ -19,30 +19,34 @@ _KINDS: dict[type, str] = {
 }
 
 
-def with_definitions(part: Mapping[str, Any], whole: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a part of a schema together with the definitions of the whole schema."""
-    defined = {key: whole[key] for key in DEFINITIONS if key in whole}
-    return {**part, **defined} if defined else part
+def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `subschema` with the definitions of `root`, the schema that contains it."""
+    defined = {key: root[key] for key in DEFINITIONS if key in root}
+    return {**subschema, **defined} if defined else subschema
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the target of a schema that is only a reference or a single-element `allOf`, merged with its other
-    keywords.
+    """Replace `$ref` and a single-element `allOf` by their target, repeatedly, and return the schema.
+
+    Other keywords of the schema override those of the target.
     """
     for _ in range(_MAX_DEPTH):
-        reference, parts = schema.get("$ref"), schema.get("allOf")
+        reference, subschemas = schema.get("$ref"), schema.get("allOf")
         if isinstance(reference, str):
             key, inner = "$ref", _target(reference, schema)
         else:
-            key, inner = "allOf", parts[0] if isinstance(parts, list) and len(parts) == 1 else None
+            key, inner = "allOf", subschemas[0] if isinstance(subschemas, list) and len(subschemas) == 1 else None
         if not isinstance(inner, Mapping):
             break
-        schema = {**inner, **{other: schema[other] for other in schema if other != key}}
+        schema = {**inner, **{keyword: schema[keyword] for keyword in schema if keyword != key}}
     return schema
 
 
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that a schema with its definitions allows; empty if the schema names no type."""
+    """Return the JSON types that a schema allows; empty if the schema does not restrict the type.
+
+    References resolve to the definitions in `schema`.
+    """
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 
@@ -52,42 +56,44 @@ def is_text(schema: Mapping[str, Any]) -> bool:
     return "string" in types and "null" not in types
 
 
-def _types(schema: Any, root: Mapping[str, Any], seen: set[str], depth: int) -> frozenset[str]:
+def _types(schema: Any, root: Mapping[str, Any], visited: set[str], depth: int) -> frozenset[str]:
     if not isinstance(schema, Mapping) or not depth:
         return frozenset()
-    named = schema.get("type")
-    asked = [frozenset(kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str))]
+    declared = schema.get("type")
+    names = declared if isinstance(declared, list) else [declared]
+    constraints = [frozenset(name for name in names if isinstance(name, str))]
     reference = schema.get("$ref")
-    if isinstance(reference, str) and reference not in seen:
-        seen.add(reference)  # visit each reference once
-        asked.append(_types(_target(reference, root), root, seen, depth - 1))
-    asked += [_types(part, root, seen, depth - 1) for part in _listed(schema, "allOf")]
+    if isinstance(reference, str) and reference not in visited:
+        visited.add(reference)  # visit each reference once
+        constraints.append(_types(_target(reference, root), root, visited, depth - 1))
+    constraints += [_types(subschema, root, visited, depth - 1) for subschema in _list_at(schema, "allOf")]
     for key in ("anyOf", "oneOf"):
-        asked.append(frozenset[str]().union(*(_types(part, root, seen, depth - 1) for part in _listed(schema, key))))
-    options = [schema["const"]] if "const" in schema else _listed(schema, "enum")
-    kinds = frozenset(_KINDS.get(type(option), "") for option in options)
-    asked.append(kinds if len(kinds) == 1 else frozenset())
-    return _common(asked)
+        options = (_types(subschema, root, visited, depth - 1) for subschema in _list_at(schema, key))
+        constraints.append(frozenset[str]().union(*options))
+    values = [schema["const"]] if "const" in schema else _list_at(schema, "enum")
+    kinds = frozenset(_KINDS.get(type(value), "") for value in values)
+    constraints.append(kinds if len(kinds) == 1 else frozenset())
+    return _common(constraints)
 
 
-def _common(asked: Iterable[frozenset[str]]) -> frozenset[str]:
+def _common(constraints: Iterable[frozenset[str]]) -> frozenset[str]:
     common = frozenset[str]()
-    for types in asked:
+    for types in constraints:
         common = common & types or common or types
     return common
 
 
-def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
-    listed = schema.get(key)
-    return listed if isinstance(listed, list) else []
+def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the definition that a reference names; None for other references."""
+    """Return the definition that `reference` names; None if it does not refer to a definition in `root`."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None
-    found: Any = root
+    target: Any = root
     for step in path:
-        found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+        target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+    return target

@@ -96,9 +96,11 @@ class AnswerReader:
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
-        self._parser = None if form is None else text.notation.parser(prompt, form.tools, untagged=form.untagged_calls)
-        self._detokenizer = text.notation.detokenizer(self._parser)
-        self._marks = text.notation.thought_marks if form is not None and form.spelled_thoughts else None
+        self._parser = (
+            None if form is None else text.output_format.parser(prompt, form.tools, untagged=form.untagged_calls)
+        )
+        self._detokenizer = text.output_format.detokenizer(self._parser)
+        self._marks = text.output_format.thought_marks if form is not None and form.spelled_thoughts else None
         self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
         self._tells_all = self._scores_missing = scored
         self._unscored = prompt if scored else ()
@@ -111,7 +113,7 @@ class AnswerReader:
     @property
     def stop_string(self) -> str | None:
         """The stop string that ended the text, or None."""
-        return self._stops.found
+        return self._stops.matched
 
     def reason(self, output: TokenOutput) -> FinishReason:
         """Return why the answer ended. `output` is the last output that was read."""

@@ -84,7 +84,7 @@ async def _one(
     limit = _checked_limit(model, prompt, request)
     sampling = sampling_params(request, model.text.sampling_defaults, choice)
     stop_ids: frozenset[int] = frozenset() if request.ignore_eos else model.text.tokenizer.eos_ids
-    closing = model.text.notation.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
+    closing = model.text.output_format.end_of_reasoning(framed=constraint is not None and constraint.cut != "")
     reader = AnswerReader(
         model.text,
         prompt,

@@ -93,7 +93,7 @@ def _shaped(shape: AnswerShape) -> str:
 
 def _answered(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
     grammar, token_id = _shaped(shape), model.text.tokenizer.token_id
-    if model.text.notation.frames_calls:
+    if model.text.output_format.frames_calls:
         framed = [in_final_channel(grammar, reasons=reasons, token_id=token_id) for reasons in (True, False)]
         return Constraint(*framed)
     return Constraint(_with_reasoning(model, grammar, prompt, thinks), grammar)
@@ -102,7 +102,7 @@ def _answered(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thi
 def _called(
     model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
 ) -> Constraint:
-    family = model.text.notation.family
+    family = model.text.output_format.family
     if family is None:
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
         raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no notation for calls of tools")
@@ -118,17 +118,17 @@ def _called(
         answer="" if shape is None else _shaped(shape),
     )
     cut = build(reasons=False)
-    if model.text.notation.frames_calls:
+    if model.text.output_format.frames_calls:
         return Constraint(build(), cut)
     return Constraint(_with_reasoning(model, cut, prompt, thinks), cut)
 
 
 def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thinks: bool) -> str:
-    notation = model.text.notation
-    begun = notation.is_inside(prompt)
-    if notation.reasoning is None or not (begun or (thinks and not notation.is_over(prompt))):
+    output_format = model.text.output_format
+    begun = output_format.is_inside(prompt)
+    if output_format.reasoning is None or not (begun or (thinks and not output_format.is_over(prompt))):
         return grammar
-    return after_reasoning(grammar, notation.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
+    return after_reasoning(grammar, output_format.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
 
 
 def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
@@ -136,7 +136,7 @@ def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Co
     free.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
-    if not (model.text.notation.frames_calls and callable_tools and chat.most_thoughts):
+    if not (model.text.output_format.frames_calls and callable_tools and chat.most_thoughts):
         return None
     token_id = model.text.tokenizer.token_id
     return Constraint("", for_tools("harmony", callable_tools, "auto", False, token_id=token_id, reasons=False))

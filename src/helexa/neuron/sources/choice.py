@@ -18,39 +18,46 @@ _PREFERENCE = (
     *("Q5_K_M", "Q5_K_L", "Q5_K_S", "Q5_1", "Q5_0", "Q6_K", "Q6_K_L", "Q8_0", "BF16", "F16", "F32"),
     *("Q3_K_L", "Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "IQ3_XS", "IQ3_XXS", "Q2_K_L", "Q2_K"),
 )
-"""Order of preference if no quantization is named: about 4 bits, then higher precision, then lower precision."""
+"""Preferred GGUF quantizations if none is requested: about 4 bits, then higher precision, then lower precision."""
 
-_BESIDE_SAFETENSORS = (".safetensors", ".json", ".jinja", ".txt", ".model")
+_CHECKPOINT_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 
 def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[str]:
-    """Return the names of a repository's model files: the parts of a GGUF model, or a checkpoint with its metadata
-    files.
+    """Return the names of the files to download: the parts of a GGUF model, or a checkpoint with its metadata files.
 
-    Without `quant`, a checkpoint is preferred, then the GGUF file that comes first in `_PREFERENCE`. With `quant`, the
-    order is: the GGUF file of that quantization, a GGUF file whose name contains `quant` (ignoring underscores), a
-    checkpoint that the engine can quantize to `quant` during loading.
+    Without `quant`, the first of these is chosen:
+
+    1. a checkpoint,
+    2. the GGUF file whose quantization comes first in `_PREFERENCE`.
+
+    With `quant`, the first of these is chosen:
+
+    1. the GGUF file of that quantization,
+    2. a GGUF file whose name contains `quant`, ignoring underscores,
+    3. a checkpoint, if the engine can quantize to `quant` during loading.
 
     Raises:
-        SourceError: `empty_repo`, or `quant_not_found` with the nearest name.
+        SourceError: there are no model files (`kind` is `empty_repo`), or no file matches `quant` (`quant_not_found`;
+            the error has the nearest name).
     """
     ggufs = sorted(
         (name for name in names if name.lower().endswith(".gguf") and not _file_name(name).startswith("mmproj")),
         key=lambda name: (_rank(name), name),
     )
-    # Files that the shard index does not list contain the same weights again.
-    twice = "consolidated" if SHARD_INDEX in names else "/"
+    # Skip files with a second copy of the weights: `consolidated*` files of repositories with a shard index.
+    duplicate_prefix = "consolidated" if SHARD_INDEX in names else "/"
     checkpoint = sorted(
         name
         for name in names
         if name == POOLING_FILE
-        or ("/" not in name and name.endswith(_BESIDE_SAFETENSORS) and not name.startswith(twice))
+        or ("/" not in name and name.endswith(_CHECKPOINT_SUFFIXES) and not name.startswith(duplicate_prefix))
     )
     dense = "config.json" in checkpoint and any(name.endswith(".safetensors") for name in checkpoint)
     if quant and quant.lower() != AUTO:
-        matching = [name for name in ggufs if _plain(quant) in _plain(_file_name(name))]
+        matching = [name for name in ggufs if _normalized(quant) in _normalized(_file_name(name))]
         if matching:
-            exact = (name for name in matching if _plain(quant_tag(name)) == _plain(quant))
+            exact = (name for name in matching if _normalized(quant_tag(name)) == _normalized(quant))
             return part_names(next(exact, matching[0]))
         if not dense or not is_quant(quant):
             raise _quant_not_found(source, quant, ggufs, dense)
@@ -59,7 +66,7 @@ def chosen_files(source: str, names: Sequence[str], quant: str | None) -> list[s
     if ggufs:
         return part_names(ggufs[0])
     kind = "an image model" if "model_index.json" in names else "no model files: neither .safetensors nor .gguf"
-    raise SourceError(f"{source} holds {kind}", kind="empty_repo", model_id=source)
+    raise SourceError(f"{source} contains {kind}", kind="empty_repo", model_id=source)
 
 
 def quant_tag(name: str) -> str:
@@ -76,15 +83,15 @@ def _rank(name: str) -> int:
 def _quant_not_found(source: str, quant: str, ggufs: Sequence[str], dense: bool) -> SourceError:
     quant = quant[:100]  # the value may be as long as a request
     available = list(dict.fromkeys(_ENDING.sub("", _file_name(name)).rpartition("-")[2] for name in ggufs))
-    has = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
+    offer = f"it has {', '.join(available)}" if available else "it has no .gguf files at all"
     if dense:
         available += NAMES
-        has += f"; its checkpoint can be quantised to {', '.join(NAMES)}"
+        offer += f"; its checkpoint can be quantized to {', '.join(NAMES)}"
     near = difflib.get_close_matches(quant.upper(), [tag.upper() for tag in available], n=1, cutoff=0.0)
     nearest = next((tag for tag in available if near and tag.upper() == near[0]), None)
     hint = f"; did you mean {nearest}?" if nearest else ""
     return SourceError(
-        f"{source} has no file of quantisation '{quant}': {has}{hint}",
+        f"{source} has no file of quantization '{quant}': {offer}{hint}",
         kind="quant_not_found",
         model_id=source,
         requested=quant,
@@ -102,5 +109,5 @@ def _file_name(name: str) -> str:
     return PurePosixPath(name).name
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return text.lower().replace("_", "")

@@ -6,58 +6,58 @@ import socket
 import time
 from contextlib import ExitStack, suppress
 
-_SECONDS = 3.0
-_NEXT_SECONDS = 0.25
+_CONNECT_SECONDS = 3.0
+_NEXT_ADDRESS_SECONDS = 0.25
 
 
 class UnreachableError(OSError):
-    """No address of a host answered in time."""
+    """No address of a host responded in time."""
 
 
-def dial(address: tuple[str, int], patience: float, source: object = None) -> socket.socket:
-    """Connect to the first address of a host that answers. Replaces `socket.create_connection`, which tries them in
-    turn.
+def dial(address: tuple[str, int], timeout: float, source: object = None) -> socket.socket:
+    """Connect to the first address of a host that responds. Replaces `socket.create_connection`.
 
-    An address behind a firewall that drops packets would cost a full timeout. Therefore the next address is tried every
-    0.25 s while earlier attempts continue.
+    `socket.create_connection` tries the addresses one after the other, so an address behind a firewall that drops
+    packets would cost a full timeout. This function starts an attempt for the next address every 0.25 s while earlier
+    attempts continue.
 
     Args:
         address: host and port.
-        patience: timeout of the established connection, in seconds. Connecting takes at most `patience` or 3 s, if
-            shorter.
-        source: not used.
+        timeout: timeout of the established connection, in seconds. Connecting takes at most 3 s or `timeout`, whichever
+            is shorter.
+        source: ignored; a parameter of `socket.create_connection`.
 
     Raises:
-        OSError: the host has no address, or all addresses refuse.
-        UnreachableError: no address answers in time.
+        OSError: the host has no address, or all addresses refuse the connection.
+        UnreachableError: no address responds in time.
     """
-    places = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    seconds = min(patience, _SECONDS)
+    addresses = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    seconds = min(timeout, _CONNECT_SECONDS)
     deadline = time.monotonic() + seconds
     failure = OSError("no address")
-    with selectors.DefaultSelector() as dialled, ExitStack() as lines:
-        while places or dialled.get_map():
-            if places:
-                family, kind, protocol, _, place = places.pop(0)
+    with selectors.DefaultSelector() as pending, ExitStack() as stack:
+        while addresses or pending.get_map():
+            if addresses:
+                family, kind, protocol, _, socket_address = addresses.pop(0)
                 try:
-                    line = lines.enter_context(socket.socket(family, kind, protocol))
-                    line.setblocking(False)
+                    connection = stack.enter_context(socket.socket(family, kind, protocol))
+                    connection.setblocking(False)
                     with suppress(BlockingIOError):
-                        line.connect(place)
+                        connection.connect(socket_address)
                 except OSError as error:
                     failure = error
                     continue
-                dialled.register(line, selectors.EVENT_WRITE, line)
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise UnreachableError(f"cannot be reached: no answer for {seconds:g} s")
-            for key, _ in dialled.select(min(left, _NEXT_SECONDS) if places else left):
-                line: socket.socket = key.data
-                dialled.unregister(line)
-                if code := line.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                pending.register(connection, selectors.EVENT_WRITE, connection)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise UnreachableError(f"cannot be reached: no response for {seconds:g} s")
+            for key, _ in pending.select(min(remaining, _NEXT_ADDRESS_SECONDS) if addresses else remaining):
+                connection: socket.socket = key.data
+                pending.unregister(connection)
+                if code := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                     failure = OSError(code, os.strerror(code))
                     continue
-                line = socket.socket(fileno=line.detach())  # leaving the context closes the other sockets
-                line.settimeout(patience)
-                return line
+                connection = socket.socket(fileno=connection.detach())  # leaving the context closes the other sockets
+                connection.settimeout(timeout)
+                return connection
     raise failure

@@ -1,4 +1,4 @@
-"""Download several files concurrently and report their total progress."""
+"""Download the files of a model concurrently and report their total progress."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from functools import partial
 
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import disk_error, disk_full_error
 from helexa.neuron.sources.listing import Listing, RemoteFile
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.transfer import Transfer, claimed, named
-from helexa.neuron.sources.trouble import disk_error, no_room
+from helexa.neuron.sources.transfer import Transfer, locked_file, rename_locked
 from helexa.neuron.sources.web import Site
 
-_LOOK_SECONDS = 0.1
-_REPORTS = 1000
-_LEAST_STEP_BYTES = 1 << 18
+_POLL_SECONDS = 0.1
+_MAX_REPORTS = 1000
+_MIN_STEP_BYTES = 1 << 18
 
 
 class Downloads:
-    """All downloads of a node.
+    """Runs all downloads of a node.
 
     Args:
-        limit: number of concurrent file downloads, over all models.
+        limit: maximum number of concurrent file downloads, over all models.
     """
 
     def __init__(self, limit: int) -> None:
@@ -30,63 +30,67 @@ class Downloads:
         self._slots = threading.BoundedSemaphore(limit)
 
     def fetch(
-        self, site: Site, name: str, listing: Listing, names: Sequence[str], into: Snapshots, fetch: Fetch
+        self, site: Site, name: str, listing: Listing, names: Sequence[str], cache: Snapshots, fetch: Fetch
     ) -> None:
         """Download the files of repository `name` that are not in the cache.
+
+        If one file fails, the other transfers are canceled.
 
         Args:
             site: server of the hub.
             name: name of the repository.
             listing: listing of the repository.
             names: names of the files; all are in `listing`.
-            into: cache of the repository.
-            fetch: handle for progress and cancellation.
+            cache: cached files of the repository.
+            fetch: handle to report progress and to check for cancellation.
 
         Raises:
-            WebError, ContentError, DiskError: a file failed; the other transfers are canceled.
+            WebError: the site failed.
+            ContentError: the site sent other content than announced.
+            DiskError: the model does not fit on the disk, or the cache is not writable.
         """
         commit, files = listing.commit, [listing.files[name] for name in names]
-        ours = Fetch(fetch.progress)  # canceled at the first failure
-        absent = [file for file in files if not into.has(commit, file)]
+        transfers = Fetch(fetch.progress)  # canceled at the first failure
+        absent = [file for file in files if not cache.has(commit, file)]
         if not absent:
             return
-        meter = _Meter(files, absent, ours)
+        meter = _Meter(files, absent, transfers)
         try:
-            required, free = into.bytes_to_fetch(absent), into.room()
-            into.note(listing)
+            required, free = cache.bytes_to_fetch(absent), cache.free_bytes()
+            cache.record_listing(listing)
         except OSError as error:
-            raise disk_error(error, into.folder) from error
+            raise disk_error(error, cache.folder) from error
         if required > free:
-            raise no_room(into.folder, required, free)
+            raise disk_full_error(cache.folder, required, free)
         meter.begin(required)
-        bring = partial(self._bring, site, f"/{name}/resolve/{commit}", commit, into, meter, ours)
+        download_file = partial(self._download, site, f"/{name}/resolve/{commit}", commit, cache, meter, transfers)
         pool = ThreadPoolExecutor(min(self._limit, len(absent)), thread_name_prefix="download")
         try:
-            _see_through({pool.submit(bring, file) for file in absent}, fetch)
+            _wait_all({pool.submit(download_file, file) for file in absent}, fetch)
         finally:
-            ours.abandon()
+            transfers.abandon()
             # A thread may block in a read until the timeout; do not wait for it.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _bring(
-        self, site: Site, base: str, commit: str, into: Snapshots, meter: "_Meter", fetch: Fetch, file: RemoteFile
+    def _download(
+        self, site: Site, base: str, commit: str, cache: Snapshots, meter: "_Meter", fetch: Fetch, file: RemoteFile
     ) -> None:
         advance = partial(meter.at, file)
         try:
-            # Lock the file before taking a slot, so that a slot's holder never waits for another download.
-            with claimed(into.partial(file), lambda: into.has_blob(file), fetch) as target:
+            # Lock the file before acquiring a slot, so that a download with a slot never waits for another download.
+            with locked_file(cache.partial(file), lambda: cache.has_blob(file), fetch) as target:
                 if target is not None:
-                    with self._slot(fetch):
-                        Transfer(site, f"{base}/{file.name}", file, target, into.folder, advance).run(fetch.wait)
-                    named(target, into.partial(file), into.blob(file))
-            into.link(commit, file)
+                    with self._transfer_slot(fetch):
+                        Transfer(site, f"{base}/{file.name}", file, target, cache.folder, advance).run(fetch.wait)
+                    rename_locked(target, cache.partial(file), cache.blob(file))
+            cache.link(commit, file)
         except OSError as error:
-            raise disk_error(error, into.folder) from error
+            raise disk_error(error, cache.folder) from error
         advance(file.size or 0)
 
     @contextmanager
-    def _slot(self, fetch: Fetch) -> Iterator[None]:
-        while not self._slots.acquire(timeout=_LOOK_SECONDS):
+    def _transfer_slot(self, fetch: Fetch) -> Iterator[None]:
+        while not self._slots.acquire(timeout=_POLL_SECONDS):
             fetch.check()
         try:
             yield
@@ -95,7 +99,7 @@ class Downloads:
 
 
 class _Meter:
-    """Adds up the progress of several transfers. A canceled transfer ends in `at`."""
+    """Adds up the progress of several transfers. `at` raises `FetchAbandoned` in the threads of canceled transfers."""
 
     def __init__(self, files: Sequence[RemoteFile], absent: Sequence[RemoteFile], fetch: Fetch) -> None:
         sizes = [file.size for file in files]
@@ -104,29 +108,29 @@ class _Meter:
         self._lock = threading.Lock()
         self._done = {file.name: file.size or 0 for file in set(files).difference(absent)}
         self._sum = sum(self._done.values())
-        self._told = 0
+        self._reported = 0
 
     def begin(self, required: int) -> None:
-        """Report that `required` bytes are missing."""
+        """Report the initial progress: `required` bytes are missing."""
         self._fetch.progress("download", max(0, self._total - required), self._total)
 
     def at(self, file: RemoteFile, done: int) -> None:
-        """Report that `done` bytes of `file` are present."""
+        """Record that `done` bytes of `file` are present, and report the total progress if it changed enough."""
         self._fetch.check()
         with self._lock:
             self._sum += done - self._done.get(file.name, 0)
             self._done[file.name] = done
-            # The event loop is not woken for each chunk.
-            step = max(self._total // _REPORTS, _LEAST_STEP_BYTES)
-            if abs(self._sum - self._told) >= step or self._sum == self._total:
-                self._told = self._sum
+            # Report in steps, so that the event loop is not woken for each chunk.
+            step = max(self._total // _MAX_REPORTS, _MIN_STEP_BYTES)
+            if abs(self._sum - self._reported) >= step or self._sum == self._total:
+                self._reported = self._sum
                 self._fetch.progress("download", self._sum, self._total)
 
 
-def _see_through(work: set[Future[None]], fetch: Fetch) -> None:
-    """Wait until all work is done, one part failed, or the fetch is canceled."""
-    while work:
-        done, work = wait(work, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+def _wait_all(futures: set[Future[None]], fetch: Fetch) -> None:
+    """Wait until all `futures` are done. Raise the first error of a future, or `FetchAbandoned` on cancellation."""
+    while futures:
+        done, futures = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
         for future in done:
             future.result()
         fetch.check()

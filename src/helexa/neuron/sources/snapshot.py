@@ -30,15 +30,20 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A model in the cache: its path, or a description of missing files if the cache holds a part of the model."""
+class CachedModel:
+    """Result of a search for a model in the cache.
+
+    Attributes:
+        path: GGUF file or checkpoint folder; None if the cache does not have the complete model.
+        missing: description of the missing files if the cache has a part of the model.
+    """
 
     path: Path | None = None
-    lack: str = ""
+    missing: str = ""
 
 
 class Snapshots:
-    """The cached files of one repository.
+    """The cached files of one repository, at all cached commits.
 
     Attributes:
         folder: cache folder of all repositories.
@@ -50,7 +55,7 @@ class Snapshots:
         self._ref = self._repository / "refs" / "main"
 
     def at(self, commit: str) -> Path:
-        """Return the folder of the files at `commit`."""
+        """Return the folder with the files of `commit`."""
         return self._repository / "snapshots" / commit
 
     def blob(self, file: RemoteFile) -> Path:
@@ -63,18 +68,18 @@ class Snapshots:
 
     def has_blob(self, file: RemoteFile) -> bool:
         """Return whether the content of `file` is complete."""
-        return _is_whole(self.blob(file), file)
+        return _is_complete(self.blob(file), file)
 
     def has(self, commit: str, file: RemoteFile) -> bool:
-        """Return whether the cache holds `file` at `commit`."""
-        return _is_whole(self.at(commit) / file.name, file)
+        """Return whether the cache has the complete `file` at `commit`."""
+        return _is_complete(self.at(commit) / file.name, file)
 
     def bytes_to_fetch(self, files: Iterable[RemoteFile]) -> int:
-        """Return the number of missing bytes of `files`. Files of unknown size count 0."""
+        """Return the number of bytes to download for `files`. Files of unknown size count 0."""
         return sum(max(0, (file.size or 0) - _size(self.partial(file))) for file in files if not self.has_blob(file))
 
-    def room(self) -> int:
-        """Return the free bytes of the file system. Creates the folder for blobs.
+    def free_bytes(self) -> int:
+        """Create the folder for blobs and return the free bytes of its file system.
 
         Raises:
             OSError: the cache cannot be written.
@@ -83,13 +88,13 @@ class Snapshots:
         blobs.mkdir(parents=True, exist_ok=True)
         return shutil.disk_usage(blobs).free
 
-    def note(self, listing: Listing) -> None:
-        """Record the file names of a commit before the download, so that a partial download is not taken for complete.
+    def record_listing(self, listing: Listing) -> None:
+        """Record the file names of a commit, so that a partial download is recognized as incomplete.
 
         Raises:
             OSError: the cache cannot be written.
         """
-        _write(self._note(listing.commit), json.dumps(list(listing.files)))
+        _write(self._listing_path(listing.commit), json.dumps(list(listing.files)))
 
     def link(self, commit: str, file: RemoteFile) -> None:
         """Link the complete content of `file` into `commit`.
@@ -99,7 +104,7 @@ class Snapshots:
         """
         target = self.at(commit) / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        link = beside(target)
+        link = temporary_path(target)
         try:
             link.symlink_to(os.path.relpath(self.blob(file), target.parent))
         except OSError as error:
@@ -109,7 +114,7 @@ class Snapshots:
         link.replace(target)
 
     def pin(self, commit: str) -> None:
-        """Record `commit` as the latest commit, which is used while the hub is unavailable.
+        """Record `commit` as the latest commit, which is used if the hub is unavailable.
 
         Raises:
             OSError: the cache cannot be written.
@@ -117,32 +122,32 @@ class Snapshots:
         if self._commit() != commit:
             _write(self._ref, commit)
 
-    def kept(self, source: str, quant: str | None) -> Kept:
-        """Return the cached model that `quant` chooses. Needs no network access.
+    def cached(self, source: str, quant: str | None) -> CachedModel:
+        """Return the cached model that `quant` selects. Needs no network access.
 
-        The latest commit comes first. Older commits are used if the latest holds only another quantization.
+        The latest commit takes precedence. An older commit is used if the latest commit does not have the model.
         """
-        found = [self._kept_at(commit, source, quant) for commit in self._commits()]
-        return next((kept for kept in found if kept.path), found[0] if found else Kept())
+        models = [self._cached_at(commit, source, quant) for commit in self._commits()]
+        return next((cached for cached in models if cached.path), models[0] if models else CachedModel())
 
-    def _kept_at(self, commit: str, source: str, quant: str | None) -> Kept:
+    def _cached_at(self, commit: str, source: str, quant: str | None) -> CachedModel:
         snapshot = self.at(commit)
         present = sorted(path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file())
         if not present:
-            return Kept()
-        listed = self._listed(commit)
+            return CachedModel()
+        recorded = self._recorded_names(commit)
         try:
-            files = chosen_files(source, listed or present, quant)
-            wanted = {*files, *(() if listed else _implied(snapshot, files))}
+            files = chosen_files(source, recorded or present, quant)
+            required = {*files, *(() if recorded else _implied(snapshot, files))}
         except SourceError as error:
-            if listed or SHARD_INDEX not in present:
-                return Kept(lack=f"the part of it that is in {self.folder} will not do: {error}")
-            files, wanted = [], _shards(snapshot)
-        missing = sorted(wanted.difference(present))
+            if recorded or SHARD_INDEX not in present:
+                return CachedModel(missing=f"the files of it in {self.folder} are not usable: {error}")
+            files, required = [], _shards(snapshot)
+        missing = sorted(required.difference(present))
         if missing or not files:
             more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
-            return Kept(lack=f"{self.folder} lacks {', '.join(missing[:4]) or 'the weights'}{more}")
-        return Kept(model_path(snapshot, files))
+            return CachedModel(missing=f"{self.folder} lacks {', '.join(missing[:4]) or 'the weights'}{more}")
+        return CachedModel(model_path(snapshot, files))
 
     def _commits(self) -> list[str]:
         """Return all cached commits, the latest download first."""
@@ -154,13 +159,13 @@ class Snapshots:
         commits = [folder.name for folder in folders if _COMMIT.fullmatch(folder.name)]
         return sorted(commits, key=lambda commit: commit != last)
 
-    def _note(self, commit: str) -> Path:
+    def _listing_path(self, commit: str) -> Path:
         return self._repository / ".helexa" / f"{commit}.json"
 
-    def _listed(self, commit: str) -> list[str]:
-        """Return the recorded file names; empty if the Hub's own tools downloaded the commit."""
+    def _recorded_names(self, commit: str) -> list[str]:
+        """Return the recorded file names of a commit; empty if the Hub's own tools downloaded the commit."""
         try:
-            names = json.loads(self._note(commit).read_text())
+            names = json.loads(self._listing_path(commit).read_text())
         except (OSError, ValueError):
             return []
         return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
@@ -173,7 +178,7 @@ class Snapshots:
 
 
 def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
-    """Return the files that a checkpoint of `files` needs, inferred from shard names and the index."""
+    """Return the files that the checkpoint `files` needs, inferred from shard names and the shard index."""
     if "config.json" not in files:
         return set()
     shards = _shards(snapshot) if SHARD_INDEX in files else set[str]()
@@ -184,15 +189,15 @@ def _implied(snapshot: Path, files: Sequence[str]) -> set[str]:
 
 
 def _shards(snapshot: Path) -> set[str]:
-    """Return the file names in the shard index; a description of the index if it is unreadable."""
+    """Return the file names in the shard index. If the index is unreadable, return a description of it instead."""
     try:
-        named = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())
-        return {name for name in named if isinstance(name, str)}
+        names = set(json.loads((snapshot / SHARD_INDEX).read_text())["weight_map"].values())
+        return {name for name in names if isinstance(name, str)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {f"a readable {SHARD_INDEX}"}
 
 
-def _is_whole(path: Path, file: RemoteFile) -> bool:
+def _is_complete(path: Path, file: RemoteFile) -> bool:
     try:
         return path.is_file() and file.size in (None, path.stat().st_size)
     except OSError:
@@ -208,11 +213,11 @@ def _size(path: Path) -> int:
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = beside(path)
+    partial = temporary_path(path)
     partial.write_text(text)
     partial.replace(path)
 
 
-def beside(path: Path) -> Path:
-    """Return a name unique to this thread for a file that will replace `path`."""
+def temporary_path(path: Path) -> Path:
+    """Return a path, unique to this thread, for a temporary file that will replace `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.new")

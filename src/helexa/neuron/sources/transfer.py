@@ -9,31 +9,37 @@ from io import FileIO
 from pathlib import Path
 
 from helexa.neuron.sources.fetch import Fetch
+from helexa.neuron.sources.fetch_errors import ContentError, disk_error
 from helexa.neuron.sources.listing import RemoteFile
-from helexa.neuron.sources.trouble import ContentError, disk_error
-from helexa.neuron.sources.web import Answer, Site, WebError
+from helexa.neuron.sources.web import Site, SiteResponse, WebError
 
-_TRIES = 5
-_LONGEST_PAUSE_SECONDS = 60
-_NOTEWORTHY_BYTES = 1 << 20
+_MAX_ATTEMPTS = 5
+_MAX_DELAY_SECONDS = 60
+_PROGRESS_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
-_MOST_AT_ONCE = 32 << 30  # the content networks of hubs serve much larger files only in parts
+_MAX_RANGE_BYTES = 32 << 30  # the content networks of hubs serve much larger files only in parts
 _LOCK_SECONDS = 0.2
 
 
-def pause(failures: int, error: WebError) -> int | None:
-    """Return the seconds to wait after `failures` consecutive failures, the last of them `error`; None: give up."""
-    if not error.passing or failures >= _TRIES:
+def retry_delay(failures: int, error: WebError) -> int | None:
+    """Return the seconds to wait before the next attempt, or None to give up.
+
+    Args:
+        failures: number of consecutive failed attempts.
+        error: error of the last attempt.
+    """
+    if not error.transient or failures >= _MAX_ATTEMPTS:
         return None
     if error.retry_after is not None:
-        return max(1, error.retry_after) if error.retry_after <= _LONGEST_PAUSE_SECONDS else None
+        return max(1, error.retry_after) if error.retry_after <= _MAX_DELAY_SECONDS else None
     return 2 ** (failures - 1)
 
 
 @contextmanager
-def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
-    """Open the file at `path` for reading and appending, locked against other processes; None once `taken` returns
-    True.
+def locked_file(path: Path, is_complete: Callable[[], bool], fetch: Fetch) -> Iterator[FileIO | None]:
+    """Open the file at `path` for reading and appending, locked against other processes, and yield it.
+
+    If `is_complete` returns True, because another process has finished the file, yield None.
 
     While waiting for the lock, the file's size is reported to `fetch`.
 
@@ -41,7 +47,7 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    while not taken():
+    while not is_complete():
         with path.open("a+b", buffering=0) as file:
             while True:
                 try:
@@ -52,7 +58,7 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
                     fetch.wait(_LOCK_SECONDS)
             if not _is_at(file, path):
                 continue  # the previous owner renamed or deleted the file
-            if taken():
+            if is_complete():
                 path.unlink()
                 break
             yield file
@@ -60,14 +66,14 @@ def claimed(path: Path, taken: Callable[[], bool], fetch: Fetch) -> Iterator[Fil
     yield None
 
 
-def named(file: FileIO, path: Path, name: Path) -> None:
-    """Rename the locked file at `path` to `name`.
+def rename_locked(file: FileIO, path: Path, name: Path) -> None:
+    """Rename the locked file at `path` to the path `name`.
 
     Raises:
         OSError: the file was removed, or another process replaced it.
     """
     if not _is_at(file, path):
-        raise FileNotFoundError(errno.ENOENT, "a file was taken away while it was fetched")
+        raise FileNotFoundError(errno.ENOENT, "a file was removed during its download")
     path.replace(name)
 
 
@@ -78,9 +84,9 @@ class Transfer:
         site: server of the file.
         path: path of the file at the site.
         file: expected size and checksum.
-        target: locked file; may hold the beginning of the content.
+        target: locked file; may contain the beginning of the content.
         folder: cache folder named in error messages.
-        advance: called after each chunk with the number of bytes present; may raise to end the transfer.
+        advance: called after each chunk with the number of bytes present; may raise an error to end the transfer.
     """
 
     def __init__(
@@ -93,41 +99,41 @@ class Transfer:
         self._folder = folder
         self._advance = advance
         self._done = 0
-        self._furthest = 0
+        self._max_done = 0
         self._complete = False
         self._sum = file.checksum()
 
     def run(self, wait: Callable[[float], None]) -> None:
         """Download the missing bytes and verify the checksum.
 
-        Received bytes stay in the target for the next transfer, unless the content is wrong.
+        If the download fails, received bytes stay in the target for the next transfer, unless the checksum is wrong.
 
         Raises:
-            WebError: the site failed too often in a row.
+            WebError: the site failed permanently or too many times in a row.
             ContentError: the site sent other content than announced.
             DiskError: the target cannot be written.
         """
-        self._take_up()
-        taken_up = self._done > 0
+        self._resume()
+        resumed = self._done > 0
         while True:
             self._receive_all(wait)
             if self._sum is None or self._file.is_sum(self._sum.hexdigest()):
                 break
-            found = self._sum.hexdigest()
+            digest = self._sum.hexdigest()
             self._restart()
-            if not taken_up:
+            if not resumed:
                 raise ContentError(
-                    f"cannot be used: {self._file.name} has checksum {found}, "
-                    f"but {self._file.sha256 or self._file.git_id} was announced; what came was thrown away"
+                    f"cannot be used: {self._file.name} has checksum {digest}, "
+                    f"but {self._file.sha256 or self._file.git_id} was announced; the received bytes were discarded"
                 )
-            taken_up = False
+            resumed = False
         try:
             os.fsync(self._target.fileno())
         except OSError as error:
             raise disk_error(error, self._folder) from error
 
-    def _take_up(self) -> None:
-        """Resume from the bytes of an earlier transfer."""
+    def _resume(self) -> None:
+        """Read the bytes of an earlier transfer, so that the download continues after them."""
         size = os.fstat(self._target.fileno()).st_size
         if self._file.size is None or size > self._file.size:
             self._done = size
@@ -144,59 +150,62 @@ class Transfer:
             try:
                 self._receive()
             except WebError as error:
-                if self._done >= self._furthest + _NOTEWORTHY_BYTES:
+                if self._done >= self._max_done + _PROGRESS_BYTES:
                     failures = 0
-                self._furthest = max(self._furthest, self._done)
+                self._max_done = max(self._max_done, self._done)
                 failures += 1
-                seconds = pause(failures, error)
+                seconds = retry_delay(failures, error)
                 if seconds is None:
                     raise
                 wait(seconds)
 
     def _receive(self) -> None:
-        rest = 0 if self._file.size is None else self._file.size - self._done
-        stop = self._done + _MOST_AT_ONCE if rest > _MOST_AT_ONCE else None
+        remaining = 0 if self._file.size is None else self._file.size - self._done
+        stop = self._done + _MAX_RANGE_BYTES if remaining > _MAX_RANGE_BYTES else None
         try:
-            answer = self._site.get(self._path, self._done, stop)
+            response = self._site.get(self._path, self._done, stop)
         except WebError as error:
             if error.status == 416 and self._done:  # the file at the site is shorter than the partial file
                 self._restart()
-                error.passing = True
+                error.transient = True
             raise
-        with answer:
-            size = self._expected(answer)
-            begun = self._done
-            for chunk in answer.chunks():
+        with response:
+            size = self._expected(response)
+            start = self._done
+            for chunk in response.chunks():
                 if size is not None and self._done + len(chunk) > size:
                     self._restart()
-                    raise ContentError(f"cannot be used: {answer.where} sends more of {self._file.name} than announced")
+                    raise ContentError(
+                        f"cannot be used: {response.where} sends more of {self._file.name} than announced"
+                    )
                 try:
                     _write(self._target, chunk)
                 except OSError as error:
                     raise disk_error(error, self._folder) from error
                 self._count(chunk)
         self._complete = size in (None, self._done)
-        if not self._complete and (answer.length is None or self._done == begun):
-            raise WebError(answer.where, f"hung up after {self._done} of {size} bytes")
+        if not self._complete and (response.length is None or self._done == start):
+            raise WebError(response.where, f"hung up after {self._done} of {size} bytes")
 
-    def _expected(self, answer: Answer) -> int | None:
-        """Return the length of the file, or None if unknown. Discard present bytes if the answer does not continue
-        them.
+    def _expected(self, response: SiteResponse) -> int | None:
+        """Return the length of the file, or None if unknown.
+
+        Discard the bytes received so far if the response begins at another byte.
         """
-        part = answer.content_range
-        if part is None:
+        content_range = response.content_range
+        if content_range is None:
             self._restart()
-            length = answer.length
+            length = response.length
         else:
-            begin, _, total = part.removeprefix("bytes ").partition("/")
+            begin, _, total = content_range.removeprefix("bytes ").partition("/")
             if begin.partition("-")[0] != str(self._done):
                 self._restart()
-                raise WebError(answer.where, f"sends another part of {self._file.name} than asked for")
+                raise WebError(response.where, f"sent another range of {self._file.name} than requested")
             length = int(total) if total.isdecimal() else None
         size = self._file.size
         if size is not None and length is not None and length != size:
             raise ContentError(
-                f"cannot be used: {self._file.name} has {length} bytes at {answer.where}, but {size} were announced"
+                f"cannot be used: {self._file.name} has {length} bytes at {response.where}, but {size} were announced"
             )
         return length if size is None else size
 
@@ -214,9 +223,9 @@ class Transfer:
 
 
 def _write(target: FileIO, chunk: bytes) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[target.write(rest) :]
+    remaining = memoryview(chunk)
+    while remaining:
+        remaining = remaining[target.write(remaining) :]
 
 
 def _is_at(file: FileIO, path: Path) -> bool:

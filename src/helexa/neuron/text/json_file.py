@@ -1,4 +1,4 @@
-"""Small JSON files that accompany a model's weights."""
+"""Read small JSON files that accompany a model's weights."""
 
 from pathlib import Path
 from typing import Any
@@ -32,5 +32,5 @@ def read_object(path: Path, max_bytes: int = _MAX_BYTES) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise ModelFileError(f"{path.name} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelFileError(f"{path.name} does not hold a JSON object")
+        raise ModelFileError(f"{path.name} does not contain a JSON object")
     return value

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from helexa.core.errors import ModelFileError
-from helexa.neuron.text.notation import Notation
+from helexa.neuron.text.output_format import OutputFormat
 from helexa.neuron.text.pooling import Pooling, pooling_in_directory, pooling_in_gguf
 from helexa.neuron.text.sampling_defaults import SamplingDefaults, defaults_in_directory, defaults_in_gguf
 from helexa.neuron.text.templates.chat_template import CHATML, ChatTemplate
@@ -21,14 +21,14 @@ from helexa.neuron.weights.gguf.files import GgufFile, gguf_models
 
 @dataclass(frozen=True)
 class TextCapabilities:
-    """Capabilities of a model according to its vocabulary and chat template."""
+    """Whether a model supports tool calls and reasoning, according to its vocabulary and chat template."""
 
     tool_call: bool
     reasoning: bool
 
 
 class ModelText:
-    """One model's tokenizer, chat template and defaults.
+    """The tokenizer, the chat template and the sampling defaults of one model.
 
     Attributes:
         tokenizer: converts text to token ids and back.
@@ -36,7 +36,7 @@ class ModelText:
         sampling_defaults: values recommended by the model's publisher for `temperature`, `top_p`, `top_k`, `min_p` and
             `repetition_penalty`.
         pooling: method that combines hidden states into one embedding vector.
-        notation: reasoning format and tool-call format of the model.
+        output_format: reasoning format and tool-call format of the model's output.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class ModelText:
         self.pooling: Pooling = pooling
         source = CHATML if template_source is None else template_source
         self.template = ChatTemplate(source, tool_use=tool_use, special_tokens=special_tokens)
-        self.notation = Notation(tokenizer, (template_source or "") + (tool_use or ""))
-        # A template writes the first token itself; the fallback template does not.
+        self.output_format = OutputFormat(tokenizer, (template_source or "") + (tool_use or ""))
+        # A model's template writes the beginning-of-sequence token. The fallback template does not.
         first = tokenizer.bos_id if template_source is None and tokenizer.add_bos else None
-        self._begin = [] if first is None else [first]
+        self._prefix = [] if first is None else [first]
 
     @property
     def capabilities(self) -> TextCapabilities:
-        """The model's capabilities."""
+        """Whether the model supports tool calls and reasoning."""
         return TextCapabilities(
-            tool_call=self.notation.family is not None or self.template.mentions("tools"),
-            reasoning=self.notation.reasons or self.template.mentions("enable_thinking"),
+            tool_call=self.output_format.family is not None or self.template.mentions("tools"),
+            reasoning=self.output_format.separates_reasoning or self.template.mentions("enable_thinking"),
         )
 
     @classmethod
@@ -122,21 +122,21 @@ class ModelText:
             TemplateError: the template cannot render the messages.
         """
         text = self.template.render(messages, tools=tools, **template_kwargs)
-        return [*self._begin, *self.tokenizer.encode(text)]
+        return [*self._prefix, *self.tokenizer.encode(text)]
 
     def prompt_and_turn_start(
         self, messages: Sequence[Message], /, tools: Sequence[Mapping[str, Any]] | None = None, **template_kwargs: Any
     ) -> tuple[list[int], int]:
-        """Return the prompt, and the length of its prefix that does not depend on the last user message.
+        """Return the prompt, and the length of its longest known prefix that does not depend on the last user message.
 
-        To find the prefix, the method replaces the last user message by other text, drops all later messages, and
-        compares the two prompts. The last common token is not counted, since it may merge with the beginning of the
-        message. A conversation without the last user message would have a shorter common prefix: templates omit the
-        reasoning of turns before the last user message.
+        To find the prefix, the method renders a second conversation, whose last user message has other text and whose
+        later messages are missing, and compares the two prompts. The last common token is not counted, since it may
+        merge with the beginning of the message. Removing the last user message instead would yield a shorter common
+        prefix, because templates omit the reasoning of turns before the last user message.
 
         Returns:
-            The result of `prompt_ids`, and the number of tokens. The number is 0 if there is no user message or the
-            template rejects the changed conversation.
+            The token ids of the prompt, and the number of tokens in the prefix. The number is 0 if there is no user
+            message or the template rejects the changed conversation.
 
         Raises:
             TemplateError: the template cannot render the conversation.
@@ -145,25 +145,26 @@ class ModelText:
         last = next((index for index in reversed(range(len(messages))) if messages[index].get("role") == "user"), None)
         if last is None:
             return prompt, 0
-        other = {**messages[last], "content": _other(messages[last].get("content"))}
+        changed = {**messages[last], "content": _different_message(messages[last].get("content"))}
         ending = {"add_generation_prompt": True, "continue_final_message": False}
         try:
-            anew = self.prompt_ids([*messages[:last], other], tools, **template_kwargs | ending)
+            other_prompt = self.prompt_ids([*messages[:last], changed], tools, **template_kwargs | ending)
         except TemplateError:
             return prompt, 0
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, anew, strict=False)))
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, other_prompt, strict=False)))
         return prompt, max(common - 1, 0)
 
 
 def _gguf_in(path: Path) -> Path:
     files = gguf_models(path)
     if len(files) != 1:
-        raise ModelFileError(f"{path} holds no tokenizer.json and {len(files) or 'no'} .gguf files; name a model file")
+        contents = f"no tokenizer.json and {len(files) or 'no'} .gguf files"
+        raise ModelFileError(f"{path} contains {contents}; name a model file")
     return files[0]
 
 
-def _other(content: Any) -> str:
-    """Return a message that does not begin like `content`."""
+def _different_message(content: Any) -> str:
+    """Return a message text that begins differently from `content`."""
     first = content[0] if isinstance(content, list) and content else content
     text = first.get("text") if isinstance(first, Mapping) else first
     return "1" if isinstance(text, str) and text.lstrip().startswith("0") else "0"

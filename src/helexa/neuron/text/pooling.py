@@ -27,17 +27,17 @@ _GGUF_TYPES: dict[Any, Pooling] = {1: "mean", 2: "cls", 3: "last"}
 
 
 def pooling_in_directory(path: Path) -> Pooling:
-    """Return the pooling defined in a checkpoint directory."""
+    """Return the pooling method that a checkpoint directory specifies; `mean` if it specifies none or several."""
     try:
         config = read_object(path / POOLING_FILE)
     except ModelFileError:
         return _DEFAULT
-    said: list[Pooling] = [pooling for name, pooling in _FLAGS.items() if config.get(name) is True]
+    modes: list[Pooling] = [pooling for name, pooling in _FLAGS.items() if config.get(name) is True]
     mode = config.get("pooling_mode")
-    return said[0] if len(said) == 1 else _MODES.get(mode if isinstance(mode, str) else "", _DEFAULT)
+    return modes[0] if len(modes) == 1 else _MODES.get(mode if isinstance(mode, str) else "", _DEFAULT)
 
 
 def pooling_in_gguf(metadata: Mapping[str, Any]) -> Pooling:
-    """Return the pooling defined in a GGUF file's metadata."""
-    said = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
-    return _GGUF_TYPES.get(said if isinstance(said, int) else None, _DEFAULT)
+    """Return the pooling method that a GGUF file's metadata specifies; `mean` if it specifies none."""
+    pooling_type = metadata.get(f"{metadata.get('general.architecture')}.pooling_type")
+    return _GGUF_TYPES.get(pooling_type if isinstance(pooling_type, int) else None, _DEFAULT)

@@ -1,8 +1,8 @@
 """Sampling parameters recommended by a model's publisher.
 
-Precedence: the request's value, these values, the node's fallbacks (`neuron.requests.inference`). A missing or invalid
-value is skipped. `max_new_tokens` is ignored: it is a library's default and not a limit of the model. The tokenizer
-knows the end tokens.
+Precedence: the request's value, then the publisher's value, then the node's fallback (`neuron.requests.inference`). A
+missing or invalid value is skipped. `max_new_tokens` is ignored, because it is a library's default and not a limit of
+the model.
 """
 
 import math
@@ -14,7 +14,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.text.json_file import read_object
 
 SamplingDefaults = dict[str, float | int]
-"""Any of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`."""
+"""Values by parameter name: any of `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty`."""
 
 # Parameter name, and its key in a GGUF file's metadata; generation_config.json uses the parameter name.
 _KEYS = {
@@ -27,7 +27,7 @@ _KEYS = {
 
 
 def defaults_in_directory(path: Path) -> SamplingDefaults:
-    """Return the values in `generation_config.json`.
+    """Return the sampling defaults in `generation_config.json`.
 
     `"do_sample": false` means a temperature of 0, even if the file also has a temperature, as in `transformers`.
     Without `do_sample`, the temperature stays undefined. `transformers` would not sample in this case, but a file that
@@ -42,7 +42,7 @@ def defaults_in_directory(path: Path) -> SamplingDefaults:
 
 
 def defaults_in_gguf(metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """Return the values in a GGUF file's metadata."""
+    """Return the sampling defaults in a GGUF file's metadata."""
     return _numbers({name: metadata.get(key) for name, key in _KEYS.items()})
 
 

@@ -1,7 +1,7 @@
 """Tensors stored in blocks with separate scales: fp8 and MXFP4.
 
-fp8 is dequantized to plain float32: the product of a 4-bit significand and a float32 scale is rounded only once. MXFP4
-keeps its codes.
+fp8 is dequantized to plain float32. Each weight is rounded only once, because an fp8 significand has at most 4 bits.
+MXFP4 keeps its codes and scales.
 """
 
 from collections.abc import Mapping
@@ -18,23 +18,23 @@ from helexa.neuron.weights.safetensors_file import FileTensor
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _SCALES = ("_scale_inv", "_scale")
-_BLOCK = [128, 128]
-_LARGEST_BLOCK = 1 << 20
-_GROUP = 32
+_DEFAULT_BLOCK_SIZE = [128, 128]
+_MAX_BLOCK_SIZE = 1 << 20
+_MXFP4_GROUP = 32
 _E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # in units of 1/2
 
 
 class StoredTensor(Protocol):
-    """A tensor of a checkpoint in its stored format."""
+    """A tensor in a checkpoint's files, read on demand; blocks and their scales count as one tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the tensor after reading."""
+        """Shape of the tensor that `read` returns without an index."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor in its file."""
+        """Size of the tensor in its file, in bytes, including its scales."""
         ...
 
     def read(self, index: int | None = None) -> Weight:
@@ -46,7 +46,7 @@ class StoredTensor(Protocol):
         ...
 
     def on_meta(self, shape: tuple[int, ...]) -> Weight:
-        """See `Checkpoint`."""
+        """Return a weight of `shape` on torch's meta device, in the format that `read` returns; reads no data."""
         ...
 
 
@@ -54,31 +54,35 @@ class StoredTensor(Protocol):
 class Fp8Tensor:
     """A tensor in fp8 with one scale per tensor, per row, or per block of rows and columns.
 
-    Reference: transformers `integrations/finegrained_fp8.py`, where the names of scales contain `inv`.
+    Reference: transformers `integrations/finegrained_fp8.py`. The names of scales may end in `_inv`, but scales always
+    multiply.
+
+    Attributes:
+        block_size: rows and columns per scale, if the scale has one entry per block.
     """
 
     weight: FileTensor
     scale: FileTensor
-    block: tuple[int, int]
+    block_size: tuple[int, int]
 
     def __post_init__(self) -> None:
         rows, columns = self.weight.shape[-2:]
-        blocks = (-(-rows // self.block[0]), -(-columns // self.block[1]))
-        several = self.weight.shape[:-2]
-        if self.scale.shape not in ((), (1,), (rows,), *((*several, *grid) for grid in ((1, 1), (rows, 1), blocks))):
+        blocks = (-(-rows // self.block_size[0]), -(-columns // self.block_size[1]))
+        stack = self.weight.shape[:-2]
+        if self.scale.shape not in ((), (1,), (rows,), *((*stack, *grid) for grid in ((1, 1), (rows, 1), blocks))):
             raise ModelFileError(
                 f"tensor {self.scale.name} has the shape {list(self.scale.shape)}, which does not fit "
-                f"{list(self.weight.shape)} in blocks of {list(self.block)}"
+                f"weights of shape {list(self.weight.shape)} in blocks of {list(self.block_size)}"
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See `StoredTensor`."""
+        """Shape of the dequantized tensor."""
         return self.weight.shape
 
     @property
     def nbytes(self) -> int:
-        """See `StoredTensor`."""
+        """Size of weights and scales in the file, in bytes."""
         return self.weight.nbytes + self.scale.nbytes
 
     def read(self, index: int | None = None) -> Tensor:
@@ -90,14 +94,14 @@ class Fp8Tensor:
             scale = scale[:, None]
         if scale.numel() == 1 or scale.shape[-2:] == (weight.shape[-2], 1):
             return weight.mul_(scale)
-        height, width = self.block
+        height, width = self.block_size
         by_rows = scale.repeat_interleave(height, dim=-2)[..., : weight.shape[-2], :]
-        for number, part in enumerate(weight.split(width, dim=-1)):
-            part.mul_(by_rows[..., number : number + 1])
+        for number, columns in enumerate(weight.split(width, dim=-1)):
+            columns.mul_(by_rows[..., number : number + 1])
         return weight
 
     def on_meta(self, shape: tuple[int, ...]) -> Tensor:
-        """See `Checkpoint`."""
+        """Return a float32 tensor of `shape` on torch's meta device."""
         return torch.empty(shape, dtype=torch.float32, device="meta")
 
 
@@ -112,31 +116,36 @@ class Mxfp4Tensor:
     scales: FileTensor
 
     def __post_init__(self) -> None:
-        fits = self.blocks.shape == (*self.scales.shape, _GROUP // 2) and len(self.scales.shape) in (2, 3)
-        if not fits or self.blocks.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
+        valid = self.blocks.shape == (*self.scales.shape, _MXFP4_GROUP // 2) and len(self.scales.shape) in (2, 3)
+        if not valid or self.blocks.dtype != torch.uint8 or self.scales.dtype != torch.uint8:
             raise ModelFileError(
-                f"tensors {self.blocks.name} and {self.scales.name} of {list(self.blocks.shape)} and "
-                f"{list(self.scales.shape)} are no blocks of MXFP4 with their scales"
+                f"tensors {self.blocks.name} and {self.scales.name} with shapes {list(self.blocks.shape)} and "
+                f"{list(self.scales.shape)} are not blocks of MXFP4 and their scales"
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """See `StoredTensor`."""
-        return (*self.scales.shape[:-1], self.scales.shape[-1] * _GROUP)
+        """Shape of the dequantized tensor."""
+        return (*self.scales.shape[:-1], self.scales.shape[-1] * _MXFP4_GROUP)
 
     @property
     def nbytes(self) -> int:
-        """See `StoredTensor`."""
+        """Size of codes and scales in the file, in bytes."""
         return self.blocks.nbytes + self.scales.nbytes
 
     def read(self, index: int | None = None) -> GroupwiseTensor:
-        """Return one matrix with its codes unchanged."""
+        """Return one matrix with its codes unchanged.
+
+        Raises:
+            ModelFileError: `index` is missing for stacked matrices or given for a single matrix, or the file cannot be
+                read.
+        """
         if (index is None) != (len(self.shape) == 2):
             raise ModelFileError(f"tensor {self.blocks.name} of {list(self.shape)} is read one matrix at a time")
         return _mxfp4(self.blocks.read(index), self.scales.read(index))
 
     def on_meta(self, shape: tuple[int, ...]) -> GroupwiseTensor:
-        """See `Checkpoint`."""
+        """Return an MXFP4 matrix of `shape` on torch's meta device."""
         return _mxfp4_on_meta(shape)
 
 
@@ -144,64 +153,64 @@ def _mxfp4(packed: Tensor, exponents: Tensor) -> GroupwiseTensor:
     codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
     unit = torch.ldexp(torch.ones_like(exponents, dtype=torch.float32), exponents.int() - 128)  # codes are halves
     table = torch.tensor(_E2M1, dtype=torch.int8)
-    return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_GROUP, table=table)
+    return GroupwiseTensor(codes, GroupScale(unit), None, zero=0, bits=4, group_size=_MXFP4_GROUP, table=table)
 
 
 @lru_cache
 def _mxfp4_on_meta(shape: tuple[int, ...]) -> GroupwiseTensor:
-    exponents = torch.zeros(1, shape[-1] // _GROUP, dtype=torch.uint8)
-    return _mxfp4(exponents[..., None].expand(-1, -1, _GROUP // 2), exponents).on_meta(shape[0])
+    exponents = torch.zeros(1, shape[-1] // _MXFP4_GROUP, dtype=torch.uint8)
+    return _mxfp4(exponents[..., None].expand(-1, -1, _MXFP4_GROUP // 2), exponents).on_meta(shape[0])
 
 
 def stored_tensors(tensors: Mapping[str, FileTensor], config: dict[str, Any]) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint by name, each combined with its scales.
 
     Args:
-        config: the model's configuration. The function applies `quantization_config` and removes it from `config`.
+        config: the model's configuration; `quantization_config` is removed from it.
 
     Raises:
         ModelFileError: the quantization of the checkpoint is not supported, or a tensor lacks its scales.
     """
-    quantisation = config.pop("quantization_config", None)
-    if quantisation is None:
+    quantization = config.pop("quantization_config", None)
+    if quantization is None:
         return dict(tensors)
-    method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if method == "fp8":
-        return _with_fp8(tensors, _block(quantisation.get("weight_block_size")))
+        return _with_fp8(tensors, _block_size(quantization.get("weight_block_size")))
     if method == "mxfp4":
         return _with_mxfp4(tensors)
     raise ModelFileError(
-        f"config: 'quantization_config' is of {str(method)[:40]!r}, which is not read here (fp8 and mxfp4 are): "
-        "load the model that it was made from, with a quant such as q4k, or a GGUF file of it"
+        f"config: unsupported quant_method {str(method)[:40]!r} in 'quantization_config'; supported: fp8, mxfp4; "
+        "load the unquantized original model with a quant such as q4k, or a GGUF file of the model"
     )
 
 
-def _block(stated: Any) -> tuple[int, int]:
-    sizes = _BLOCK if stated is None else stated
-    sound = isinstance(sizes, list) and all(type(size) is int and 0 < size <= _LARGEST_BLOCK for size in sizes)
-    if not sound or len(sizes) != 2:
+def _block_size(stated: Any) -> tuple[int, int]:
+    sizes = _DEFAULT_BLOCK_SIZE if stated is None else stated
+    valid = isinstance(sizes, list) and all(type(size) is int and 0 < size <= _MAX_BLOCK_SIZE for size in sizes)
+    if not valid or len(sizes) != 2:
         raise ModelFileError("config: 'weight_block_size' is not a pair of sizes")
     return sizes[0], sizes[1]
 
 
-def _with_fp8(tensors: Mapping[str, FileTensor], block: tuple[int, int]) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = dict(tensors)
+def _with_fp8(tensors: Mapping[str, FileTensor], block_size: tuple[int, int]) -> dict[str, StoredTensor]:
+    combined: dict[str, StoredTensor] = dict(tensors)
     for name, tensor in tensors.items():
         if tensor.dtype not in _FP8 or len(tensor.shape) not in (2, 3):
             continue
-        scale = next((found.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in found), None)
+        scale = next((combined.pop(f"{name}{suffix}") for suffix in _SCALES if f"{name}{suffix}" in combined), None)
         if not isinstance(scale, FileTensor):
-            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is not there")
-        found[name] = Fp8Tensor(tensor, scale, block)
-    return found
+            raise ModelFileError(f"tensor {name} is in fp8, but {name}{_SCALES[0]} is missing")
+        combined[name] = Fp8Tensor(tensor, scale, block_size)
+    return combined
 
 
 def _with_mxfp4(tensors: Mapping[str, FileTensor]) -> dict[str, StoredTensor]:
-    found: dict[str, StoredTensor] = dict(tensors)
+    combined: dict[str, StoredTensor] = dict(tensors)
     for blocks in [name for name in tensors if name.endswith("_blocks")]:
         name = blocks.removesuffix("_blocks")
         if f"{name}_scales" not in tensors or name in tensors:
-            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is not there")
-        del found[blocks], found[f"{name}_scales"]
-        found[name] = Mxfp4Tensor(tensors[blocks], tensors[f"{name}_scales"])
-    return found
+            raise ModelFileError(f"tensor {blocks} is in MXFP4, but {name}_scales is missing")
+        del combined[blocks], combined[f"{name}_scales"]
+        combined[name] = Mxfp4Tensor(tensors[blocks], tensors[f"{name}_scales"])
+    return combined

@@ -1,4 +1,4 @@
-"""Model files of any supported format as named tensors and one configuration."""
+"""Open the files of a model in any supported format as a checkpoint: named tensors and one configuration."""
 
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -11,7 +11,9 @@ from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 
 
 class Checkpoint(Protocol):
-    """Weights that are read one at a time, so that memory never holds both the file and the model.
+    """The weights and the configuration of a model's files.
+
+    Weights are read one at a time, so that memory never holds both the file and the model.
 
     A multimodal checkpoint exposes only its text model: the nested text configuration, and the tensors of the text
     model under the names of a text-only model.
@@ -19,7 +21,7 @@ class Checkpoint(Protocol):
     Attributes:
         config: the text model's configuration, flat, with the keys of Hugging Face's `config.json`; its `model_type` is
             the name of a file in `models/`.
-        total_bytes: bytes of all tensors in the files.
+        total_bytes: total size of the tensors in the files, in bytes.
     """
 
     config: dict[str, Any]
@@ -89,5 +91,5 @@ def open_checkpoint(path: Path) -> Checkpoint:
     files = gguf_models(path)
     if len(files) == 1:
         return GgufCheckpoint(files[0])
-    found = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"
-    raise ModelFileError(f"{path}: the folder holds {found}")
+    contents = f"{len(files)} .gguf files: name one of them" if files else "neither .safetensors nor .gguf files"
+    raise ModelFileError(f"{path}: the folder holds {contents}")

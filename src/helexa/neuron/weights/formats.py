@@ -9,19 +9,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupScale:
-    """One number per group of a row, [N, G], in the format of the file.
+    """One number (a scale or a minimum) per quantization group of each row, [N, G], as stored in the file.
 
     Attributes:
         unit: float16 or float32 [N, U]; U divides G.
-        codes: int8 or uint8 [N, G], multiples of the unit of their part of the row. If None, U equals G and the units
-            are the numbers themselves.
+        codes: int8 or uint8 [N, G]; each number is its code times its unit, and each unit applies to G / U adjacent
+            groups. If None, U equals G and the units are the numbers.
     """
 
     unit: Tensor
     codes: Tensor | None = None
 
     def values(self) -> Tensor:
-        """Return the numbers as float32 [N, G], without rounding."""
+        """Return the numbers as float32 [N, G]; the products of codes and units are exact."""
         if self.codes is None:
             return self.unit.float()
         return (self.codes.unflatten(-1, (self.unit.shape[-1], -1)).float() * self.unit.float()[..., None]).flatten(-2)
@@ -43,10 +43,10 @@ class GroupwiseTensor:
     `weight = scale * (code - zero) + minimum`, or with a table `weight = scale * table[code]`.
 
     Attributes:
-        codes: uint8 [N, K], one unsigned code per byte, below 2 ** bits.
+        codes: uint8 [N, K], one unsigned code per byte, less than 2 ** bits.
         scale: one scale per group along K.
         minimum: one minimum per group along K, or None if all minimums are 0.
-        zero: code of the value 0 before the minimum is added; 0 with a table.
+        zero: the code that represents the value 0, before the minimum is added; 0 with a table.
         bits: bits per code: 4, 5, 6 or 8; 4 with a table.
         group_size: number of codes that share a scale, 16 or 32; divides K.
         table: int8 [16], value of each code; None if codes are values. Not combined with a minimum.
@@ -87,15 +87,15 @@ class GroupwiseTensor:
 
     def rows(self, indices: Tensor) -> "GroupwiseTensor":
         """Return the rows at `indices` [T] as a quantized matrix."""
-        return self.each(lambda part: part[indices])
+        return self.each(lambda tensor: tensor[indices])
 
     def on_meta(self, rows: int) -> "GroupwiseTensor":
         """Return a matrix of `rows` rows in this format on torch's meta device."""
-        return self.each(lambda part: torch.empty((rows, part.shape[1]), dtype=part.dtype, device="meta"))
+        return self.each(lambda tensor: torch.empty((rows, tensor.shape[1]), dtype=tensor.dtype, device="meta"))
 
     def to(self, device: torch.device) -> "GroupwiseTensor":
         """Return the matrix on another device."""
-        moved = self.each(lambda part: part.to(device))
+        moved = self.each(lambda tensor: tensor.to(device))
         return moved if self.table is None else replace(moved, table=self.table.to(device))
 
 

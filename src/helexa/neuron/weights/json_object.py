@@ -1,4 +1,4 @@
-"""Untrusted JSON files that accompany weights."""
+"""Read untrusted JSON files that accompany weights."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Any
 from helexa.core.errors import ModelFileError
 
 MAX_JSON_BYTES = 32 << 20
-"""Larger than any real file, and small enough that a malicious file cannot exhaust memory."""
+"""Maximum size of a JSON file or header in bytes: larger than any real file, but too small to exhaust memory."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
         ModelFileError: `text` is not a valid JSON object.
     """
     try:
-        parsed = json.loads(text.decode(), object_pairs_hook=_distinct)
+        parsed = json.loads(text.decode(), object_pairs_hook=_reject_duplicate_keys)
     except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{path.name}: not valid JSON: {error}") from error
     if not isinstance(parsed, dict):
@@ -43,7 +43,7 @@ def parse_json(text: bytes, path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     parsed = dict(pairs)
     if len(parsed) != len(pairs):
         raise ValueError("a key appears twice")

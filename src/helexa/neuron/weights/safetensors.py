@@ -9,14 +9,14 @@ from helexa.neuron.weights.block_formats import StoredTensor, stored_tensors
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.json_object import read_json
 from helexa.neuron.weights.safetensors_file import file_tensors
-from helexa.neuron.weights.text_part import left_out, text_config, text_names
+from helexa.neuron.weights.text_part import summarize_names, text_config, text_tensor_names
 
 _log = logging.getLogger("helexa.neuron.weights")
 _CONFIG = "config.json"
 
 
 class SafetensorsCheckpoint:
-    """The weights in a folder's safetensors files; see `Checkpoint`."""
+    """The `Checkpoint` of a folder with safetensors files and `config.json`."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder: `config.json`, and one `.safetensors` file, or several files with an index.
@@ -28,10 +28,10 @@ class SafetensorsCheckpoint:
         self.config: dict[str, Any] = text_config(read_json(folder / _CONFIG))
         tensors = file_tensors(folder)
         self._files = {tensor.file.path: tensor.file for tensor in tensors.values()}
-        names = text_names(tensors)
-        others = tensors.keys() - names.values()
-        if others:
-            _log.info("%s: tensors beside the text model are left out: %s", folder.name, left_out(others))
+        names = text_tensor_names(tensors)
+        skipped = tensors.keys() - names.values()
+        if skipped:
+            _log.info("%s: skipped tensors outside the text model: %s", folder.name, summarize_names(skipped))
         text = {name: tensors[stored] for name, stored in names.items()}
         self._tensors: dict[str, StoredTensor] = stored_tensors(text, self.config)
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
@@ -55,7 +55,7 @@ class SafetensorsCheckpoint:
         return self._find(name).read(index)
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """See `Checkpoint`."""
+        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
         return self._find(name).on_meta(shape)
 
     def close(self) -> None:

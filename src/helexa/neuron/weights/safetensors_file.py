@@ -1,4 +1,4 @@
-"""Safetensors files: tensor table of a folder.
+"""Read the tensor tables of a folder's safetensors files.
 
 The files are untrusted input: names, offsets and sizes are checked against the file sizes before use.
 """
@@ -43,7 +43,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor in a file.
+    """A tensor in a safetensors file.
 
     Attributes:
         offset: first byte of the tensor, from the start of the file.
@@ -63,7 +63,7 @@ class FileTensor:
             ModelFileError: the tensor has no slice at `index`, or the file cannot be read.
         """
         if index is not None:
-            return self._part(index).read()
+            return self._slice(index).read()
         if self.nbytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         stored = self.file.read(self.offset, self.nbytes, self.name)
@@ -72,10 +72,10 @@ class FileTensor:
         return torch.from_numpy(stored).view(self.dtype).view(self.shape)
 
     def on_meta(self, shape: tuple[int, ...]) -> Tensor:
-        """See `Checkpoint`."""
+        """Return a tensor of `shape` and the stored dtype on torch's meta device."""
         return torch.empty(shape, dtype=self.dtype, device="meta")
 
-    def _part(self, index: int) -> "FileTensor":
+    def _slice(self, index: int) -> "FileTensor":
         if not self.shape or not 0 <= index < self.shape[0]:
             raise ModelFileError(f"{self.file.path.name}: tensor {self.name} of {list(self.shape)} has no part {index}")
         size = self.nbytes // self.shape[0]
@@ -134,7 +134,7 @@ def _read_header(path: Path) -> dict[str, FileTensor]:
     end = 8 + length
     for name, tensor in sorted(tensors.items(), key=lambda item: (item[1].offset, item[1].nbytes)):
         if tensor.offset != end:
-            raise ModelFileError(f"{path.name}: tensor {name} does not begin where the one before it ends")
+            raise ModelFileError(f"{path.name}: tensor {name} does not begin where the previous tensor ends")
         end += tensor.nbytes
     if end != size:
         problem = "truncated in tensor data" if end > size else "bytes follow the last tensor"
@@ -150,18 +150,19 @@ def _tensor(file: TensorFile, name: str, fields: Any, data: int) -> FileTensor:
     dtype = _DTYPES.get(str(fields.get("dtype")))
     if dtype is None:
         raise ModelFileError(f"{file.path.name}: unsupported dtype {str(fields.get('dtype'))[:40]!r} in tensor {name}")
-    shape, span = fields.get("shape"), fields.get("data_offsets")
-    if not _sizes(shape) or not _sizes(span) or len(span) != 2 or span[0] > span[1]:
-        raise ModelFileError(f"{file.path.name}: tensor {name} has no sound shape and data_offsets")
+    shape, byte_range = fields.get("shape"), fields.get("data_offsets")
+    if not _are_sizes(shape) or not _are_sizes(byte_range) or len(byte_range) != 2 or byte_range[0] > byte_range[1]:
+        raise ModelFileError(f"{file.path.name}: tensor {name} has invalid shape or data_offsets")
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes != span[1] - span[0]:
+    if nbytes != byte_range[1] - byte_range[0]:
         raise ModelFileError(
-            f"{file.path.name}: tensor {name} of {nbytes} bytes has a place of {span[1] - span[0]} bytes"
+            f"{file.path.name}: tensor {name} of {nbytes} bytes has data_offsets "
+            f"of {byte_range[1] - byte_range[0]} bytes"
         )
-    return FileTensor(file, name, dtype, tuple(shape), data + span[0], nbytes)
+    return FileTensor(file, name, dtype, tuple(shape), data + byte_range[0], nbytes)
 
 
-def _sizes(value: Any) -> TypeGuard[list[int]]:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return (
         isinstance(value, list)
         and len(value) <= _MAX_DIMENSIONS

@@ -1,4 +1,4 @@
-"""Tensor bytes of a model file, mapped one tensor at a time so that the file does not stay resident."""
+"""Read tensor bytes of a model file through one memory mapping per tensor, so that the file does not stay resident."""
 
 import mmap
 import os
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class TensorFile:
-    """A file whose header was validated for `size` bytes; opened at the first read.
+    """A model file of `size` bytes with a validated header; opened at the first read.
 
-    Mapping avoids a copy, but a mapping must not outlive the load: if the file shrinks, the system kills a process that
-    reads the mapping.
+    Mapping avoids a copy, but a mapping must not outlive the load: if the file shrinks, the operating system kills a
+    process that reads the missing bytes.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -41,10 +41,10 @@ class TensorFile:
             return np.empty(0, np.uint8)
         start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         try:
-            number = self._opened().fileno()
-            if os.fstat(number).st_size != self.size:
+            descriptor = self._opened().fileno()
+            if os.fstat(descriptor).st_size != self.size:
                 raise ModelFileError(f"{self.path.name}: changed on disk since its header was read")
-            mapping = mmap.mmap(number, offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
+            mapping = mmap.mmap(descriptor, offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
         except OSError as error:
             raise ModelFileError(f"{self.path.name}: cannot read tensor {tensor}: {error.strerror or error}") from error
         if hasattr(mmap, "MADV_WILLNEED"):

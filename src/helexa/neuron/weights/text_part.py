@@ -11,12 +11,14 @@ _TEXT = re.compile(
     r"(?:model\.language_model\.|language_model\.model\.)(?P<rest>.+)|language_model\.(?P<head>lm_head\..+)"
 )
 _HEAD = "lm_head."
-_DRAFTING = "mtp."  # multi-token prediction layers, which text-only models can have, too
-_OTHERS = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio))\.")
+_DRAFTING = "mtp."  # multi-token prediction layers; text-only models may have these layers, too
+_OTHER_MODALITIES = re.compile(r"(?:model\.)?(?:visual|vision\w*|audio\w*|multi_modal\w*|embed_(?:vision|audio))\.")
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the text model's flat configuration; missing keys are taken from the outer configuration.
+    """Return the text model's flat configuration.
+
+    Keys of the nested `text_config` override keys of `config`. Configurations of other modalities are dropped.
 
     The suffix `_text` is removed from `model_type`: `qwen3_5_text` becomes `qwen3_5`.
 
@@ -33,39 +35,39 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def text_names(names: Iterable[str]) -> dict[str, str]:
-    """Return the text model's tensors: name in a text-only model -> name in this checkpoint.
+def text_tensor_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the text model's tensor names: name in a text-only model -> name in this checkpoint.
 
     Raises:
         ModelFileError: two tensors map to the same name.
     """
     names = list(names)
-    inside = any(_TEXT.fullmatch(name) for name in names)
-    found: dict[str, str] = {}
+    prefixed = any(_TEXT.fullmatch(name) for name in names)
+    stored_names: dict[str, str] = {}
     for name in names:
-        plain = _plain_name(name, inside)
-        if plain in found:
-            raise ModelFileError(f"tensors {found[plain]} and {name} are the same in the text model")
+        plain = _plain_name(name, prefixed)
+        if plain in stored_names:
+            raise ModelFileError(f"tensors {stored_names[plain]} and {name} are the same in the text model")
         if plain is not None:
-            found[plain] = name
-    return found
+            stored_names[plain] = name
+    return stored_names
 
 
-def left_out(names: Iterable[str]) -> str:
-    """Return a short description of skipped tensors for the log."""
-    parts = Counter(".".join(name.split(".")[:2]) for name in names)
-    return ", ".join(f"{part} ({count})" for part, count in parts.most_common(5))
+def summarize_names(names: Iterable[str]) -> str:
+    """Return the five most frequent two-level name prefixes with their counts, for the log."""
+    modules = Counter(".".join(name.split(".")[:2]) for name in names)
+    return ", ".join(f"{module} ({count})" for module, count in modules.most_common(5))
 
 
-def _plain_name(name: str, inside: bool) -> str | None:
-    """Return the name in a text-only model, or None.
+def _plain_name(name: str, prefixed: bool) -> str | None:
+    """Return the tensor's name in a text-only model; None for tensors outside the text model.
 
     Args:
-        inside: whether a prefix marks the names of the text model.
+        prefixed: whether tensors of the text model have a prefix in this checkpoint.
     """
     match = _TEXT.fullmatch(name)
     if match:
         return match["head"] or f"model.{match['rest']}"
-    if inside:
+    if prefixed:
         return name if name.startswith(_HEAD) else None
-    return None if name.startswith(_DRAFTING) or _OTHERS.match(name) else name
+    return None if name.startswith(_DRAFTING) or _OTHER_MODALITIES.match(name) else name

@@ -9,14 +9,16 @@ _OPEN, _CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED = "```json"
 _OPENS, _CALLS, _NEXT = Markers([_OPEN]), Markers([_CALL]), Markers([_CALL, _CLOSE])
-_SEPARATORS, _ENDS, _BODIES = Markers([_SEPARATOR]), Markers([_END]), Markers(["{", _FENCED])
+_SEPARATORS, _ENDS, _ARGUMENTS = Markers([_SEPARATOR]), Markers([_END]), Markers(["{", _FENCED])
 _FENCE, _FENCE_END = Markers([_FENCED]), Markers(["```"])
 
 
 class DeepSeek:
-    """`function SEP NAME, ```json, {...}, ``` END` and `NAME SEP {...} END`, several in one frame or without a frame.
+    """The DeepSeek format: `function SEP NAME, ```json, {...}, ``` END` or `NAME SEP {...} END`.
 
-    Repaired errors: up to three surplus braces at the end, and a missing fence of the code block.
+    Calls may be enclosed in a frame of begin and end tokens.
+
+    Tolerated errors: up to three surplus braces after the arguments, and a missing end of the code block.
     """
 
     name = "deepseek"
@@ -25,7 +27,7 @@ class DeepSeek:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse calls. See `Family.read`."""
+        """Parse one call, or all calls of a frame."""
         framed = yield from source.marker(_OPENS)
         yield from source.space()
         yield from source.expect(_CALLS)
@@ -42,7 +44,7 @@ def _read_one(source: Source, output: Output) -> Reading[None]:
     name = yield from source.name()
     yield from source.expect(_SEPARATORS)
     yield from source.space()
-    if not (yield from source.upcoming(_BODIES)):
+    if not (yield from source.upcoming(_ARGUMENTS)):
         name = yield from source.name()  # the first name is the call's type
         yield from source.space()
     output.check(name)

@@ -1,4 +1,4 @@
-"""Interface of tool-call formats."""
+"""Interface of the parsers of tool-call formats."""
 
 from typing import Protocol
 
@@ -7,7 +7,7 @@ from helexa.neuron.parsers.source import Reading, Source
 
 
 class Family(Protocol):
-    """A tool-call format."""
+    """The parser of a tool-call format that a family of models uses."""
 
     @property
     def name(self) -> str:
@@ -16,7 +16,7 @@ class Family(Protocol):
 
     @property
     def markers(self) -> frozenset[str]:
-        """Special tokens that the detokenizer must keep in the text, because the parser needs them to detect calls."""
+        """Special tokens that the parser needs to detect calls; the detokenizer must include them in the text."""
         ...
 
     @property
@@ -26,13 +26,15 @@ class Family(Protocol):
 
     @property
     def leading(self) -> tuple[str, ...]:
-        """Strings that begin calls only at the beginning of the answer."""
+        """Strings that begin calls only if they are at the beginning of the answer."""
         ...
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a group of calls from the opener on. Text that was read and not settled is plain text.
+        """Parse one or several calls, beginning at the opener.
+
+        Text that this method reads and does not settle is reported as plain text.
 
         Raises:
-            NotACall: the text is not a call. Unsettled text is plain text in this case, too.
+            NotACall: the text is not a call.
         """
         ...

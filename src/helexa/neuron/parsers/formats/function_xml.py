@@ -14,7 +14,7 @@ _CLOSES_PARAMETER = Markers([_CLOSE_PARAMETER])
 
 
 def read_function(source: Source, output: Output, *, known: bool) -> Reading[None]:
-    """Parse one call. The tool's schema sets the types of arguments; strings are passed on as they arrive.
+    """Parse one call. The tool's schema determines the types of the arguments; string arguments are streamed.
 
     The end tags of parameters and of the function may be missing. One line break at either end of a value belongs to
     the format and is dropped.
@@ -25,7 +25,7 @@ def read_function(source: Source, output: Output, *, known: bool) -> Reading[Non
         known: the name must belong to an offered tool.
 
     Raises:
-        NotACall: the text is not a call. Pieces already passed on remain as an incomplete call.
+        NotACall: the text is not a call. If arguments were already reported, an incomplete call remains.
     """
     yield from source.expect(_OPENS)
     name = yield from source.name()

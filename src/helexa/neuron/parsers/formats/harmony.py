@@ -10,7 +10,7 @@ from helexa.neuron.parsers.values.json_call import read_arguments, take_surplus
 _START, _CHANNEL, _MESSAGE, _CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 _END, _CALL, _RETURN = "<|end|>", "<|call|>", "<|return|>"
 _FRAME = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
-_FRAMES, _STRAYS = Markers(_FRAME), Markers(_FRAME[2:])
+_FRAMES, _STRAY_MARKERS = Markers(_FRAME), Markers(_FRAME[2:])
 _MESSAGES, _ENDS = Markers([_MESSAGE]), Markers([_END, _CALL, _RETURN])
 _HEADER_ENDS = Markers([_MESSAGE, *_ENDS.strings])
 _ANY = re.compile("|".join(map(re.escape, _FRAME)))
@@ -21,12 +21,13 @@ _MAX_HEADER = 512
 
 
 class Harmony:
-    """`analysis` messages are reasoning, messages addressed to a tool are calls, all others are text without control
-    tokens.
+    """The Harmony format, in which all output consists of messages in channels.
 
-    The format frames every answer, so it is parsed without tools too. Without offered tools, or without a JSON object,
-    the body of a call is text. The framing consists of special tokens; the end tokens usually end the generation. The
-    prompt ends within the first header, after `<|start|>assistant`.
+    `analysis` messages are reasoning, messages addressed to a tool are calls, and other messages are text. The parser
+    also runs without offered tools, because every answer consists of messages. Without offered tools, or without a JSON
+    object, the content of a message to a tool is text. Message headers and ends are special tokens. The tokens
+    `<|call|>` and `<|return|>` usually end the generation. The prompt ends within the first header, after
+    `<|start|>assistant`.
     """
 
     name = "harmony"
@@ -35,8 +36,8 @@ class Harmony:
     leading = (" to=",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a message. See `Family.read`."""
-        if (yield from source.marker(_STRAYS)):
+        """Parse one message; text that is not part of a message is plain text."""
+        if (yield from source.marker(_STRAY_MARKERS)):
             source.settle()
             return
         header, _ = yield from source.short(_HEADER_ENDS, _MAX_HEADER)
@@ -46,8 +47,8 @@ class Harmony:
                 for text in _ANY.split(header):  # otherwise the text is a header without a message
                     output.text(text)
             return
-        channel = found.group(1) if (found := _CHANNEL_NAME.search(header)) else ""
-        recipient = found.group(1) if (found := _RECIPIENT.search(header)) else ""
+        channel = match.group(1) if (match := _CHANNEL_NAME.search(header)) else ""
+        recipient = match.group(1) if (match := _RECIPIENT.search(header)) else ""
         source.settle()
         if (recipient and channel != "analysis") or recipient.startswith(_FUNCTIONS):
             yield from _read_call(source, output, recipient.removeprefix(_FUNCTIONS))
@@ -58,7 +59,7 @@ class Harmony:
 def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
     yield from source.space()
     empty = (yield from source.upcoming(_ENDS)) or source.complete
-    if not output.calls_count or not (empty or (yield from source.peek()) == "{"):
+    if not output.may_call or not (empty or (yield from source.peek()) == "{"):
         output.text(source.give_back())
         yield from _read_text(source, output, reasoning=False)
         return
@@ -77,13 +78,13 @@ def _read_call(source: Source, output: Output, name: str) -> Reading[None]:
 def _read_text(source: Source, output: Output, *, reasoning: bool) -> Reading[None]:
     output.reasoning = reasoning
 
-    def pass_on(piece: str) -> None:
+    def pass_on(chunk: str) -> None:
         source.settle()
-        (output.thought if reasoning else output.text)(piece)
+        (output.thought if reasoning else output.text)(chunk)
 
-    while (found := (yield from source.until(_FRAMES, pass_on))) and found not in (_START, _CHANNEL):
+    while (marker := (yield from source.until(_FRAMES, pass_on))) and marker not in (_START, _CHANNEL):
         yield from source.marker(_FRAMES)
         source.settle()
-        if found in _ENDS.strings:
+        if marker in _ENDS.strings:
             break
     output.reasoning = False

@@ -12,9 +12,9 @@ _OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION]
 
 
 class Hermes:
-    """One call between each pair of tags, as JSON, or as XML, which these models write at times.
+    """The Hermes format: one call between each pair of tags, as JSON, or as XML, which these models sometimes write.
 
-    Repaired errors: the errors listed in `read_call`, up to three surplus braces at the end, and a missing end tag.
+    Tolerated errors: those of `read_call`, up to three surplus braces at the end, and a missing end tag.
     """
 
     name = "hermes"
@@ -22,10 +22,10 @@ class Hermes:
     openers: tuple[str, ...] = (OPEN,)
     leading: tuple[str, ...] = ()
     untagged = True
-    """Whether calls as plain JSON without tags are accepted. See `untagged_calls`."""
+    """Whether the parser `read_untagged` may accept calls as plain JSON without tags."""
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse calls. See `Family.read`."""
+        """Parse one call, in JSON or XML; the tags may be missing."""
         tagged = yield from source.marker(_OPEN)
         yield from source.space()
         if tagged and (yield from source.marker(_CLOSE)):  # an empty pair of tags is dropped

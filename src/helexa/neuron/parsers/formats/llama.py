@@ -11,10 +11,12 @@ _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Mar
 
 
 class LlamaJson:
-    """JSON calls at the beginning of the answer, separated by semicolons or white space, or after the tag anywhere.
+    """The Llama 3 format: JSON calls, separated by semicolons or white space.
+
+    Calls begin at the beginning of the answer, or anywhere after `<|python_tag|>`.
 
     Without the tag, an object that is not a call of an offered tool is text. After the tag, any tool name is accepted.
-    Repaired errors: the errors listed in `read_call`, and up to three surplus braces at the end.
+    Tolerated errors: those of `read_call`, and up to three surplus braces at the end.
     """
 
     name = "llama3_json"
@@ -23,7 +25,7 @@ class LlamaJson:
     leading = (_OBJECT,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse calls. See `Family.read`."""
+        """Parse consecutive JSON calls, or one call of a built-in tool."""
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if not (yield from source.upcoming(_OBJECTS)):

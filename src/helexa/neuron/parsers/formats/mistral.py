@@ -11,9 +11,9 @@ _LIST, _NEXT = Markers(["["]), Markers([",", "]"])
 
 
 class Mistral:
-    """Both formats of Mistral. The model's own call ids are dropped.
+    """Both Mistral formats: a list of JSON calls, and `NAME[ARGS]{...}`. The model's own call ids are dropped.
 
-    Repaired errors: the errors listed in `read_call`, and up to three surplus braces at the end.
+    Tolerated errors: those of `read_call`, and up to three surplus braces at the end.
     """
 
     name = "mistral"
@@ -22,7 +22,7 @@ class Mistral:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse calls. See `Family.read`."""
+        """Parse a list of calls, or one call of the format since 2025."""
         yield from source.marker(_OPENS)
         yield from source.space()
         if (yield from source.marker(_LIST)):

@@ -17,9 +17,11 @@ _MAX_DEPTH = 50
 
 
 class Pythonic:
-    """A list of calls at the beginning of the answer, or anywhere after the start token. Arguments must be literals.
+    """The Pythonic format: a list of calls whose arguments are literals.
 
-    Strings are passed on as they arrive, other arguments when they are complete.
+    The list is at the beginning of the answer, or anywhere after `<|python_start|>`.
+
+    String arguments are streamed, other arguments are reported when they are complete.
     """
 
     name = "pythonic"
@@ -28,7 +30,7 @@ class Pythonic:
     leading = ("[",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse calls. See `Family.read`."""
+        """Parse one list of calls."""
         marked = yield from source.marker(_STARTS)
         yield from source.space()
         yield from source.expect(_LIST)
@@ -51,7 +53,8 @@ def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
     """Parse the keyword arguments of a call of `name` and the closing bracket.
 
     Raises:
-        NotACall: the text is not a list of keyword arguments. Pieces already passed on remain as an incomplete call.
+        NotACall: the text is not a list of keyword arguments. If arguments were already reported, an incomplete call
+            remains.
     """
     arguments = KeyedArguments(source, output, name)
     while True:

@@ -1,4 +1,4 @@
-"""Calls as JSON in the text, bare or in a code fence. Coding models write them instead of their family's tags."""
+"""Parse calls written as plain JSON in the text, bare or in a code fence, as coding models sometimes write them."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -16,34 +16,34 @@ _FENCES, _LIST, _OBJECT, _COMMA, _LIST_END = (Markers([text]) for text in (_FENC
 
 
 def read_untagged(source: Source, output: Output) -> Reading[None]:
-    """Parse consecutive blocks of calls. `read_call` decides which objects are calls.
+    """Parse consecutive JSON calls, each bare, in a list or in a code fence. Only calls of offered tools are accepted.
 
     Raises:
-        NotACall: the unsettled text is not a call.
+        NotACall: the text is not a call. The text read so far stays unsettled.
     """
     if (yield from source.marker(_LINE)):
         source.settle()
         output.text("\n")
     while True:
-        yield from _read_block(source, output)
+        yield from _read_calls(source, output)
         yield from source.space()
         if not (yield from source.upcoming(_BLOCKS)):
             return
 
 
-def _read_block(source: Source, output: Output) -> Reading[None]:
-    """Parse calls in a row or in a list, and the code fence around them, whose end may be missing."""
+def _read_calls(source: Source, output: Output) -> Reading[None]:
+    """Parse adjacent calls or a list of calls, with an optional code fence around them, whose end may be missing."""
     fenced = yield from source.marker(_FENCES)
     if fenced:
         yield from source.marker(_LANGUAGES)
         yield from source.space()
     listed = yield from source.marker(_LIST)
-    more = True
-    while more:
+    has_next = True
+    while has_next:
         yield from source.space()
         yield from read_call(source, output, known=True, untagged=True)
         yield from take_surplus(source)
-        more = bool((yield from source.marker(_COMMA)) if listed else (yield from source.upcoming(_OBJECT)))
+        has_next = bool((yield from source.marker(_COMMA)) if listed else (yield from source.upcoming(_OBJECT)))
     if listed:
         yield from source.expect(_LIST_END)
         source.settle()

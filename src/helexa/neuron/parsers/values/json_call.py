@@ -17,17 +17,17 @@ _MAX_SURPLUS = 3
 
 
 def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
-    """Parse a JSON object as the arguments of a call of `name`, passed on as they arrive.
+    """Parse a JSON object as the arguments of a call of `name`, and stream it.
 
     Raises:
-        NotACall: the text is not a JSON object. Pieces already passed on remain as an incomplete call.
+        NotACall: the text is not a JSON object. If arguments were already reported, an incomplete call remains.
     """
     if (yield from source.peek()) != "{":
         raise NotACall
 
-    def pass_on(piece: str) -> None:
+    def pass_on(fragment: str) -> None:
         source.settle()
-        output.arguments(piece)
+        output.arguments(fragment)
 
     output.start(name)
     yield from read_json(source, pass_on)
@@ -35,10 +35,9 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
-    """Parse one call. Arguments after the name are passed on as they arrive; arguments before the name are passed on at
-    the end.
+    """Parse one call. Arguments after the name are streamed; arguments before the name are reported at the end.
 
-    Repaired errors: missing arguments, arguments written as a string, the tool's name inside the arguments, and a
+    Tolerated errors: missing arguments, arguments written as a string, the tool's name inside the arguments, and a
     missing closing brace. `id` and `type` are dropped, as are other keys after the name or the arguments.
 
     Args:
@@ -50,15 +49,15 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
             call.
 
     Raises:
-        NotACall: the text is not a call. Pieces already passed on remain as an incomplete call.
+        NotACall: the text is not a call. If arguments were already reported, an incomplete call remains.
     """
     name: str | None = None
     arguments: str | None = None
-    started = crowded = False
+    started = has_other_keys = False
     yield from source.expect(_OPEN)
     yield from source.space()
-    more = not (yield from source.marker(_CLOSE))
-    while more:
+    has_next = not (yield from source.marker(_CLOSE))
+    while has_next:
         key = yield from _key(source, _UNTAGGED_KEYS if untagged and not started else _QUOTE)
         if key == "name" and name is None:
             if untagged and not (yield from source.upcoming(output.quoted_names)):
@@ -72,21 +71,21 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
             else:
                 arguments = yield from read_json_text(source)
         elif key in _IGNORED or name is not None or arguments is not None:
-            crowded |= key not in _IGNORED
+            has_other_keys |= key not in _IGNORED
             yield from read_json_text(source)
         else:
             raise NotACall
         yield from source.space()
-        found = yield from source.marker(_NEXT)
-        if not found and not started:
+        separator = yield from source.marker(_NEXT)
+        if not separator and not started:
             raise NotACall
-        more = found == ","
-        if more:
+        has_next = separator == ","
+        if has_next:
             yield from source.space()
     if not started:
-        if (arguments is None and crowded) or (untagged and None in (name, arguments)):
+        if (arguments is None and has_other_keys) or (untagged and None in (name, arguments)):
             raise NotACall
-        name, arguments = _repaired(output, name, arguments)
+        name, arguments = _repair(output, name, arguments)
         output.check(name, known=known)
         output.start(name)
         output.arguments(arguments)
@@ -95,7 +94,7 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
 
 
 def take_surplus(source: Source) -> Reading[None]:
-    """Parse white space and up to three surplus braces. They remain unsettled: text, unless the caller settles them."""
+    """Parse white space and up to three surplus braces, which stay unsettled and are text unless the caller settles."""
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
@@ -121,22 +120,22 @@ def _loaded_name(text: str) -> str:
     return name
 
 
-def _repaired(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
-    """Return the name and the arguments' text of a malformed call."""
+def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
+    """Return the name and the JSON text of the arguments of a malformed call."""
     arguments = "null" if arguments is None else arguments
     try:
-        given = json.loads(arguments)
-        if isinstance(given, str):
-            given = strict_loads(given)
-            arguments = dumps(given)
-        if given is None:
-            given, arguments = {}, "{}"
-        if isinstance(given, dict) and name is None:
-            name = given.pop("name", None)
-            arguments = dumps(given)
+        value = json.loads(arguments)
+        if isinstance(value, str):
+            value = strict_loads(value)
+            arguments = dumps(value)
+        if value is None:
+            value, arguments = {}, "{}"
+        if isinstance(value, dict) and name is None:
+            name = value.pop("name", None)
+            arguments = dumps(value)
             output.check(name if isinstance(name, str) else "", known=True)
     except (ValueError, RecursionError):  # invalid JSON, or a value that cannot be serialized
         raise NotACall from None
-    if not isinstance(given, dict) or not isinstance(name, str):
+    if not isinstance(value, dict) or not isinstance(name, str):
         raise NotACall
     return name, arguments

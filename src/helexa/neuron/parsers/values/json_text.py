@@ -6,7 +6,7 @@ from typing import Any
 
 from helexa.neuron.parsers.schema_types import schema_types
 
-# chat templates write a model's own calls with these Python values
+# Models write these Python values, because chat templates render earlier calls with them.
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _NUMBERS = {"integer": int, "number": (int, float)}
 
@@ -18,7 +18,7 @@ def strict_loads(text: str) -> Any:
         ValueError: the text is not strict JSON; NaN and Infinity are rejected.
     """
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -34,25 +34,25 @@ def dumps(value: Any) -> str:
     return text if text.isascii() or not _has_surrogates(text) else json.dumps(value, allow_nan=False)
 
 
-def argument_text(written: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON text of a bare parameter value, with a type that its schema allows.
+def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
+    """Convert the bare parameter value `bare` to JSON text of a type that its schema allows.
 
-    A value of another type becomes a string. If the schema names no type, valid JSON is kept and any other text becomes
-    a string. Python's `True`, `False` and `None` are accepted if the schema names a type. References in `schema`
-    resolve to its own definitions.
+    A value that has none of these types becomes a string. If the schema names no type, valid JSON is kept and any other
+    text becomes a string. Python's `True`, `False` and `None` are accepted if the schema names a type. References in
+    `schema` resolve to its own definitions.
     """
     types = schema_types(schema)
-    if "string" in types and not ("null" in types and written == "null"):
-        return dumps(written)
-    text = _PYTHON.get(written.strip(), written.strip()) if types else written.strip()
+    if "string" in types and not ("null" in types and bare == "null"):
+        return dumps(bare)
+    text = _PYTHON.get(bare.strip(), bare.strip()) if types else bare.strip()
     try:
         value = strict_loads(text)
     except ValueError:
-        return dumps(written)
-    return text if not types or any(_is(value, kind) for kind in types) else dumps(written)
+        return dumps(bare)
+    return text if not types or any(_has_type(value, kind) for kind in types) else dumps(bare)
 
 
-def _is(value: Any, kind: str) -> bool:
+def _has_type(value: Any, kind: str) -> bool:
     match kind:
         case "boolean":
             return isinstance(value, bool)
@@ -68,7 +68,7 @@ def _is(value: Any, kind: str) -> bool:
             return False
 
 
-def _refuse(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
 

@@ -1,4 +1,4 @@
-"""Parse one JSON value character by character as it arrives."""
+"""Parse one JSON value in text that arrives in pieces."""
 
 import re
 from collections.abc import Callable
@@ -16,14 +16,14 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _HALF_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _NUMBER_RUN = re.compile(r"[-+.0-9eE]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
-_WORDS = ("true", "false", "null")
+_LITERALS = ("true", "false", "null")
 
 # Parser states: the next expected token.
-_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER, _STRING, _KEY_STRING = range(8)
+_VALUE, _FIRST_ITEM, _FIRST_KEY, _KEY, _COLON, _AFTER_VALUE, _STRING, _KEY_STRING = range(8)
 
 
 class JsonValue:
-    """A state machine that finds how much of a text belongs to one JSON value.
+    """A state machine that finds the end of one JSON value in text that arrives in pieces.
 
     Raw line breaks and tabs inside strings, as small models write them, are accepted and escaped.
 
@@ -39,9 +39,10 @@ class JsonValue:
         self._open: list[str] = []  # closing brackets of open containers, innermost last
 
     def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
-        """Advance over `text` from `at`. Return the end of the valid part, and whether the text after it is invalid.
+        """Advance over `text` from `at`. Return the end of the valid text, and whether the text after it is invalid.
 
-        Up to five characters are left for the next call, or up to `MAX_NUMBER` characters of a number.
+        If the end of `text` is an incomplete token, the returned position is the start of the token: up to five
+        characters, or up to `MAX_NUMBER` characters of a number, must be passed again with the following text.
         """
         self.breaks = []
         while not self.done:
@@ -58,7 +59,7 @@ class JsonValue:
 
     def _in_string(self, text: str, at: int) -> tuple[int, bool | None]:
         start, at = at, _PLAIN.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess]
-        self.breaks += [found.start() for found in _BREAKS.finditer(text, start, at)]
+        self.breaks += [match.start() for match in _BREAKS.finditer(text, start, at)]
         if at == len(text):
             return at, False
         if text[at] == '"':
@@ -74,10 +75,10 @@ class JsonValue:
     def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
         """Parse a token outside strings. Return its end and None, or its start and whether the text is invalid."""
         char, state = text[at], self._state
-        if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER) and self._open and char == self._open[-1]:
+        if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER_VALUE) and self._open and char == self._open[-1]:
             self._open.pop()
             self._value_ends()
-        elif state == _AFTER and char == ",":
+        elif state == _AFTER_VALUE and char == ",":
             self._state = _KEY if self._open[-1] == "}" else _VALUE
         elif state == _COLON and char == ":":
             self._state = _VALUE
@@ -108,20 +109,20 @@ class JsonValue:
                 return at, True
             self._value_ends()
             return end, None
-        for word in _WORDS:
-            if text.startswith(word, at):
+        for literal in _LITERALS:
+            if text.startswith(literal, at):
                 self._value_ends()
-                return at + len(word), None
-        rest = text[at : at + 5]
-        return at, not any(word.startswith(rest) for word in _WORDS)
+                return at + len(literal), None
+        next_text = text[at : at + 5]
+        return at, not any(literal.startswith(next_text) for literal in _LITERALS)
 
     def _value_ends(self) -> None:
         self.done = not self._open
-        self._state = _AFTER
+        self._state = _AFTER_VALUE
 
 
 def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
-    """Parse one JSON value into `sink` as it arrives, with raw line breaks and tabs in strings escaped.
+    """Parse one JSON value and pass its text to `sink` as it arrives. Raw line breaks and tabs in strings are escaped.
 
     Raises:
         NotACall: the text is invalid JSON from the current position, or ended too early.
@@ -131,7 +132,7 @@ def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
         end, wrong = value.advance(source.text, source.at, source.ended)
         if end > source.at:
             start = source.at
-            sink(_mended(source.take(end), [place - start for place in value.breaks]))
+            sink(_escape_breaks(source.take(end), [position - start for position in value.breaks]))
         if value.done:
             return
         if wrong:
@@ -139,20 +140,20 @@ def read_json(source: Source, sink: Callable[[str], None]) -> Reading[None]:
         yield
 
 
-def _mended(piece: str, breaks: list[int]) -> str:
-    parts: list[str] = []
+def _escape_breaks(text: str, breaks: list[int]) -> str:
+    fragments: list[str] = []
     at = 0
-    for place in breaks:
-        parts += [piece[at:place], _ESCAPED[piece[place]]]
-        at = place + 1
-    return "".join([*parts, piece[at:]])
+    for position in breaks:
+        fragments += [text[at:position], _ESCAPED[text[position]]]
+        at = position + 1
+    return "".join([*fragments, text[at:]])
 
 
 def read_json_text(source: Source) -> Reading[str]:
     """Parse one JSON value. Return its text.
 
     Raises:
-        NotACall: as in `read_json`.
+        NotACall: the text is invalid JSON from the current position, or ended too early.
     """
     pieces: list[str] = []
     yield from read_json(source, pieces.append)

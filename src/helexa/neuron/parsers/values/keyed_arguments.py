@@ -8,7 +8,9 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
 
 class KeyedArguments:
-    """Passes a call's arguments on as they arrive. The call begins at its first argument, or at its end if it has none.
+    """Reports a call's arguments as JSON text while they arrive.
+
+    The call starts with its first argument. A call without arguments starts when it ends.
 
     Args:
         source: text of the model.
@@ -16,7 +18,7 @@ class KeyedArguments:
         name: name of the called tool.
 
     Attributes:
-        begun: at least one argument was passed on.
+        begun: at least one argument was reported.
     """
 
     def __init__(self, source: Source, output: Output, name: str) -> None:
@@ -29,37 +31,38 @@ class KeyedArguments:
         """Begin an argument. Its value must follow."""
         if not self.begun:
             self._output.start(self._name)
-        self._pass_on(f"{', ' if self.begun else '{'}{dumps(key)}: ")
+        self._report(f"{', ' if self.begun else '{'}{dumps(key)}: ")
         self.begun = True
 
     def value(self, text: str) -> None:
         """Add the argument's value as JSON text."""
-        self._pass_on(text)
+        self._report(text)
 
     def quote(self) -> None:
         """Begin or end a string value."""
-        self._pass_on('"')
+        self._report('"')
 
-    def text(self, piece: str) -> None:
-        """Add a piece of a string value."""
-        self._pass_on(dumps(piece)[1:-1])
+    def text(self, chunk: str) -> None:
+        """Add text to a string value."""
+        self._report(dumps(chunk)[1:-1])
 
     def end(self) -> None:
         """End the arguments."""
         if not self.begun:
             self._output.start(self._name)
-        self._pass_on("}" if self.begun else "{}")
+        self._report("}" if self.begun else "{}")
         self._output.end()
 
     def read_bare(self, key: str, ends: Markers) -> Reading[None]:
-        """Parse an argument's bare value up to one of `ends`, which is left unread. The tool's schema sets the value's
-        type.
+        """Parse an argument's bare value up to one of `ends`, which is left unread.
 
-        A value whose schema allows only strings is passed on as it arrives. One line break at either end belongs to the
-        format and is dropped.
+        The tool's schema determines the type of the value.
+
+        A value whose schema allows only strings is streamed. One line break at either end belongs to the format and is
+        dropped.
 
         Raises:
-            NotACall: the text ended first.
+            NotACall: the text ended before one of `ends`.
         """
         self.key(key)
         schema = self._output.parameter(self._name, key)
@@ -73,21 +76,21 @@ class KeyedArguments:
         self.value(argument_text(value, schema))
 
     def _read_text(self, ends: Markers) -> Reading[None]:
-        first, held = True, ""  # a line break that may belong to the format
+        first, held_break = True, ""  # a line break that may belong to the format
 
-        def pass_on(piece: str) -> None:
-            nonlocal first, held
-            piece = held + (piece.removeprefix("\n") if first else piece)
-            held = "\n" if piece.endswith("\n") else ""
+        def pass_on(chunk: str) -> None:
+            nonlocal first, held_break
+            chunk = held_break + (chunk.removeprefix("\n") if first else chunk)
+            held_break = "\n" if chunk.endswith("\n") else ""
             first = False
-            self.text(piece.removesuffix("\n") if held else piece)
+            self.text(chunk.removesuffix("\n") if held_break else chunk)
 
         self.quote()
         if not (yield from self._source.until(ends, pass_on)):
-            self.text(held)
+            self.text(held_break)
             raise NotACall
         self.quote()
 
-    def _pass_on(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._source.settle()
         self._output.arguments(text)

@@ -1,4 +1,4 @@
-"""Parse strings in Python's or JSON's syntax, in a streaming fashion."""
+"""Parse strings in Python's or JSON's syntax while they arrive."""
 
 from sys import maxunicode
 
@@ -15,13 +15,14 @@ _OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
 
 
 def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
-    """Parse a string, or adjacent strings that form one string, as an argument's value. Return whether there is a
-    string.
+    """Parse a string literal, or adjacent literals that form one string, as an argument's value.
+
+    Return whether the text at the current position is a string.
 
     Line breaks may occur in any string. Unknown escape sequences are kept as text.
 
     Raises:
-        NotACall: the text ended inside the string. Pieces already passed on remain.
+        NotACall: the text ended inside the string. The arguments reported so far remain.
     """
     if not (yield from source.upcoming(_QUOTES)):
         return False
@@ -34,7 +35,7 @@ def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
 
 
 def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[None]:
-    """Parse the rest of a string after its first quotation mark."""
+    """Parse a string literal after its first quotation mark."""
     end = quote
     if (yield from source.peek()) == quote:
         source.take(source.at + 1)
@@ -43,11 +44,11 @@ def _read_one(source: Source, arguments: KeyedArguments, quote: str) -> Reading[
         source.take(source.at + 1)
         end = quote * 3
     while True:
-        found = yield from source.until(_ENDS[end], arguments.text)
-        if not found:
+        marker = yield from source.until(_ENDS[end], arguments.text)
+        if not marker:
             raise NotACall
-        source.take(source.at + len(found))
-        if found == end:
+        source.take(source.at + len(marker))
+        if marker == end:
             return
         arguments.text((yield from _read_escape(source)))
 
@@ -58,15 +59,15 @@ def _read_escape(source: Source) -> Reading[str]:
     source.take(source.at + len(char))
     if char and char in _OCTAL:
         return chr(int(char + (yield from _digits(source, _OCTAL, 2)), 8))
-    most = _WIDTHS.get(char, 0)
-    digits = yield from _digits(source, _HEXADECIMAL, most)
-    if most and len(digits) == most and int(digits, 16) <= maxunicode:
+    limit = _WIDTHS.get(char, 0)
+    digits = yield from _digits(source, _HEXADECIMAL, limit)
+    if limit and len(digits) == limit and int(digits, 16) <= maxunicode:
         return chr(int(digits, 16))
     return _ESCAPED.get(char, f"\\{char}{digits}")
 
 
-def _digits(source: Source, allowed: str, most: int) -> Reading[str]:
-    taken = ""
-    while len(taken) < most and (char := (yield from source.peek())) and char in allowed:
-        taken += source.take(source.at + 1)
-    return taken
+def _digits(source: Source, allowed: str, limit: int) -> Reading[str]:
+    digits = ""
+    while len(digits) < limit and (char := (yield from source.peek())) and char in allowed:
+        digits += source.take(source.at + 1)
+    return digits

@@ -15,15 +15,16 @@ CHATML = (
 )
 """Default template of models without a chat template."""
 
-# Marker at the end of a message to continue; the space shows whether the template trims messages.
-_CUT, _SPACE = "<the answer goes on here>", " "
+# Marker appended to the message to continue. The space after it shows whether the template trims messages.
+_CONTINUE_MARK, _SPACE = "<continue here>", " "
 _RENDERER = TemplateRenderer()
 
 
 class ChatTemplate:
-    """A Jinja template that renders conversations as `transformers` does.
+    """A Jinja template that renders conversations like `transformers`.
 
-    A broken template raises an error on first use and not on load, since text completion needs no template.
+    A broken template raises an error when it is first used and not when the model loads, since text completion needs no
+    template.
 
     Args:
         source: text of the template.
@@ -52,7 +53,7 @@ class ChatTemplate:
         """Return the prompt for `messages`.
 
         Args:
-            messages: the conversation in the format of OpenAI's chat API; see `MessageShaper`.
+            messages: the conversation in the format of OpenAI's chat API; `MessageShaper` adapts it to the template.
             tools: the available tools in the format of OpenAI's chat API; an empty list is passed to the template as
                 None.
             add_generation_prompt: end with the beginning of an assistant's turn.
@@ -73,11 +74,11 @@ class ChatTemplate:
             )
         shaped = [self._shaper.shaped(message) for message in messages]
         if continue_final_message:
-            return self._continued(shaped, tools, variables)
+            return self._render_continued(shaped, tools, variables)
         return self._run(shaped, tools, add_generation_prompt, variables)
 
     def mentions(self, variable: str) -> bool:
-        """Return whether the template or the tool template reads `variable`; False for a broken template."""
+        """Return whether the template, or the template for tools, reads `variable`; False for a broken template."""
         return variable in self._variables or (self._tool_use is not None and self._tool_use.mentions(variable))
 
     @cached_property
@@ -94,8 +95,8 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        given = {"tools": tools or None, "messages": messages, "add_generation_prompt": add_generation_prompt}
-        return _RENDERER.render(self.source, {"documents": None, **self.special_tokens, **variables, **given})
+        inputs = {"tools": tools or None, "messages": messages, "add_generation_prompt": add_generation_prompt}
+        return _RENDERER.render(self.source, {"documents": None, **self.special_tokens, **variables, **inputs})
 
     def _attempt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
         try:
@@ -105,19 +106,19 @@ class ChatTemplate:
         except TemplateError:
             return None
 
-    def _continued(
+    def _render_continued(
         self, messages: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
     ) -> str:
         content = messages[-1].get("content") if messages else None
         match content:
             case str():
-                content += _CUT + _SPACE
-            case [*before, {"text": str(text)} as last]:
-                content = [*before, last | {"text": text + _CUT + _SPACE}]
+                content += _CONTINUE_MARK + _SPACE
+            case [*earlier_parts, {"text": str(text)} as last]:
+                content = [*earlier_parts, last | {"text": text + _CONTINUE_MARK + _SPACE}]
             case _:
                 raise TemplateError("the final message has no text to continue")
         text = self._run([*messages[:-1], messages[-1] | {"content": content}], tools, False, variables)
-        head, cut, tail = text.rpartition(_CUT)
-        if not cut:
-            raise TemplateError("the chat template does not write the final message, so that it cannot be continued")
+        head, mark, tail = text.rpartition(_CONTINUE_MARK)
+        if not mark:
+            raise TemplateError("the chat template does not render the final message, so it cannot be continued")
         return head if tail.startswith(_SPACE) else head.rstrip()

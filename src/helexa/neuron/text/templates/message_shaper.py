@@ -1,12 +1,12 @@
 """Conversion of messages in OpenAI's chat format to the format that a chat template reads.
 
-`transformers` leaves most of this conversion to its callers. The conversion follows these rules:
+`transformers` leaves most of this conversion to its callers. Rules:
 
-* Fields with null values are omitted, and reasoning is present under each of its names (as in `transformers`).
-* The arguments of tool calls, JSON text in OpenAI's format, become objects, unless the template supports only text.
-* A tool call with null content has no content field. If the template then fails, or shows the call only with null or
-  empty content, the content is null or empty. In other messages, null content becomes empty text.
-* A list of text parts becomes one text with one part per line, unless the template supports lists in turns of this
+* Fields with null values are omitted. Reasoning is copied to `reasoning_content` and `thinking`, as in `transformers`.
+* The arguments of tool calls, which are JSON text in OpenAI's format, become objects, unless the template needs text.
+* In a message with tool calls, null content is omitted. If the template then fails or does not render the call, the
+  content is null or empty text, whichever works. In other messages, null content becomes empty text.
+* A list of text parts becomes one text with one part per line, unless the template supports lists in messages of this
   role.
 
 Trial renderings determine the features that a template supports.
@@ -21,7 +21,7 @@ from helexa.neuron.text.templates.template_renderer import TemplateError
 
 Message = Mapping[str, Any]
 Attempt = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], str | None]
-"""Function that renders messages and tools with the template, or returns None on failure."""
+"""Function that renders messages and tools with the template and returns the text, or None if rendering fails."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -31,7 +31,7 @@ _ABSENT = {}
 _NULL = {"content": None}
 _EMPTY = {"content": ""}
 
-_USER = {"role": "user", "content": "question"}
+_USER = {"role": "user", "content": "trial message"}
 _MARK = "trial mark"
 _RESULT = {"role": "tool", "tool_call_id": "call00000", "name": "trial_tool", "content": "result"}
 _PARTS = [{"type": "text", "text": text} for text in ("trial part", "trial rest")]
@@ -46,15 +46,15 @@ _TOOL = {
 
 
 class MessageShaper:
-    """Converts messages for one template.
+    """Converts messages to the format that one template reads.
 
     Args:
-        attempt: function that renders a trial.
+        attempt: function that renders a trial conversation with the template.
     """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._parts_taken: dict[str, bool] = {}
+        self._parts_support: dict[str, bool] = {}
 
     def shaped(self, message: Message) -> dict[str, Any]:
         """Return a converted copy of `message`.
@@ -73,8 +73,8 @@ class MessageShaper:
         content = shaped.get("content")
         if content is None:
             shaped |= self._call_shape[0] if calls else _EMPTY
-        elif isinstance(content, list) and not self._takes_parts(shaped.get("role")):
-            shaped["content"] = _joined(content)
+        elif isinstance(content, list) and not self._supports_parts(shaped.get("role")):
+            shaped["content"] = _join_text_parts(content)
         return shaped
 
     def _shaped_call(self, call: Any) -> Any:
@@ -86,50 +86,50 @@ class MessageShaper:
         if self._call_shape[1]:
             arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         else:
-            arguments = _parsed(arguments)
+            arguments = _parse_arguments(arguments)
         return {**call, "function": {**call["function"], "arguments": arguments}}
 
-    def _takes_parts(self, role: Any) -> bool:
-        """Return whether the template renders lists of text parts in turns of `role`."""
+    def _supports_parts(self, role: Any) -> bool:
+        """Return whether the template renders lists of text parts in messages of `role`."""
         name = role if role in _ROLES else "user"
-        if name not in self._parts_taken:
-            self._parts_taken[name] = self._tries_parts(name)
-        return self._parts_taken[name]
+        if name not in self._parts_support:
+            self._parts_support[name] = self._try_parts(name)
+        return self._parts_support[name]
 
-    def _tries_parts(self, role: str) -> bool:
+    def _try_parts(self, role: str) -> bool:
         turn = {"role": role, "content": _PARTS}
-        before, after = [], []
+        preceding, following = [], []
         if role == "tool":
-            before = [_USER, _calling(*self._call_shape)]
+            preceding = [_USER, _call_turn(*self._call_shape)]
             turn = _RESULT | turn
         elif role == "assistant":
-            before = [_USER]
+            preceding = [_USER]
         elif role != "user":
-            after = [_USER]
-        text = self._attempt([*before, turn, *after], None) or ""
+            following = [_USER]
+        text = self._attempt([*preceding, turn, *following], None) or ""
         return all(text.count(part["text"]) == 1 for part in _PARTS) and "'type'" not in text and '"type"' not in text
 
     @cached_property
     def _call_shape(self) -> tuple[dict[str, Any], bool]:
-        """Content of a tool call without content, and whether its arguments must be text."""
+        """The content field of a tool call without content, and whether the template needs the arguments as text."""
         plain = self._attempt([_USER], [_TOOL]) or ""
         for as_text in (False, True):
             for content in (_ABSENT, _NULL, _EMPTY):
-                text = self._attempt([_USER, _calling(content, as_text), _RESULT], [_TOOL]) or ""
+                text = self._attempt([_USER, _call_turn(content, as_text), _RESULT], [_TOOL]) or ""
                 if _MARK in text and text.count("None") == plain.count("None"):
                     return content, as_text
         return _EMPTY, False
 
 
-def _calling(content: dict[str, Any], as_text: bool) -> dict[str, Any]:
-    """Return a turn that calls a tool."""
+def _call_turn(content: dict[str, Any], as_text: bool) -> dict[str, Any]:
+    """Return an assistant message that calls the trial tool."""
     arguments = {"key": _MARK}
     function = {"name": "trial_tool", "arguments": json.dumps(arguments) if as_text else arguments}
     call = {"id": "call00000", "type": "function", "function": function}
     return {"role": "assistant", **content, "tool_calls": [call]}
 
 
-def _joined(parts: Sequence[Any]) -> str:
+def _join_text_parts(parts: Sequence[Any]) -> str:
     texts = []
     for part in parts:
         if isinstance(part, str):
@@ -138,12 +138,12 @@ def _joined(parts: Sequence[Any]) -> str:
             texts.append(part["text"])
         else:
             kind = part.get("type") if isinstance(part, Mapping) else None
-            raise TemplateError(f"the chat template takes text only, not a part of type '{str(kind)[:80]}'")
+            raise TemplateError(f"the chat template supports only text, not a content part of type '{str(kind)[:80]}'")
     return "\n".join(texts)
 
 
-def _parsed(arguments: Any) -> Any:
-    """Return tool call arguments as an object if possible; empty text means no arguments."""
+def _parse_arguments(arguments: Any) -> Any:
+    """Parse the JSON text of tool-call arguments; empty text is an empty object, other text is returned unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:

@@ -3,7 +3,7 @@
 The features match `transformers` (utils/chat_template_utils.py): Jinja's immutable sandbox, trimmed blocks, `break` and
 `continue`, `{% generation %}`, JSON without HTML escapes, and the functions `raise_exception(message)` and
 `strftime_now(format)`. An attribute that the sandbox blocks, for example `__class__`, is undefined: it prints as empty
-text and cannot be called or accessed. The process that runs templates limits their time and memory.
+text and cannot be called or accessed. `template_process` limits the time and memory of templates.
 """
 
 import json
@@ -24,7 +24,7 @@ MAX_LENGTH = 16 << 20
 
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
-    """Compiles and runs chat templates."""
+    """Jinja environment that compiles and runs chat templates in a sandbox."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag])
@@ -39,19 +39,19 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         return jinja2.meta.find_undeclared_variables(self.parse(source))
 
     def render(self, template: Template, variables: Mapping[str, Any]) -> str:
-        """Run a template compiled by this environment.
+        """Return the text that a template compiled by this environment renders from `variables`.
 
         Raises:
-            Exception: jinja2's errors, and any error of the template's operations.
+            Exception: any error of Jinja or of an operation in the template.
         """
         length = 0
-        pieces = []
-        for piece in template.generate(variables):
-            length += len(piece)
+        chunks = []
+        for chunk in template.generate(variables):
+            length += len(chunk)
             if length > MAX_LENGTH:
                 raise SecurityError(f"it writes more than {MAX_LENGTH} characters")
-            pieces.append(piece)
-        return "".join(pieces)
+            chunks.append(chunk)
+        return "".join(chunks)
 
 
 class _GenerationTag(Extension):
@@ -112,5 +112,5 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _strftime_now(layout: str) -> str:
-    return datetime.now().strftime(layout)
+def _strftime_now(date_format: str) -> str:
+    return datetime.now().strftime(date_format)

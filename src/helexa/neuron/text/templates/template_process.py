@@ -1,8 +1,8 @@
 """Process that runs chat templates with limits on memory and time. `TemplateRenderer` starts the process.
 
 A template comes with the weights and is untrusted code. Jinja's sandbox does not limit the memory of string methods or
-the time of comparisons. The operating system limits the process, so an expensive template ends this process and not the
-server.
+the time of comparisons. The operating system limits this process, so an expensive template ends this process and not
+the server.
 """
 
 import json
@@ -19,7 +19,7 @@ from helexa.neuron.text.templates.template_environment import TemplateEnvironmen
 from helexa.neuron.text.templates.template_frames import OUT_OF_MEMORY, read_frame, write_frame
 
 MAX_MEMORY = 128 << 20
-"""Bytes of address space in addition to the address space at process start."""
+"""Maximum growth of the address space after the process start, in bytes."""
 
 _TEMPLATES = 8  # number of cached compiled templates
 
@@ -27,23 +27,23 @@ _environment = TemplateEnvironment()
 
 
 def main() -> None:
-    """Answer requests on standard input until it closes."""
+    """Read requests from standard input and write responses to standard output until standard input closes."""
     _limit_memory()
     try:
         while (request := read_frame(sys.stdin.buffer)) is not None:
-            write_frame(sys.stdout.buffer, _reply(request))
+            write_frame(sys.stdout.buffer, _respond(request))
     except MemoryError:
         os._exit(OUT_OF_MEMORY)  # skip cleanup, which could need memory
 
 
 def _limit_memory() -> None:
     if sys.platform == "linux":  # other systems do not enforce a limit on address space
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + MAX_MEMORY, used + MAX_MEMORY))
+        used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used_bytes + MAX_MEMORY, used_bytes + MAX_MEMORY))
 
 
-def _reply(request: bytes) -> bytes:
-    """Return `=` and the rendered text, or `!` and an error message."""
+def _respond(request: bytes) -> bytes:
+    """Return the response to one request: `=` and the rendered text, or `!` and an error message."""
     source, variables, seconds = json.loads(request.decode("utf-8", "surrogatepass"))
     del request
     signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process during any operation
@@ -55,9 +55,9 @@ def _reply(request: bytes) -> bytes:
     except MemoryError:
         raise
     except TemplateSyntaxError as error:
-        return f"!is broken in line {error.lineno}: {_line(error)}".encode("utf-8", "replace")
+        return f"!is broken in line {error.lineno}: {_one_line(error)}".encode("utf-8", "replace")
     except Exception as error:  # a template may raise any error of Python's operators
-        return f"!failed: {_line(error)}".encode("utf-8", "replace")
+        return f"!failed: {_one_line(error)}".encode("utf-8", "replace")
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     return b"=" + text.encode("utf-8", "surrogatepass")
@@ -68,7 +68,7 @@ def _compiled(source: str) -> Template:
     return _environment.from_string(source)
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""Server-side client of the processes that run chat templates."""
+"""Start the processes that run chat templates, and send requests to them."""
 
 import atexit
 import json
@@ -69,21 +69,21 @@ class TemplateRenderer:
             raise TemplateError(f"the chat template is longer than {MAX_SOURCE_LENGTH} characters")
         request = json.dumps([source, variables, MAX_SECONDS], ensure_ascii=False).encode("utf-8", "surrogatepass")
         if len(request) > MAX_BYTES:
-            raise TemplateBoundsError(f"the chat template is given more than {MAX_BYTES >> 20} MiB")
+            raise TemplateBoundsError(f"the chat template and its variables take more than {MAX_BYTES >> 20} MiB")
         with self._slots:
             process = self._process()
-            reply = process.ask(request)
-            if reply is None:
+            response = process.request(request)
+            if response is None:
                 raise TemplateBoundsError(f"the chat template failed: {process.close()}")
             self._idle.append(process)
-        text = reply[1:].decode("utf-8", "surrogatepass")
-        if reply[:1] != b"=":
+        text = response[1:].decode("utf-8", "surrogatepass")
+        if response[:1] != b"=":
             raise TemplateError(f"the chat template {text}")
         return text
 
     def _process(self) -> "_Process":
         while (process := self._pop()) is not None:
-            if process.alive:
+            if process.is_running:
                 return process
             process.close()
         return _Process()
@@ -96,7 +96,7 @@ class TemplateRenderer:
 
 
 class _Process:
-    """One template process, which ends when its standard input closes."""
+    """One running template process. The process ends when its standard input closes."""
 
     def __init__(self) -> None:
         # In its own process group, the process does not receive Ctrl-C from the terminal.
@@ -105,19 +105,19 @@ class _Process:
         self._stdout = cast(BinaryIO, self._popen.stdout)
 
     @property
-    def alive(self) -> bool:
+    def is_running(self) -> bool:
         return self._popen.poll() is None
 
-    def ask(self, request: bytes) -> bytes | None:
-        """Return the reply, or None if the process ended."""
+    def request(self, frame: bytes) -> bytes | None:
+        """Send `frame` to the process and return its response, or None if the process ended."""
         try:
-            write_frame(self._stdin, request)
+            write_frame(self._stdin, frame)
         except OSError:
             return None
         return read_frame(self._stdout) or None
 
     def close(self) -> str:
-        """End the process and return the reason why it had ended before."""
+        """End the process. Return the reason if it had already ended."""
         self._stdout.close()
         with suppress(OSError):
             self._stdin.close()

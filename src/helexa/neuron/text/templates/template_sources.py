@@ -1,4 +1,4 @@
-"""Chat templates in a model's files."""
+"""Read the chat templates in a model's files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,9 +25,12 @@ class TemplateSources:
     tool_use: str | None = None
 
     @classmethod
-    def of(cls, named: Mapping[str, Any]) -> "TemplateSources":
-        """Choose templates by name: `default`, else the first template; values other than text are ignored."""
-        texts = {name: text for name, text in named.items() if isinstance(text, str) and text.strip()}
+    def by_name(cls, templates: Mapping[str, Any]) -> "TemplateSources":
+        """Select templates from `templates`, which maps names to texts.
+
+        The default template is `default`, else the first one. Values that are not text, and empty texts, are ignored.
+        """
+        texts = {name: text for name, text in templates.items() if isinstance(text, str) and text.strip()}
         default = texts.get(_DEFAULT, next(iter(texts.values()), None))
         return cls(default, texts.get(_TOOL_USE))
 
@@ -35,7 +38,7 @@ class TemplateSources:
     def in_directory(cls, path: Path) -> "TemplateSources":
         """Return the templates in a model's directory.
 
-        The first of these places that contains a template is used, as in `transformers`: `chat_template.jinja` with
+        The first of these locations that contains a template is used, as in `transformers`: `chat_template.jinja` with
         `additional_chat_templates/{default,tool_use}.jinja`; `chat_template.json`; `tokenizer_config.json` with a text,
         a list of names and texts, or an object of names and texts.
 
@@ -45,19 +48,21 @@ class TemplateSources:
         files = {_DEFAULT: _text(path / "chat_template.jinja")}
         for name in (_DEFAULT, _TOOL_USE):
             files[name] = _text(path / "additional_chat_templates" / f"{name}.jinja") or files.get(name)
-        found = cls.of(files)
+        sources = cls.by_name(files)
         for name in ("chat_template.json", "tokenizer_config.json"):
-            if found.default is None:
-                found = cls.of(_named(read_object(path / name).get("chat_template")))
-        return found
+            if sources.default is None:
+                sources = cls.by_name(_templates_by_name(read_object(path / name).get("chat_template")))
+        return sources
 
     @classmethod
     def in_gguf(cls, metadata: Mapping[str, Any]) -> "TemplateSources":
-        """Return the templates in GGUF metadata: `tokenizer.chat_template`, and keys with a name after it."""
+        """Return the templates in GGUF metadata: `tokenizer.chat_template` and `tokenizer.chat_template.NAME`."""
         key = "tokenizer.chat_template"
         names = metadata.get("tokenizer.chat_templates")
-        others = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
-        return cls.of({_DEFAULT: metadata.get(key)} | {name: metadata.get(f"{key}.{name}") for name in others})
+        template_names = [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+        return cls.by_name(
+            {_DEFAULT: metadata.get(key)} | {name: metadata.get(f"{key}.{name}") for name in template_names}
+        )
 
 
 def _text(path: Path) -> str | None:
@@ -69,7 +74,7 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def _named(value: Any) -> dict[str, Any]:
+def _templates_by_name(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
     if isinstance(value, list):

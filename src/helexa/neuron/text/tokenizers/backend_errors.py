@@ -1,4 +1,4 @@
-"""Errors of the `tokenizers` library."""
+"""Convert errors of the `tokenizers` library."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from helexa.core.errors import ModelFileError
 
 @contextmanager
 def backend_errors(problem: str) -> Iterator[None]:
-    """Convert all errors of the library to a ModelFileError whose message begins with `problem`.
+    """Convert errors of the `tokenizers` library to a `ModelFileError` whose message begins with `problem`.
 
-    The library raises plain `Exception`; its panics raise `PanicException`, which is not an `Exception`.
+    The library raises plain `Exception`. A panic of the library raises `PanicException`, a subclass of `BaseException`.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Tokenizer described by a GGUF file's metadata."""
+"""Build the tokenizer that a GGUF file's metadata describes."""
 
 import logging
 from collections.abc import Mapping
@@ -19,13 +19,14 @@ _MODELS = ("bert", "gemma4", "gpt2", "llama")
 
 
 class GgufTokenizer:
-    """Validated contents of a file's `tokenizer.ggml.*` keys.
+    """The tokenizer in a file's `tokenizer.ggml.*` keys, which are validated.
 
     Attributes:
         backend: the tokenizer. Control tokens and the unknown token are special tokens; user-defined tokens are added
             tokens.
-        bos_id, eos_id: the ids in the file, or None.
-        end_ids: all end token ids in the file: end of sequence, turn or message.
+        bos_id: id of the beginning-of-sequence token, or None if the file has none.
+        eos_id: id of the end-of-sequence token, or None if the file has none.
+        end_ids: ids of all end tokens in the file: end of sequence, turn or message.
         add_bos: whether a prompt begins with `bos_id`.
         add_eos: whether a prompt ends with `eos_id`.
 
@@ -58,7 +59,7 @@ class GgufTokenizer:
 
 def _rules(metadata: Mapping[str, Any]) -> PreTokenizer:
     if "tokenizer.ggml.pre" not in metadata:
-        _log.warning("the file names no pre-tokenizer: text is cut in a way that the model may not have been made for")
+        _log.warning("the file names no pre-tokenizer: using llama.cpp's default rules, which may not match the model")
         return PRE_TOKENIZERS["default"]
     pre = gguf_value(metadata, "pre", str)
     if pre not in PRE_TOKENIZERS:

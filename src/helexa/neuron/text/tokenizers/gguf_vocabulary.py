@@ -1,4 +1,4 @@
-"""Vocabulary in a GGUF file's metadata."""
+"""Read and validate the vocabulary in a GGUF file's metadata."""
 
 from collections.abc import Mapping
 from enum import IntEnum
@@ -11,13 +11,13 @@ from helexa.core.errors import ModelFileError
 MAX_TOKENS = 1 << 20
 MAX_MERGES = 1 << 20
 MAX_ADDED_LENGTH = 1 << 20
-"""Maximum total characters of added tokens; the search automaton takes about 80 bytes per character."""
+"""Maximum total number of characters of added tokens. The library's search automaton takes about 80 bytes each."""
 
 _T = TypeVar("_T")
 
 
 class TokenType(IntEnum):
-    """Token type with GGUF's number."""
+    """Type of a token; the value is the number in GGUF files."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -28,7 +28,7 @@ class TokenType(IntEnum):
 
 
 class GgufVocabulary:
-    """A file's `tokenizer.ggml.*` keys; each key is validated when it is read.
+    """The vocabulary in a file's `tokenizer.ggml.*` keys. Each key is validated when it is read.
 
     Attributes:
         tokens: the tokens by id, as spelled in the file.
@@ -36,7 +36,8 @@ class GgufVocabulary:
         ids: the id of each token.
 
     Raises:
-        ModelFileError: tokens or types are missing or malformed; the methods raise it for the keys that they read.
+        ModelFileError: the tokens or their types are missing or malformed. The methods raise the same error for a
+            malformed key.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -54,9 +55,9 @@ class GgufVocabulary:
             raise ModelFileError("tokenizer.ggml.tokens lists a token twice")
 
     def added_tokens(self) -> list[AddedToken]:
-        """Return the tokens that are matched literally in text; control tokens and the unknown token are special."""
-        found = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
-        added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in found]
+        """Return the tokens that are matched literally in text. Control tokens and the unknown token are special."""
+        kinds = (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
+        added = [(token, kind) for token, kind in zip(self.tokens, self.types, strict=True) if kind in kinds]
         if sum(len(token) for token, _ in added) > MAX_ADDED_LENGTH:
             raise ModelFileError(f"tokenizer.ggml.tokens has control tokens of more than {MAX_ADDED_LENGTH} characters")
         return [AddedToken(token, special=kind != TokenType.USER_DEFINED, normalized=False) for token, kind in added]

@@ -1,7 +1,7 @@
 """Pre-tokenization rules of byte-level BPE vocabularies, by the names in GGUF files.
 
-The names are llama.cpp's (`llama-vocab.cpp`). If llama.cpp differs from a model's own tokenizer.json, the rules follow
-tokenizer.json: in Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
+The names are those of llama.cpp (`llama-vocab.cpp`). Some rules follow a model's tokenizer.json instead of llama.cpp:
+in Unicode normalization, and in patterns that llama.cpp's regular expressions cannot express.
 """
 
 from typing import NamedTuple
@@ -16,7 +16,7 @@ class PreTokenizer(NamedTuple):
     Attributes:
         split: the pre-tokenizer; its output uses the byte-level alphabet.
         normalizer: normalization applied to the text first.
-        ignore_merges: whether a piece that is in the vocabulary becomes one token without merges.
+        ignore_merges: whether a piece of text that is in the vocabulary becomes one token without applying merges.
         add_bos: whether a prompt begins with the beginning-of-sequence token if the file does not specify it.
     """
 
@@ -30,12 +30,12 @@ _BYTES = ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT_2_WORDS = ByteLevel(add_prefix_space=False, use_regex=True)
 
 
-def _sequence(*parts: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(list(parts))
+def _sequence(*steps: pre_tokenizers.PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence(list(steps))
 
 
 def _pieces(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    """Split by each pattern in turn: matches and the text between matches become pieces."""
+    """Return a pre-tokenizer that splits by each pattern in turn, into matches and the text between matches."""
     return _sequence(*(Split(Regex(pattern), behavior="isolated") for pattern in patterns), _BYTES)
 
 
@@ -44,16 +44,16 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _cl100k(number: str, letter: str = r"\p{L}", line_ends: str = r"[\r\n]*") -> str:
-    """Return the word pattern of the cl100k family."""
+    """Return the word pattern of tiktoken's cl100k family, with the given pattern for numbers."""
     return rf"{_SUFFIX}|[^\r\n\p{{L}}\p{{N}}]?[{letter}]+|{number}| ?[^\s{letter}\p{{N}}]+{line_ends}|{_SPACES}"
 
 
-def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*", but: str = "") -> str:
-    """Return the word pattern of the o200k family, in which words also begin at a change to upper case."""
-    upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
-    lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
-    words = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
-    return rf"{words}|{number}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}|{_SPACES}"
+def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*", excluded: str = "") -> str:
+    """Return the word pattern of tiktoken's o200k family, in which a change to upper case also begins a word."""
+    upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
+    lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
+    word = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
+    return rf"{word}|{number}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}|{_SPACES}"
 
 
 _DEEPSEEK_LETTERS = (
@@ -75,7 +75,7 @@ _DEEPSEEK_V3_WORDS = (
     rf"|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
 )
 
-# Text between punctuation marks in the bloom family; the opening parenthesis is one of the marks.
+# Words of the bloom family: text between punctuation marks, one of which is the opening parenthesis.
 _BLOOM_WORDS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 
 # llama.cpp's rules for old files that do not name a pre-tokenizer.
@@ -107,7 +107,7 @@ _QWEN_3_5 = PreTokenizer(_pieces(_cl100k(r"\p{N}", r"\p{L}\p{M}")), normalizers.
 _SEED = PreTokenizer(_pieces(_cl100k(r"\p{N}", line_ends="")))
 _GPT_4O = PreTokenizer(_pieces(_o200k(r"\p{N}{1,3}")), ignore_merges=True)
 _TEKKEN = PreTokenizer(_pieces(_o200k(r"\p{N}", suffix="")), ignore_merges=True, add_bos=True)
-_KIMI = PreTokenizer(_pieces(r"\p{Han}+|" + _o200k(r"\p{N}{1,3}", line_ends=r"[\r\n]*", but=r"&&[^\p{Han}]")))
+_KIMI = PreTokenizer(_pieces(r"\p{Han}+|" + _o200k(r"\p{N}{1,3}", line_ends=r"[\r\n]*", excluded=r"&&[^\p{Han}]")))
 _DEEPSEEK_LLM = PreTokenizer(
     _pieces(
         r"[\r\n]",

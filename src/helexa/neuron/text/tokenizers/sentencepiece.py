@@ -1,4 +1,4 @@
-"""SentencePiece BPE in GGUF files: pieces with scores, `▁` for a space, byte tokens as fallback."""
+"""Build SentencePiece BPE tokenizers from GGUF files: pieces with scores, `▁` for a space, byte tokens as fallback."""
 
 import math
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
     Args:
         vocabulary: the pieces.
         merges: the pairs of pieces to merge, in order of priority.
-        space_prefix: whether each stretch of text gets a leading space.
+        space_prefix: whether a space is added before each stretch of text between added tokens.
 
     Raises:
         ModelFileError: the merges do not match the vocabulary.
@@ -36,7 +36,7 @@ def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, st
 
 
 def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
-    """Return merges that reproduce SentencePiece, which merges the adjacent pair with the best score.
+    """Return merges that reproduce SentencePiece, which always merges the adjacent pair with the best score.
 
     Each split of a piece into two pieces is a merge; merges are sorted by the score of the piece. Pieces with equal
     scores are sorted by id, which is the order of the merges in files whose converter did not know the scores.
@@ -56,7 +56,7 @@ def merges_from_scores(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
         raise ModelFileError("tokenizer.ggml.tokens has pieces that are far longer than those of a real vocabulary")
     merges = list(islice(_splits(pieces), MAX_MERGES + 1))
     if len(merges) > MAX_MERGES:
-        raise ModelFileError(f"tokenizer.ggml.tokens make more than {MAX_MERGES} merges")
+        raise ModelFileError(f"tokenizer.ggml.tokens yields more than {MAX_MERGES} merges")
     return merges
 
 

@@ -1,4 +1,4 @@
-"""Special tokens that chat templates use by name: `bos_token`, `eos_token` and others.
+"""Read the special tokens that chat templates use by name: `bos_token`, `eos_token` and others.
 
 As in `transformers`, templates get the tokens that a model's files define; other names are undefined.
 """
@@ -23,26 +23,26 @@ _GGUF_KEYS = {
 
 
 def special_tokens_in_directory(path: Path) -> dict[str, str]:
-    """Return the tokens in `tokenizer_config.json` and `special_tokens_map.json`, by name.
+    """Return the special tokens in `tokenizer_config.json` and `special_tokens_map.json`: name -> text.
 
     Raises:
         ModelFileError: one of the files contains no JSON object.
     """
     config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
     extra = config.get("extra_special_tokens")
-    named = {key: value for key, value in config.items() if key.endswith("_token")}
-    texts = {key: _text(value) for key, value in (named | (extra if isinstance(extra, dict) else {})).items()}
+    tokens = {key: value for key, value in config.items() if key.endswith("_token")}
+    texts = {key: _text(value) for key, value in (tokens | (extra if isinstance(extra, dict) else {})).items()}
     return {key: text for key, text in texts.items() if text is not None}
 
 
 def special_tokens_in_gguf(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, str]:
-    """Return the tokens in a GGUF file's metadata, by name."""
+    """Return the special tokens in a GGUF file's metadata: name -> text."""
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in _GGUF_KEYS.items()}
     texts = {name: tokenizer.token_text(value) if type(value) is int else None for name, value in ids.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
 
 def _text(token: Any) -> str | None:
-    """Return the text of a token that is a string or an object."""
+    """Return the text of a token that a configuration gives as a string or an object; None for other values."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

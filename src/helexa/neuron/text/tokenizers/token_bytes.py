@@ -1,4 +1,4 @@
-"""Bytes of a vocabulary's tokens."""
+"""Convert a vocabulary's tokens to the bytes of the text they represent."""
 
 import json
 import re
@@ -16,9 +16,9 @@ _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 def _byte_alphabet() -> dict[str, int]:
     """Return the alphabet of byte-level vocabularies: character -> byte; printable bytes map to themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
+    unprintable = [byte for byte in range(0x100) if byte not in printable]
     alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(others)}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(unprintable)}
 
 
 _BYTES = _byte_alphabet()
@@ -48,8 +48,8 @@ def token_spellers(backend: Tokenizer) -> tuple[Speller, Speller]:
 
 def _decoder_kinds(decoder: dict[str, Any]) -> Iterator[str]:
     yield decoder["type"]
-    for part in decoder.get("decoders", ()):
-        yield from _decoder_kinds(part)
+    for inner in decoder.get("decoders", ()):
+        yield from _decoder_kinds(inner)
 
 
 def _byte_level(token: str) -> bytes:

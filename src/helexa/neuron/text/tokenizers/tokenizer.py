@@ -14,7 +14,7 @@ from helexa.neuron.text.tokenizers.gguf_tokenizer import GgufTokenizer
 from helexa.neuron.text.tokenizers.token_bytes import token_spellers
 from helexa.neuron.text.tokenizers.tokenizer_json import read_tokenizer_json
 
-# Common names of tokens that end a turn, used in addition to the tokens in the model's files.
+# Common texts of tokens that end a turn, used in addition to the end tokens in the model's files.
 _END_TOKENS = {
     *("<eos>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>"),
     *("<|eot|>", "<|eom|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>", "<EOT>", "[EOT]"),
@@ -53,8 +53,8 @@ class Tokenizer:
         self.add_bos = add_bos and bos_id is not None
         self.add_eos = add_eos and eos_id is not None
         names = _END_TOKENS - ({_END_OF_MESSAGE} if self.token_id("<|return|>") is not None else set())
-        named = (token_id for token_id, token in self._added.items() if token.content in names)
-        self.eos_ids: frozenset[int] = frozenset([*end_ids, *named, *([] if eos_id is None else [eos_id])])
+        known_ends = (token_id for token_id, token in self._added.items() if token.content in names)
+        self.eos_ids: frozenset[int] = frozenset([*end_ids, *known_ends, *([] if eos_id is None else [eos_id])])
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> "Tokenizer":
@@ -84,26 +84,26 @@ class Tokenizer:
         config = read_object(path / "special_tokens_map.json") | read_object(path / "tokenizer_config.json")
         bos_id, eos_id = (_named_id(backend, config.get(key)) for key in ("bos_token", "eos_token"))
         with backend_errors("tokenizer.json cannot be used"):
-            framed = backend.encode("", add_special_tokens=True).ids
+            special_ids = backend.encode("", add_special_tokens=True).ids
         add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
         if not isinstance(add_bos, bool):
-            add_bos = framed[:1] == [bos_id]
+            add_bos = special_ids[:1] == [bos_id]
         if not isinstance(add_eos, bool):
-            add_eos = framed[add_bos:][-1:] == [eos_id]
+            add_eos = special_ids[add_bos:][-1:] == [eos_id]
         ends = _configured_ends(path, backend.get_vocab_size(with_added_tokens=True))
         return cls(backend, bos_id=bos_id, eos_id=eos_id, end_ids=ends, add_bos=add_bos, add_eos=add_eos)
 
     @property
     def vocab_size(self) -> int:
-        """Number of tokens; a model's logits may be padded to more."""
+        """Number of tokens in the vocabulary. A model's logits may have more entries as padding."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of `text`.
 
-        Control tokens spelled out in the text become control tokens, as in Hugging Face's tokenizers. A rendered chat
-        template needs this behavior. A message that contains the spelling of a control token is therefore not
-        distinguished from the template.
+        Control tokens spelled out in the text become control tokens, as in Hugging Face's tokenizers. Rendered chat
+        templates need this behavior. A message that contains the text of a control token is therefore not distinguished
+        from the template.
 
         Args:
             text: any text; lone surrogates are read as U+FFFD.
@@ -111,15 +111,15 @@ class Tokenizer:
             parse_special: if False, control tokens in the text are encoded as plain text.
 
         Raises:
-            ModelFileError: the library fails, which the rules of a valid file do not cause.
+            ModelFileError: the `tokenizers` library fails, which happens only with invalid tokenization rules.
         """
         backend = self._backend if parse_special else self._literal
         with backend_errors("the tokenizer fails on this text"):
             try:
                 ids = backend.encode(text, add_special_tokens=False).ids
             except TypeError:  # the library's error for lone surrogates
-                whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-                ids = backend.encode(whole, add_special_tokens=False).ids
+                replaced = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+                ids = backend.encode(replaced, add_special_tokens=False).ids
         if not add_special:
             return ids
         first = [self.bos_id] if self.add_bos and self.bos_id is not None else []
@@ -127,7 +127,7 @@ class Tokenizer:
         return [*first, *ids, *last]
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """Return the text of `ids`; invalid UTF-8 becomes U+FFFD, and a leading SentencePiece space is kept."""
+        """Return the text of the tokens `ids`. Invalid UTF-8 becomes U+FFFD; a leading SentencePiece space is kept."""
         spelled = b"".join([self.token_bytes(token_id, skip_special=skip_special) for token_id in ids])
         return spelled.decode("utf-8", "replace")
 
@@ -149,7 +149,7 @@ class Tokenizer:
         return self._backend.token_to_id(text)
 
     def token_text(self, token_id: int | None) -> str | None:
-        """Return the token as spelled in the vocabulary, or None."""
+        """Return the token as spelled in the vocabulary, or None for an id outside the vocabulary."""
         if token_id is None or token_id < 0:
             return None
         added = self._added.get(token_id)  # the library would return the normalized text of the token
@@ -181,15 +181,15 @@ def _named_id(backend: tokenizers.Tokenizer, token: Any) -> int | None:
 
 
 def _configured_ends(path: Path, vocab_size: int) -> list[int]:
-    """Return the end tokens of the first configuration that has any; unknown values are ignored."""
+    """Return the end token ids of the first configuration file that has valid ids; invalid values are ignored."""
     for name in ("generation_config.json", "config.json"):
         try:
             config = read_object(path / name)
         except ModelFileError:
             continue
-        for part in (config, config.get("text_config")):
-            ends = part.get("eos_token_id") if isinstance(part, dict) else None
-            listed = ends if isinstance(ends, list) else [ends]
-            if known := [end for end in listed if type(end) is int and 0 <= end < vocab_size]:
-                return known
+        for section in (config, config.get("text_config")):
+            ends = section.get("eos_token_id") if isinstance(section, dict) else None
+            candidates = ends if isinstance(ends, list) else [ends]
+            if valid := [end for end in candidates if type(end) is int and 0 <= end < vocab_size]:
+                return valid
     return []

@@ -1,4 +1,4 @@
-"""Reader of `tokenizer.json`."""
+"""Read `tokenizer.json`."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ MAX_BYTES = 64 << 20
 
 
 def read_tokenizer_json(path: Path) -> Tokenizer:
-    """Return the tokenizer in a `tokenizers` library file, without truncation or padding.
+    """Return the tokenizer in a `tokenizer.json` file, with truncation and padding disabled.
 
     Raises:
-        ModelFileError: the file cannot be read, is larger than a real file, or is rejected by the library.
+        ModelFileError: the file cannot be read, exceeds a size limit, or is rejected by the `tokenizers` library.
     """
     if _added_length(read_object(path, MAX_BYTES)) > MAX_ADDED_LENGTH:
         raise ModelFileError(f"{path.name} has added tokens of more than {MAX_ADDED_LENGTH} characters")
@@ -29,7 +29,7 @@ def read_tokenizer_json(path: Path) -> Tokenizer:
 
 
 def _added_length(file: dict[str, Any]) -> int:
-    """Return the total characters of well-formed added tokens; the library rejects malformed tokens."""
+    """Return the total number of characters of the added tokens; malformed tokens count 0."""
     added = file.get("added_tokens")
     contents = (token.get("content") for token in added if isinstance(token, dict)) if isinstance(added, list) else ()
     return sum(len(content) for content in contents if isinstance(content, str))

@@ -1,4 +1,4 @@
-"""BERT's WordPiece in GGUF files: `▁` before tokens that begin a word, no prefix before other tokens."""
+"""Build BERT's WordPiece tokenizers from GGUF files, in which tokens that begin a word have the prefix `▁`."""
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -7,7 +7,7 @@ from helexa.neuron.text.tokenizers.gguf_vocabulary import GgufVocabulary, TokenT
 
 
 def wordpiece_backend(vocabulary: GgufVocabulary) -> Tokenizer:
-    """Return a WordPiece tokenizer with the common spelling: `##` before tokens that continue a word.
+    """Return a WordPiece tokenizer with the usual spelling: `##` before tokens that continue a word.
 
     Raises:
         ModelFileError: two tokens have the same spelling after the conversion.

@@ -6,17 +6,20 @@ from torch import Tensor
 
 def half(blocks: Tensor, at: int) -> Tensor:
     """Return the float16 number of each block at byte `at`, uint8 [blocks, n] -> float16 [blocks, 1]."""
-    return words(blocks[:, at : at + 2], torch.float16)
+    return reinterpret(blocks[:, at : at + 2], torch.float16)
 
 
-def words(blocks: Tensor, dtype: torch.dtype) -> Tensor:
+def reinterpret(blocks: Tensor, dtype: torch.dtype) -> Tensor:
     """Reinterpret the bytes of each block as another dtype, [blocks, n] -> [blocks, n / itemsize]."""
-    # `view` needs aligned memory, and even a contiguous part may be unaligned.
+    # `view` needs aligned memory, and even a contiguous slice may be unaligned.
     return blocks.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 def nibbles(packed: Tensor, run: int) -> Tensor:
-    """Unpack [blocks, n] bytes to [blocks, 2n] codes: per `run` bytes, first the low, then the high nibbles."""
+    """Unpack 4-bit codes, [blocks, n] bytes -> [blocks, 2n].
+
+    Each `run` of adjacent bytes yields its low nibbles first, then its high nibbles.
+    """
     runs = packed.unflatten(-1, (-1, run))
     return torch.cat((runs & 0x0F, runs >> 4), dim=-1).flatten(1)
 

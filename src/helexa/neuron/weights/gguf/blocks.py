@@ -49,7 +49,7 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return fields(packed, 1).bitwise_left_shift_(4)
 
 
-# Each function decodes one block to one row.
+# Decoders by type. A decoder returns one row per block.
 _BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.Q4_0: _q4_0,
     GgmlType.Q4_1: _q4_1,
@@ -65,7 +65,7 @@ SUPPORTED_TYPES = frozenset(PLAIN_TYPES) | frozenset(_BLOCKS)
 
 
 def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight:
-    """Return the weight of `shape` in `stored`.
+    """Decode the stored bytes of a tensor to a weight of `shape`.
 
     Args:
         kind: a type of `SUPPORTED_TYPES`.
@@ -76,7 +76,7 @@ def decode(kind: GgmlType, stored: np.ndarray, shape: tuple[int, ...]) -> Weight
     if kind in PLAIN_TYPES:
         return raw.view(PLAIN_TYPES[kind]).view(shape)
     blocks = _BLOCKS[kind](raw.view(-1, BLOCK_SIZES[kind][1]))
-    return blocks.each(lambda part: part.view(*shape[:-1], -1))
+    return blocks.each(lambda tensor: tensor.view(*shape[:-1], -1))
 
 
 def growth(kind: GgmlType) -> float:
@@ -85,5 +85,5 @@ def growth(kind: GgmlType) -> float:
     block = decode(kind, np.zeros(nbytes, np.uint8), (1, elements))
     if isinstance(block, Tensor):
         return 1.0
-    scales = [part for scale in (block.scale, block.minimum) if scale for part in (scale.unit, scale.codes)]
-    return (elements * block.bits / 8 + sum(part.nbytes for part in scales if part is not None)) / nbytes
+    scale_bytes = sum(scale.nbytes for scale in (block.scale, block.minimum) if scale is not None)
+    return (elements * block.bits / 8 + scale_bytes) / nbytes

@@ -20,11 +20,11 @@ from helexa.neuron.weights.gguf.layout import GgufLayout
 from helexa.neuron.weights.gguf.names import hugging_face_name
 
 _log = logging.getLogger("helexa.neuron.weights")
-_MUCH_GROWTH = 1.25
+_WARNING_GROWTH = 1.25
 
 
 class GgufCheckpoint:
-    """The weights of a GGUF model; see `Checkpoint`.
+    """The `Checkpoint` of a GGUF model.
 
     Tensors have the names, shapes and values of a text-only Hugging Face model, except for the experts of a layer.
     Experts are three tensors: `mlp.experts.gate_proj.weight` and `up_proj.weight` [E, I, H], and `down_proj.weight` [E,
@@ -41,7 +41,7 @@ class GgufCheckpoint:
         self._file = GgufFile.open(path)
         self.config: dict[str, Any] = gguf_config(self._file)
         self._layout = GgufLayout(self._file.architecture, self.config)
-        self._tensors = self._translated()
+        self._tensors = self._translate_names()
         self._require_supported()
         self.total_bytes = sum(tensor.nbytes for tensor in self._tensors.values())
         self._on_meta: dict[tuple[GgmlType, bool, tuple[int, ...]], Weight] = {}  # by type, whether scaled, and shape
@@ -62,22 +62,24 @@ class GgufCheckpoint:
         return self._layout.shape(name, self._find(name).shape)
 
     def read(self, name: str, index: int | None = None) -> Weight:
-        """Return tensor `name`, or the matrix at `index` of a stacked tensor; only this matrix is read."""
+        """Return tensor `name`, or only the matrix at `index` of a stacked tensor."""
         tensor = self._find(name)
         stored = self._file.read(tensor.name, index)
         shape = self.shape(name) if index is None else tensor.shape[1:]
-        return self._layout.restore(name, self._scaled(decode(tensor.type, stored, shape), tensor, index))
+        return self._layout.restore(name, self._apply_scale(decode(tensor.type, stored, shape), tensor, index))
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
-        """See `Checkpoint`."""
+        """Return a weight of `shape` on torch's meta device, in the format that `read` returns for tensor `name`."""
         tensor, columns = self._find(name), shape[-1]
-        key = (tensor.type, self._scale_of(tensor) is not None, shape)
+        key = (tensor.type, self._find_scale(tensor) is not None, shape)
         if key not in self._on_meta:
             elements, nbytes = BLOCK_SIZES[tensor.type]
             if columns % elements:
-                raise ModelFileError(f"{self._file.path.name}: {columns} columns of {name} are not whole blocks")
+                raise ModelFileError(
+                    f"{self._file.path.name}: {columns} columns of {name} do not divide into blocks of {elements}"
+                )
             stored = np.zeros(columns // elements * nbytes, np.uint8)
-            row = self._scaled(decode(tensor.type, stored, (1, columns)), tensor, 0)
+            row = self._apply_scale(decode(tensor.type, stored, (1, columns)), tensor, 0)
             plain = isinstance(row, Tensor)
             self._on_meta[key] = torch.empty(shape, dtype=row.dtype, device="meta") if plain else row.on_meta(shape[0])
         return self._on_meta[key]
@@ -92,19 +94,21 @@ class GgufCheckpoint:
             raise ModelFileError(f"{self._file.path.name}: no tensor {name}")
         return tensor
 
-    def _translated(self) -> dict[str, GgufTensor]:
+    def _translate_names(self) -> dict[str, GgufTensor]:
         architecture, layers = self._file.architecture, self.config["num_hidden_layers"]
         tensors: dict[str, GgufTensor] = {}
-        others: list[str] = []
+        skipped: list[str] = []
         for name, tensor in self._file.tensors.items():
             translated = hugging_face_name(architecture, name, layers)
             if translated is not None:
                 tensors[translated] = tensor
             elif not name.endswith((".scale", ".input_scale")):  # scales of NVFP4 weights
-                others.append(name)
-        if others:
-            names = ", ".join(others[:3]) + (" .." if len(others) > 3 else "")
-            _log.info("%s: left out %d tensors without a place: %s", self._file.path.name, len(others), names)
+                skipped.append(name)
+        if skipped:
+            names = ", ".join(skipped[:3]) + (" .." if len(skipped) > 3 else "")
+            _log.info(
+                "%s: skipped %d tensors without a Hugging Face name: %s", self._file.path.name, len(skipped), names
+            )
         return tensors
 
     def _require_supported(self) -> None:
@@ -117,19 +121,19 @@ class GgufCheckpoint:
                 continue
             raise ModelFileError(f"{self._file.path.name}: {problem}")
 
-    def _scale_of(self, tensor: GgufTensor) -> GgufTensor | None:
-        beside = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
-        return None if beside is tensor else beside
+    def _find_scale(self, tensor: GgufTensor) -> GgufTensor | None:
+        scale = self._file.tensors.get(f"{tensor.name.removesuffix('.weight')}.scale")
+        return None if scale is tensor else scale
 
-    def _scaled(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
+    def _apply_scale(self, weight: Weight, tensor: GgufTensor, index: int | None) -> Weight:
         """Multiply the weight by its separate scale, if any: one number per tensor or per stacked matrix."""
-        beside = self._scale_of(tensor)
-        if beside is None:
+        scale = self._find_scale(tensor)
+        if scale is None:
             return weight
         count = tensor.shape[0] if len(tensor.shape) > 2 else 1
-        if beside.type is not GgmlType.F32 or beside.shape != (count,):
-            raise ModelFileError(f"{self._file.path.name}: tensor {beside.name} is not {count} numbers of float32")
-        numbers = torch.from_numpy(self._file.read(beside.name)).view(torch.float32)
+        if scale.type is not GgmlType.F32 or scale.shape != (count,):
+            raise ModelFileError(f"{self._file.path.name}: tensor {scale.name} is not {count} numbers of float32")
+        numbers = torch.from_numpy(self._file.read(scale.name)).view(torch.float32)
         if index is not None:
             numbers = numbers[index : index + 1]
 
@@ -145,7 +149,7 @@ class GgufCheckpoint:
         """Log one warning per type whose weights need much more memory than in the file."""
         for kind in sorted({tensor.type for tensor in self._tensors.values()}):
             factor = growth(kind)
-            if factor > _MUCH_GROWTH:
+            if factor > _WARNING_GROWTH:
                 _log.warning(
                     "%s: weights of type %s take %.1f times as much memory as in the file",
                     self._file.path.name,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
-# base, digits, packed bits
+# Type -> base, digits per number, packed bits.
 _BOOKS: dict[GgmlType, tuple[int, int, str]] = {
     GgmlType.IQ1_S: (
         3,

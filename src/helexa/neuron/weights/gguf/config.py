@@ -10,11 +10,11 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.metadata import Metadata
 
-_Part = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
+_ConfigReader = Callable[[Metadata, Mapping[str, Any]], dict[str, Any]]
 
 
 def gguf_config(file: GgufFile) -> dict[str, Any]:
-    """Return the model's flat configuration with all keys that the model's family needs.
+    """Return the model's flat configuration with all keys that the model's architecture needs.
 
     `rope_parameters` holds the parameters of the rotary embedding. `layer_types` lists the layer kinds of models with
     several kinds of layers. Multi-token prediction layers (`nextn`) are not counted.
@@ -28,31 +28,31 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
         raise ModelFileError(
             f"{file.path.name}: unsupported architecture '{metadata.architecture}'; supported: {', '.join(_FAMILIES)}"
         )
-    model_type, parts = _FAMILIES[metadata.architecture]
+    model_type, readers = _FAMILIES[metadata.architecture]
     config = {"model_type": model_type, **_common(file, metadata)}
-    for part in parts:
-        config |= part(metadata, config)
+    for read in readers:
+        config |= read(metadata, config)
     return config
 
 
 def _common(file: GgufFile, metadata: Metadata) -> dict[str, Any]:
     tensors = file.tensors
-    blocks, further = metadata.integer("block_count"), metadata.integer("nextn_predict_layers", 0, least=0)
+    blocks, predict_layers = metadata.integer("block_count"), metadata.integer("nextn_predict_layers", 0, least=0)
     # Reject a false layer count before a model is built from it.
     if blocks > len(tensors):
-        raise metadata.wrong("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
-    if further >= blocks:
-        raise metadata.wrong("nextn_predict_layers", f"leaves none of {blocks} layers")
+        raise metadata.error("block_count", f"is larger than the file's {len(tensors)} tensors can fill")
+    if predict_layers >= blocks:
+        raise metadata.error("nextn_predict_layers", f"leaves none of {blocks} layers")
     hidden, heads = metadata.integer("embedding_length"), metadata.integer("attention.head_count")
     head_dim = hidden // heads
     if "attention.key_length" in metadata:
         head_dim = metadata.integer("attention.key_length")
     if not head_dim:
-        raise metadata.wrong("attention.head_count", "is larger than the hidden size")
+        raise metadata.error("attention.head_count", "is larger than the hidden size")
     embedding = tensors.get("token_embd.weight")
     config = {
         "hidden_size": hidden,
-        "num_hidden_layers": blocks - further,
+        "num_hidden_layers": blocks - predict_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.integer("attention.head_count_kv", heads),
         "head_dim": head_dim,
@@ -77,7 +77,7 @@ def _rope(metadata: Metadata, head_dim: int) -> dict[str, Any]:
         "partial_rotary_factor": metadata.integer("rope.dimension_count", head_dim) / head_dim,
     }
     key = "rope.scaling.factor" if "rope.scaling.factor" in metadata else "rope.scale_linear"
-    kind = metadata.word("rope.scaling.type", "linear" if key in metadata else "none")
+    kind = metadata.text("rope.scaling.type", "linear" if key in metadata else "none")
     if kind == "none":
         return rope
     rope |= {"rope_type": kind, "factor": metadata.number(key)}
@@ -102,31 +102,31 @@ def _dense(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _llama(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.integer("expert_count", 0, least=0):
-        raise metadata.wrong("expert_count", "makes it a mixture of experts, which is not supported here")
+        raise metadata.error("expert_count", "makes it a mixture of experts, which is not supported here")
     window = _window(metadata)
     return {"model_type": "mistral", **window} if window else {}  # a sliding window is the only difference from llama
 
 
 def _experts(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     if metadata.number("expert_weights_scale", 1.0) != 1:
-        raise metadata.wrong("expert_weights_scale", "scales what experts return, which is not supported")
-    found = {
+        raise metadata.error("expert_weights_scale", "scales what experts return, which is not supported")
+    keys = {
         "num_experts": metadata.integer("expert_count"),
         "num_experts_per_tok": metadata.integer("expert_used_count"),
         "moe_intermediate_size": metadata.integer("expert_feed_forward_length"),
         "norm_topk_prob": metadata.flag("expert_weights_norm", True),
     }
     if "feed_forward_length" in metadata:
-        found |= _dense(metadata, config)
+        keys |= _dense(metadata, config)
     if "expert_shared_feed_forward_length" in metadata:
-        found["shared_expert_intermediate_size"] = metadata.integer("expert_shared_feed_forward_length")
-    return found
+        keys["shared_expert_intermediate_size"] = metadata.integer("expert_shared_feed_forward_length")
+    return keys
 
 
 def _linear(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     heads, width = metadata.integer("ssm.time_step_rank"), metadata.integer("ssm.inner_size")
     if width % heads:
-        raise metadata.wrong("ssm.inner_size", f"does not divide into {heads} heads")
+        raise metadata.error("ssm.inner_size", f"does not divide into {heads} heads")
     interval = metadata.integer("full_attention_interval", 4)
     return {
         "linear_num_key_heads": metadata.integer("ssm.group_count"),
@@ -142,7 +142,7 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     local = {"rope_type": "default", "rope_theta": metadata.number("rope.freq_base_swa", 10_000.0)}
     window = _window(metadata)
-    found = {
+    keys = {
         "hidden_activation": "gelu_pytorch_tanh",
         # The file does not contain this value. It differs only in the 27B model, the only model with 62 layers.
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim,
@@ -151,8 +151,8 @@ def _gemma3(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
         **window,
     }
     if "final_logit_softcapping" in metadata:
-        found["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
-    return found
+        keys["final_logit_softcapping"] = metadata.number("final_logit_softcapping")
+    return keys
 
 
 def _gpt_oss(metadata: Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,18 +179,18 @@ def _windowed(metadata: Metadata, config: Mapping[str, Any], every: int) -> list
     return _layer_types(metadata, config, "sliding_attention", key, every)
 
 
-def _layer_types(metadata: Metadata, config: Mapping[str, Any], other: str, key: str, every: int) -> list[str]:
-    """Return the layer types: `other` for the layers that the list at `key` marks.
+def _layer_types(metadata: Metadata, config: Mapping[str, Any], marked: str, key: str, every: int) -> list[str]:
+    """Return the type of each layer: `marked` for layers that the list at `key` marks, else `full_attention`.
 
-    Without a list, each `every`-th layer has full attention and all other layers are `other`.
+    Without a list, each `every`-th layer has full attention and all other layers are `marked`.
     """
     layers = config["num_hidden_layers"]
-    others = metadata.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
-    return [other if flag else "full_attention" for flag in others]
+    flags = metadata.flags(key, layers) or [(index + 1) % every != 0 for index in range(layers)]
+    return [marked if flag else "full_attention" for flag in flags]
 
 
 # Architecture -> model type, and the functions that add family-specific keys.
-_FAMILIES: dict[str, tuple[str, tuple[_Part, ...]]] = {
+_FAMILIES: dict[str, tuple[str, tuple[_ConfigReader, ...]]] = {
     "llama": ("llama", (_dense, _llama)),
     "qwen2": ("qwen2", (_dense,)),
     "qwen3": ("qwen3", (_dense,)),

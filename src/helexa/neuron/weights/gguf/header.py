@@ -1,4 +1,4 @@
-"""Header of GGUF files (versions 2 and 3): metadata and tensor table, without torch.
+"""Read the header of GGUF files (versions 2 and 3) without torch: metadata and tensor table.
 
 The file is untrusted input: each size, count and offset is checked against the file size before use.
 """
@@ -57,7 +57,7 @@ class GgufHeader:
     """Validated header of a file.
 
     Attributes:
-        size: bytes of the whole file.
+        size: size of the file, in bytes.
         version: GGUF version, 2 or 3.
         metadata: numbers, booleans, strings and lists by key.
         tensors: the tensor table by name, in file order.
@@ -89,7 +89,7 @@ def is_name(value: Any) -> TypeGuard[str]:
 
 
 class _HeaderReader:
-    """Reader that passes once over a file's header."""
+    """Parser of one file's header; reads the file once from its beginning."""
 
     def __init__(self, file: BinaryIO, path: Path, size: int) -> None:
         self._file = file
@@ -101,15 +101,15 @@ class _HeaderReader:
         self._where = "header"
 
     def parse(self) -> GgufHeader:
-        if self._take(4) != _MAGIC:
+        if self._read_bytes(4) != _MAGIC:
             self._fail("not a GGUF file")
         version = self._integer("<I")
         if version not in _VERSIONS:
             self._fail(f"GGUF version {version} (or byte order) is not supported")
         tensor_count = self._integer("<Q")
         key_count = self._integer("<Q")
-        for kind, count, most in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
-            if count > most:
+        for kind, count, limit in (("tensors", tensor_count, _MAX_TENSORS), ("keys", key_count, _MAX_KEYS)):
+            if count > limit:
                 self._fail(f"the header claims {count} {kind}")
         metadata = self._metadata(key_count)
         tensors = self._table(tensor_count, self._alignment(metadata))
@@ -150,17 +150,17 @@ class _HeaderReader:
                 self._fail("truncated: its data ends beyond the end of the file")
             tensors[name] = GgufTensor(name, kind, shape, data + offset, nbytes)
         # Reject overlapping tensors, with which a small file could describe a large model.
-        for one, other in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
-            if one.offset + one.nbytes > other.offset:
-                self._where = f"tensor {other.name}"
-                self._fail(f"shares bytes with tensor {one.name}")
+        for previous, following in pairwise(sorted(tensors.values(), key=lambda tensor: tensor.offset)):
+            if previous.offset + previous.nbytes > following.offset:
+                self._where = f"tensor {following.name}"
+                self._fail(f"shares bytes with tensor {previous.name}")
         return tensors
 
     def _row(self, name: str, alignment: int) -> tuple[GgmlType, tuple[int, ...], int, int]:
         dimensions = self._integer("<I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             self._fail(f"has {dimensions} dimensions")
-        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._take(8 * dimensions))))
+        shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", self._read_bytes(8 * dimensions))))
         type_id = self._integer("<I")
         offset = self._integer("<Q")
         if type_id not in GgmlType.__members__.values():
@@ -207,7 +207,7 @@ class _HeaderReader:
         code = _SCALARS.get(kind)
         if code is None:
             self._fail(f"unknown value type {kind}")
-        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
+        return list(struct.unpack(f"<{count}{code}", self._read_bytes(count * struct.calcsize(f"<{code}"))))
 
     def _strings(self, count: int) -> list[str]:
         # An inlined loop, since a vocabulary has several hundred thousand entries.
@@ -233,7 +233,7 @@ class _HeaderReader:
         if length > _MAX_NAME_BYTES:
             self._fail(f"its name is {length} bytes long")
         try:
-            name = self._take(length).decode()
+            name = self._read_bytes(length).decode()
         except UnicodeDecodeError:
             self._fail("its name is not valid UTF-8")
         if not name or not name.isprintable():
@@ -241,17 +241,17 @@ class _HeaderReader:
         return name
 
     def _integer(self, layout: str) -> int:
-        return struct.unpack(layout, self._take(struct.calcsize(layout)))[0]
+        return struct.unpack(layout, self._read_bytes(struct.calcsize(layout)))[0]
 
-    def _take(self, nbytes: int) -> bytes:
+    def _read_bytes(self, nbytes: int) -> bytes:
         end = self._position + nbytes
         if end > min(self._size, _MAX_HEADER_BYTES):
             self._beyond(end)
-        taken = self._file.read(nbytes)
-        if len(taken) != nbytes:
+        content = self._file.read(nbytes)
+        if len(content) != nbytes:
             self._fail("truncated")
         self._position = end
-        return taken
+        return content
 
     def _beyond(self, end: int) -> NoReturn:
         self._fail("truncated" if end > self._size else f"the header is larger than {_MAX_HEADER_BYTES >> 20} MiB")

@@ -1,4 +1,4 @@
-"""The K types: 256 codes per block, in groups whose small scales multiply the block's scale."""
+"""Decode the K types: blocks of 256 codes in groups. A group's scale is a small code times the block's scale."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.gguf.bits import half, nibbles, planes, words
+from helexa.neuron.weights.gguf.bits import half, nibbles, planes, reinterpret
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
 _Q3_TABLE = torch.tensor([*range(-4, 4), *[0] * 8], dtype=torch.int8)
@@ -41,12 +41,12 @@ def _q5_k(blocks: Tensor) -> GroupwiseTensor:
 
 def _q6_k(blocks: Tensor) -> GroupwiseTensor:
     codes = nibbles(blocks[:, :128], 64).bitwise_or_(planes(blocks[:, 128:192], 2).bitwise_left_shift_(4))
-    scale = GroupScale(half(blocks, 208), words(blocks[:, 192:208], torch.int8))
+    scale = GroupScale(half(blocks, 208), reinterpret(blocks[:, 192:208], torch.int8))
     return GroupwiseTensor(codes, scale, None, zero=32, bits=6, group_size=16)
 
 
 def _q8_k(blocks: Tensor) -> GroupwiseTensor:
-    unit = words(blocks[:, :4], torch.float32).expand(-1, 8).contiguous()  # one scale for eight groups
+    unit = reinterpret(blocks[:, :4], torch.float32).expand(-1, 8).contiguous()  # one scale for eight groups
     return GroupwiseTensor(blocks[:, 4:260] ^ 0x80, GroupScale(unit), None, zero=128, bits=8, group_size=32)
 
 
@@ -65,7 +65,7 @@ def _scale_and_minimum(blocks: Tensor) -> tuple[GroupScale, GroupScale]:
     """Return the eight scales and minimums of each block of Q4_K or Q5_K.
 
     Twelve bytes hold the 6-bit codes: four scales, four minimums, then the low nibbles of the other four scales and
-    minimums. The upper two bits of the first eight bytes are the upper bits of the latter. ggml subtracts the minimum;
+    minimums. The upper two bits of the first eight bytes complete these other codes. ggml subtracts the minimum;
     `GroupwiseTensor` adds it.
     """
     scales, minima, rest = blocks[:, 4:16].unflatten(-1, (3, 4)).unbind(1)

@@ -13,8 +13,8 @@ from torch import Tensor
 from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
-_HEADS_IN_TURNS = {"qwen35", "qwen35moe"}
-_ONE_ADDED = {"gemma3", "qwen3next", *_HEADS_IN_TURNS}
+_ROUND_ROBIN_HEADS = {"qwen35", "qwen35moe"}
+_SHIFTED_NORMS = {"gemma3", "qwen3next", *_ROUND_ROBIN_HEADS}
 _LAYER = re.compile(r"model\.layers\.\d+\.", re.ASCII)
 
 
@@ -33,11 +33,11 @@ class GgufLayout:
     """
 
     def __init__(self, architecture: str, config: Mapping[str, Any]) -> None:
-        self._one_added = architecture in _ONE_ADDED
-        self._pairs: dict[str, int] = {}
+        self._shifted_norms = architecture in _SHIFTED_NORMS
+        self._interleaved_heads: dict[str, int] = {}
         if architecture == "llama":
-            self._pairs = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-        self._turns = _ValueHeads(config) if architecture in _HEADS_IN_TURNS else None
+            self._interleaved_heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+        self._value_heads = _ValueHeads(config) if architecture in _ROUND_ROBIN_HEADS else None
 
     def shape(self, name: str, stored: tuple[int, ...]) -> tuple[int, ...]:
         """Return the Hugging Face shape of tensor `name` for the stored shape `stored`."""
@@ -48,22 +48,24 @@ class GgufLayout:
         return stored
 
     def restore(self, name: str, weight: Weight) -> Weight:
-        """Return tensor `name` in Hugging Face's layout, with the shape that `shape` returns.
+        """Convert the weight of tensor `name` to Hugging Face's layout.
+
+        The shape of `weight` is the result of `shape`.
 
         Raises:
             ModelFileError: the number of rows or columns does not match the configuration.
         """
-        part = _LAYER.sub("", name)
-        if self._one_added and part.endswith("norm.weight") and part != "linear_attn.norm.weight":
-            return _plain(weight) - 1
-        module, _, rest = part.partition(".")
-        if module == "self_attn" and rest.partition(".")[0] in self._pairs:
-            return _in_halves(name, weight, self._pairs[rest.partition(".")[0]])
+        local_name = _LAYER.sub("", name)
+        if self._shifted_norms and local_name.endswith("norm.weight") and local_name != "linear_attn.norm.weight":
+            return _dequantized(weight) - 1
+        module, _, rest = local_name.partition(".")
+        if module == "self_attn" and rest.partition(".")[0] in self._interleaved_heads:
+            return _restore_halves(name, weight, self._interleaved_heads[rest.partition(".")[0]])
         if module != "linear_attn":
             return weight
         if rest == "A_log":
-            weight = _plain(weight).neg().log()
-        return weight if self._turns is None else self._turns.gather(name, rest, weight)
+            weight = _dequantized(weight).neg().log()
+        return weight if self._value_heads is None else self._value_heads.restore(name, rest, weight)
 
 
 class _ValueHeads:
@@ -77,56 +79,56 @@ class _ValueHeads:
         if self._count % keys:
             raise ModelFileError(f"{self._count} value heads of linear attention do not share {keys} key heads")
         self._keys, self._width = keys, config["linear_value_head_dim"]
-        before = 2 * keys * config["linear_key_head_dim"]
+        start = 2 * keys * config["linear_key_head_dim"]
         self._rows = {  # per tensor: rows before the value heads, rows per head
-            "in_proj_qkv.weight": (before, self._width),
+            "in_proj_qkv.weight": (start, self._width),
             "in_proj_z.weight": (0, self._width),
             "in_proj_a.weight": (0, 1),
             "in_proj_b.weight": (0, 1),
-            "conv1d.weight": (before, self._width),
+            "conv1d.weight": (start, self._width),
             "A_log": (0, 1),
             "dt_bias": (0, 1),
         }
 
-    def gather(self, name: str, part: str, weight: Weight) -> Weight:
+    def restore(self, name: str, local_name: str, weight: Weight) -> Weight:
         if self._count == self._keys:
             return weight
-        if part == "out_proj.weight":
+        if local_name == "out_proj.weight":
             return self._columns(name, weight)
-        if part not in self._rows:
+        if local_name not in self._rows:
             return weight
-        before, width = self._rows[part]
-        if weight.shape[0] != before + self._count * width:
-            raise ModelFileError(f"the rows of {name} are not those of {self._count} value heads")
-        heads = torch.arange(before, weight.shape[0]).view(-1, self._keys, width).transpose(0, 1).flatten()
-        rows = torch.cat((torch.arange(before), heads))
+        start, width = self._rows[local_name]
+        if weight.shape[0] != start + self._count * width:
+            raise ModelFileError(f"the rows of {name} do not match {self._count} value heads")
+        heads = torch.arange(start, weight.shape[0]).view(-1, self._keys, width).transpose(0, 1).flatten()
+        rows = torch.cat((torch.arange(start), heads))
         return weight.rows(rows) if isinstance(weight, GroupwiseTensor) else weight[rows]
 
     def _columns(self, name: str, weight: Weight) -> Weight:
         if weight.shape[-1] != self._count * self._width:
-            raise ModelFileError(f"the columns of {name} are not those of {self._count} value heads")
+            raise ModelFileError(f"the columns of {name} do not match {self._count} value heads")
         if isinstance(weight, Tensor):
-            return self._moved(weight)
+            return self._reorder_columns(weight)
         scales = [scale for scale in (weight.scale, weight.minimum) if scale is not None]
         if any(scale.unit.shape[-1] % self._count for scale in scales):
-            return self._moved(weight.dequantize())  # a scale of 256 columns spans several heads
-        return weight.each(self._moved)  # moves the codes, scales and minimums of each head
+            return self._reorder_columns(weight.dequantize())  # a scale of 256 columns spans several heads
+        return weight.each(self._reorder_columns)  # moves the codes, scales and minimums of each head
 
-    def _moved(self, columns: Tensor) -> Tensor:
+    def _reorder_columns(self, columns: Tensor) -> Tensor:
         heads = columns.unflatten(-1, (self._count // self._keys, self._keys, -1))
         return heads.transpose(-3, -2).flatten(-3).contiguous()
 
 
-def _in_halves(name: str, weight: Weight, heads: int) -> Weight:
+def _restore_halves(name: str, weight: Weight, heads: int) -> Weight:
     """Reorder the rows of each head from (0, h, 1, h + 1, ..) to (0, 1, .., h, h + 1, ..), h = half a head."""
     if weight.shape[0] % (2 * heads):
         raise ModelFileError(f"the rows of {name} do not divide into {heads} heads")
 
-    def moved(rows: Tensor) -> Tensor:
+    def reorder(rows: Tensor) -> Tensor:
         return rows.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
-    return moved(weight) if isinstance(weight, Tensor) else weight.each(moved)
+    return reorder(weight) if isinstance(weight, Tensor) else weight.each(reorder)
 
 
-def _plain(weight: Weight) -> Tensor:
+def _dequantized(weight: Weight) -> Tensor:
     return weight.float() if isinstance(weight, Tensor) else weight.dequantize()

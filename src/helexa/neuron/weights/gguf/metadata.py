@@ -7,7 +7,7 @@ from helexa.core.errors import ModelFileError
 from helexa.neuron.weights.gguf.files import GgufFile
 from helexa.neuron.weights.gguf.header import is_name
 
-_LARGEST = 2**31 - 1
+_MAX_INTEGER = 2**31 - 1
 
 
 class Metadata:
@@ -28,33 +28,36 @@ class Metadata:
         return f"{self.architecture}.{key}" in self._file.metadata
 
     def integer(self, key: str, default: int | None = None, least: int = 1) -> int:
-        """Return `key` as an integer of at least `least`; a list of one value per layer must have equal values."""
+        """Return an integer of at least `least`, or `default` if the key is missing.
+
+        A list with one value per layer is accepted if all values are equal.
+        """
         value = self._value(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
-        if type(value) is not int or not least <= value <= _LARGEST:
-            raise self.wrong(key, f"is not one whole number from {least} to {_LARGEST}")
+        if type(value) is not int or not least <= value <= _MAX_INTEGER:
+            raise self.error(key, f"is not one whole number from {least} to {_MAX_INTEGER}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """Return a positive number."""
+        """Return a positive finite number, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-            raise self.wrong(key, "is not a positive number")
+            raise self.error(key, "is not a positive number")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """Return a boolean."""
+        """Return a boolean, or `default` if the key is missing."""
         value = self._value(key, default)
         if type(value) is not bool:
-            raise self.wrong(key, "is neither true nor false")
+            raise self.error(key, "is neither true nor false")
         return value
 
-    def word(self, key: str, default: str) -> str:
-        """Return a string."""
+    def text(self, key: str, default: str) -> str:
+        """Return a string that is safe to show in an error message, or `default` if the key is missing."""
         value = self._value(key, default)
         if not is_name(value):
-            raise self.wrong(key, "is not a name")
+            raise self.error(key, "is not a name")
         return value
 
     def flags(self, key: str, layers: int) -> list[bool] | None:
@@ -63,22 +66,22 @@ class Metadata:
         if not isinstance(value, list):
             return None
         if len(value) < layers or not all(type(flag) in (bool, int) for flag in value):
-            raise self.wrong(key, f"does not say yes or no of each of {layers} layers")
+            raise self.error(key, f"is not a list of a boolean for each of {layers} layers")
         return [bool(flag) for flag in value[:layers]]
 
     def token(self, kind: str) -> int | None:
-        """Return the token id of kind `bos` or `eos`, or None."""
+        """Return the token id of `kind`, which is `bos` or `eos`; None if the file has no such token."""
         value = self._file.metadata.get(f"tokenizer.ggml.{kind}_token_id")
-        if value is not None and (type(value) is not int or not 0 <= value <= _LARGEST):
-            raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token's id")
+        if value is not None and (type(value) is not int or not 0 <= value <= _MAX_INTEGER):
+            raise ModelFileError(f"{self._file.path.name}: key tokenizer.ggml.{kind}_token_id is not a token id")
         return value
 
-    def wrong(self, key: str, problem: str) -> ModelFileError:
-        """Return an error that names the key."""
+    def error(self, key: str, problem: str) -> ModelFileError:
+        """Return an error whose message names the file and the key, followed by `problem`."""
         return ModelFileError(f"{self._file.path.name}: key {self.architecture}.{key} {problem}")
 
     def _value(self, key: str, default: Any) -> Any:
         value = self._file.metadata.get(f"{self.architecture}.{key}", default)
         if value is None:
-            raise self.wrong(key, "is missing")
+            raise self.error(key, "is missing")
         return value

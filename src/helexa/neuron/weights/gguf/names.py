@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-_WHOLE = {
+_GLOBAL = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
@@ -48,7 +48,7 @@ _LATER_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _FOUR_NORMS = {"ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm", **_LATER_NORM}
 _GPT_OSS = {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks"}
 
-# Entries include the suffix (`.weight`, `.bias`) if the suffixes differ, too.
+# Names of a layer's tensors by architecture, without `.weight` or `.bias` if both names have the same suffix.
 _LAYER: dict[str, Mapping[str, str]] = {
     "llama": _ATTENTION | _NORM | _DENSE,
     "qwen2": _ATTENTION | _NORM | _DENSE,
@@ -60,11 +60,11 @@ _LAYER: dict[str, Mapping[str, str]] = {
     "gemma3": _ATTENTION | _FOUR_NORMS | _DENSE,
     "gpt-oss": _ATTENTION | _LATER_NORM | _EXPERTS | _GPT_OSS,
 }
-_NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<part>\w+)(?P<kind>\.weight|\.bias)?", re.ASCII)
+_NAME = re.compile(r"blk\.(?P<layer>0|[1-9]\d{0,5})\.(?P<stem>\w+)(?P<kind>\.weight|\.bias)?", re.ASCII)
 
 
 def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
-    """Return the Hugging Face name of a tensor in a text-only model, or None if there is no equivalent.
+    """Return the Hugging Face name of tensor `name` in a text-only model, or None if there is no equivalent.
 
     Names are those of transformers, except for experts. Experts are one tensor each for gate, up and down:
     `mlp.experts.gate_proj.weight`, [E, N, K], with `.bias` [E, N]. Rotation factors keep the name `rope_freqs.weight`.
@@ -75,9 +75,9 @@ def hugging_face_name(architecture: str, name: str, layers: int) -> str | None:
     """
     match = _NAME.fullmatch(name)
     if match is None or int(match["layer"]) >= layers:
-        return _WHOLE.get(name)
-    names, part, kind = _LAYER[architecture], match["part"], match["kind"] or ""
-    whole = names.get(part + kind)
-    if whole is None and part in names and kind:
-        whole = names[part] + kind
-    return None if whole is None else f"model.layers.{match['layer']}.{whole}"
+        return _GLOBAL.get(name)
+    names, stem, kind = _LAYER[architecture], match["stem"], match["kind"] or ""
+    module = names.get(stem + kind)
+    if module is None and stem in names and kind:
+        module = names[stem] + kind
+    return None if module is None else f"model.layers.{match['layer']}.{module}"

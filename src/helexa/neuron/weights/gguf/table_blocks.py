@@ -1,4 +1,4 @@
-"""Types whose codes are table indexes: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
+"""Decode types whose codes are table indexes: IQ1 to IQ4, ternary and binary types, MXFP4 and NVFP4.
 
 Each table has at most 16 values, so a 4-bit code represents each weight exactly. IQ1 to IQ3 store several weights as
 one codebook entry and the signs separately; here the upper half of the table has the values of the lower half with
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
-from helexa.neuron.weights.gguf.bits import fields, half, nibbles, planes, words
+from helexa.neuron.weights.gguf.bits import fields, half, nibbles, planes, reinterpret
 from helexa.neuron.weights.gguf.codebooks import codebook
 from helexa.neuron.weights.gguf.ggml_type import GgmlType
 
@@ -36,55 +36,55 @@ _BINARY = _table(-1, 1)
 
 _POWERS_OF_TWO = torch.tensor([2.0 ** (exponent - 128) for exponent in range(256)])
 _EVEN = torch.tensor([signs | signs.bit_count() % 2 << 7 for signs in range(128)], dtype=torch.uint8)
-"""Eight signs from seven: the number of minus signs is even."""
+"""Byte of eight signs for each seven-bit code. The eighth sign makes the number of minus signs even."""
 
 
 def _iq1_s(blocks: Tensor) -> GroupwiseTensor:
-    high = words(blocks[:, 34:], torch.int16).int()
-    chosen = blocks[:, 2:34].unflatten(-1, (8, 4)).int() | (high[..., None] >> torch.arange(0, 12, 3) & 7) << 8
+    high = reinterpret(blocks[:, 34:], torch.int16).int()
+    entries = blocks[:, 2:34].unflatten(-1, (8, 4)).int() | (high[..., None] >> torch.arange(0, 12, 3) & 7) << 8
     down = (high >> 15 & 1).byte().repeat_interleave(32, dim=-1)
     scale = _odd(half(blocks, 0), high >> 12 & 7, 8)
-    return _weights(_chosen(GgmlType.IQ1_S, chosen) | down << 3, scale, 32, _IQ1)
+    return _weights(_codes(GgmlType.IQ1_S, entries) | down << 3, scale, 32, _IQ1)
 
 
 def _iq1_m(blocks: Tensor) -> GroupwiseTensor:
-    parts = words(blocks[:, 48:], torch.int16).int()
+    halfwords = reinterpret(blocks[:, 48:], torch.int16).int()
     # The bits of the float16 scale are the upper nibbles of four words.
-    unit = ((parts >> 12 & 15) << torch.arange(0, 16, 4)).sum(-1, keepdim=True).short().view(torch.float16)
+    unit = ((halfwords >> 12 & 15) << torch.arange(0, 16, 4)).sum(-1, keepdim=True).short().view(torch.float16)
     high = fields(blocks[:, 32:48], 4)
-    codes = _chosen(GgmlType.IQ1_S, blocks[:, :32].int() | (high & 7).int() << 8)
-    small = (parts[..., None] >> torch.arange(0, 12, 3) & 7).flatten(1)
+    codes = _codes(GgmlType.IQ1_S, blocks[:, :32].int() | (high & 7).int() << 8)
+    small = (halfwords[..., None] >> torch.arange(0, 12, 3) & 7).flatten(1)
     return _weights(codes | (high & 8).repeat_interleave(8, dim=-1), _odd(unit, small, 8), 16, _IQ1)
 
 
 def _iq2_xxs(blocks: Tensor) -> GroupwiseTensor:
-    pairs = words(blocks[:, 2:], torch.int32).unflatten(-1, (8, 2))
-    chosen, rest = words(pairs[..., 0], torch.uint8), pairs[..., 1]
-    codes = _signed(_chosen(GgmlType.IQ2_XXS, chosen), _seven_bit_signs(rest))
-    return _weights(codes, _odd(half(blocks, 0), rest >> 28 & 15, 8), 32, _IQ2)
+    pairs = reinterpret(blocks[:, 2:], torch.int32).unflatten(-1, (8, 2))
+    entries, signs_and_scale = reinterpret(pairs[..., 0], torch.uint8), pairs[..., 1]
+    codes = _signed(_codes(GgmlType.IQ2_XXS, entries), _seven_bit_signs(signs_and_scale))
+    return _weights(codes, _odd(half(blocks, 0), signs_and_scale >> 28 & 15, 8), 32, _IQ2)
 
 
 def _iq2_xs(blocks: Tensor) -> GroupwiseTensor:
-    chosen = words(blocks[:, 2:66], torch.int16).int()
-    codes = _signed(_chosen(GgmlType.IQ2_XS, chosen & 511), _EVEN[chosen >> 9 & 127])
+    entries = reinterpret(blocks[:, 2:66], torch.int16).int()
+    codes = _signed(_codes(GgmlType.IQ2_XS, entries & 511), _EVEN[entries >> 9 & 127])
     return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 66:], 4), 8), 16, _IQ2)
 
 
 def _iq2_s(blocks: Tensor) -> GroupwiseTensor:
-    chosen = blocks[:, 2:34].int() | fields(blocks[:, 66:74], 2).int() << 8
-    codes = _signed(_chosen(GgmlType.IQ2_S, chosen), blocks[:, 34:66])
+    entries = blocks[:, 2:34].int() | fields(blocks[:, 66:74], 2).int() << 8
+    codes = _signed(_codes(GgmlType.IQ2_S, entries), blocks[:, 34:66])
     return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 74:], 4), 8), 16, _IQ2)
 
 
 def _iq3_xxs(blocks: Tensor) -> GroupwiseTensor:
-    rest = words(blocks[:, 66:], torch.int32)
-    codes = _signed(_chosen(GgmlType.IQ3_XXS, blocks[:, 2:66]), _seven_bit_signs(rest))
-    return _weights(codes, _odd(half(blocks, 0), rest >> 28 & 15, 4), 32, _IQ3_XXS)
+    signs_and_scale = reinterpret(blocks[:, 66:], torch.int32)
+    codes = _signed(_codes(GgmlType.IQ3_XXS, blocks[:, 2:66]), _seven_bit_signs(signs_and_scale))
+    return _weights(codes, _odd(half(blocks, 0), signs_and_scale >> 28 & 15, 4), 32, _IQ3_XXS)
 
 
 def _iq3_s(blocks: Tensor) -> GroupwiseTensor:
-    chosen = blocks[:, 2:66].int() | fields(blocks[:, 66:74], 1).int() << 8
-    codes = _signed(_chosen(GgmlType.IQ3_S, chosen), blocks[:, 74:106])
+    entries = blocks[:, 2:66].int() | fields(blocks[:, 66:74], 1).int() << 8
+    codes = _signed(_codes(GgmlType.IQ3_S, entries), blocks[:, 74:106])
     return _weights(codes, _odd(half(blocks, 0), fields(blocks[:, 106:], 4), 1), 32, _IQ3_S)
 
 
@@ -99,32 +99,33 @@ def _iq4_xs(blocks: Tensor) -> GroupwiseTensor:
 
 
 def _tq1_0(blocks: Tensor) -> GroupwiseTensor:
-    """Decode five ternary digits per byte, stored as a fraction of 256: the overflow of byte * 3 is a digit."""
+    """Decode TQ1_0: a byte holds up to five ternary digits as a fraction of 256; byte * 3 >> 8 is the first digit."""
     runs = [(blocks[:, :32], 5), (blocks[:, 32:48], 5), (blocks[:, 48:52], 4)]
     powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8)
-    rests = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]  # uint8 overflow is intended
-    codes = (torch.cat(rests, dim=-1).short() * 3 >> 8).byte()
-    return _weights(codes, _repeated(half(blocks, 52), 8), 32, _TERNARY)
+    # The uint8 product overflows on purpose: it drops the digits before the current digit.
+    remainders = [(run[:, None] * powers[:digits, None]).flatten(1) for run, digits in runs]
+    codes = (torch.cat(remainders, dim=-1).short() * 3 >> 8).byte()
+    return _weights(codes, _repeat(half(blocks, 52), 8), 32, _TERNARY)
 
 
 def _tq2_0(blocks: Tensor) -> GroupwiseTensor:
-    return _weights(planes(blocks[:, :64], 2), _repeated(half(blocks, 64), 8), 32, _TERNARY)
+    return _weights(planes(blocks[:, :64], 2), _repeat(half(blocks, 64), 8), 32, _TERNARY)
 
 
 def _q1_0(blocks: Tensor) -> GroupwiseTensor:
-    return _weights(fields(blocks[:, 2:], 1), _repeated(half(blocks, 0), 4), 32, _BINARY)
+    return _weights(fields(blocks[:, 2:], 1), _repeat(half(blocks, 0), 4), 32, _BINARY)
 
 
 def _mxfp4(blocks: Tensor) -> GroupwiseTensor:
     codes, unit = nibbles(blocks[:, 1:], 16), _POWERS_OF_TWO[blocks[:, :1].int()]
     narrow = unit.half()
-    lost = (narrow.float() != unit).squeeze(-1)
-    kept = not (codes[lost] & 7).any()  # the scale of a group of zeros is irrelevant
-    return _weights(codes, GroupScale(narrow if kept else unit), 32, _FP4)
+    inexact = (narrow.float() != unit).squeeze(-1)
+    representable = not (codes[inexact] & 7).any()  # the scale of a group of zeros is irrelevant
+    return _weights(codes, GroupScale(narrow if representable else unit), 32, _FP4)
 
 
 def _nvfp4(blocks: Tensor) -> GroupwiseTensor:
-    unit = words(blocks[:, :4] & 0x7F, torch.float8_e4m3fn).half().nan_to_num_(0) / 2
+    unit = reinterpret(blocks[:, :4] & 0x7F, torch.float8_e4m3fn).half().nan_to_num_(0) / 2
     return _weights(nibbles(blocks[:, 4:], 8), GroupScale(unit), 16, _FP4)
 
 
@@ -151,7 +152,7 @@ def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -
     return GroupwiseTensor(codes, scale, None, zero=0, bits=4, group_size=group_size, table=table)
 
 
-def _chosen(kind: GgmlType, entries: Tensor) -> Tensor:
+def _codes(kind: GgmlType, entries: Tensor) -> Tensor:
     """Return the codes of codebook entries, [blocks, ...] -> uint8 [blocks, 256]."""
     return codebook(kind)[entries.flatten(1).int()].view(torch.uint8)
 
@@ -167,10 +168,10 @@ def _seven_bit_signs(packed: Tensor) -> Tensor:
 
 
 def _odd(unit: Tensor, small: Tensor, divisor: int) -> GroupScale:
-    """Return scales `unit * (2 * small + 1) / divisor`; dividing a float16 unit directly would lose bits."""
+    """Return the scales `unit * (2 * small + 1) / divisor`, divided in float32, since float16 would lose bits."""
     exact = unit if divisor == 1 else unit.float() / divisor
     return GroupScale(exact, (2 * small + 1).byte())
 
 
-def _repeated(unit: Tensor, groups: int) -> GroupScale:
+def _repeat(unit: Tensor, groups: int) -> GroupScale:
     return GroupScale(unit.expand(-1, groups).contiguous())

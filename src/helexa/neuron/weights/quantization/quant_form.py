@@ -14,9 +14,9 @@ class QuantForm:
         bits: bits per code.
         group_size: number of columns that share a scale.
         minimum: whether each group has a minimum; otherwise the middle code has the value 0.
-        stretch: number of columns that share a float16 unit, with group scales as small multiples of the unit; None if
-            each scale is a float16.
-        weight_bits: bits per weight, including its part of the scales.
+        stretch: number of columns that share a float16 unit; the scales of their groups are small integer multiples of
+            the unit. None if each scale is a float16.
+        weight_bits: bits per weight, including its share of the scales.
     """
 
     name: str
@@ -32,7 +32,7 @@ class QuantForm:
         return 0 if self.minimum else 1 << (self.bits - 1)
 
     def fits(self, columns: int) -> bool:
-        """Return whether rows of `columns` columns divide into whole stretches and groups."""
+        """Return whether rows of `columns` columns divide into full stretches and groups."""
         return columns % (self.stretch or self.group_size) == 0
 
 
@@ -54,9 +54,9 @@ FORMS = {
 AUTO = "auto"
 PLAIN = ("bf16", "f16", "f32")
 NAMES = (AUTO, "q4k", "q5k", "q6k", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", *PLAIN)
-"""Results of `quant_named`: automatic choice, a format, or no quantization."""
+"""Names of quantizations: `auto`, the names of the formats, and the names in `PLAIN`, which mean no quantization."""
 
-# Other names of the same formats; a name without its own format maps to the next better format.
+# Aliases of the formats. A name without its own format maps to the next format with more bits.
 _ALIASES = {
     "q4": "q4k",
     "q4km": "q4k",
@@ -71,37 +71,37 @@ _ALIASES = {
     "q2k": "q4k",
     "q3k": "q4k",
 }
-_MEANT = {name.replace("_", ""): name for name in NAMES} | _ALIASES
+_BY_PLAIN_NAME = {name.replace("_", ""): name for name in NAMES} | _ALIASES
 
 
 def quant_named(text: str) -> str:
-    """Return the name in `NAMES` for `text`; case and underscores are ignored.
+    """Return the entry of `NAMES` that `text` names. Case and underscores in `text` are ignored.
 
     Raises:
-        HelexaError: `text` names no quantization.
+        HelexaError: `text` is not the name of a quantization.
     """
-    meant = _meant(text)
-    if meant is None:
-        raise HelexaError(f"unknown quantisation '{text[:40]}'; known: {', '.join(NAMES)}")
-    return meant
+    name = _find_name(text)
+    if name is None:
+        raise HelexaError(f"unknown quantization '{text[:40]}'; known: {', '.join(NAMES)}")
+    return name
 
 
 def share_left(text: str) -> float:
-    """Return the approximate size of quantized weights relative to 16-bit weights.
+    """Return the approximate size of weights quantized as `text` says, relative to 16-bit weights.
 
-    For `auto`, this is the smallest possible ratio.
+    For `auto`, return the smallest possible ratio.
 
     Raises:
-        HelexaError: `text` names no quantization.
+        HelexaError: `text` is not the name of a quantization.
     """
     quant = quant_named(text)
     return 1.0 if quant in PLAIN else FORMS["q4k" if quant == AUTO else quant].weight_bits / 16
 
 
 def is_quant(text: str) -> bool:
-    """Return whether `quant_named` accepts `text`."""
-    return _meant(text) is not None
+    """Return whether `text` names a quantization, ignoring case and underscores."""
+    return _find_name(text) is not None
 
 
-def _meant(text: str) -> str | None:
-    return _MEANT.get(text.lower().replace("_", ""))
+def _find_name(text: str) -> str | None:
+    return _BY_PLAIN_NAME.get(text.lower().replace("_", ""))

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from helexa.neuron.weights.quantization.quant_form import FORMS, PLAIN, QuantForm
 
 # Quantizable matrices, which contain most weights. All other tensors stay unchanged: norms, biases, routers, gates of
-# whole layers, convolutions, decays, sinks.
+# shared experts, convolutions, decays, sinks.
 _MATRIX = re.compile(
     r"(?:model\.layers\.(?P<layer>\d+)\.)?(?:[\w.]+\.)?"
-    r"(?P<part>\w+_proj|in_proj_(?:qkv|qkvz|z)|embed_tokens|lm_head)(?:\.weight)?(?:#\d+)?",
+    r"(?P<module>\w+_proj|in_proj_(?:qkv|qkvz|z)|embed_tokens|lm_head)(?:\.weight)?(?:#\d+)?",
     re.ASCII,
 )
-_SENSITIVE = ("down_proj", "v_proj")  # these get a better format in the first and last layers
-_WORDS = ("embed_tokens", "lm_head")
-_EDGE = 8  # 1 / 8 of all layers count as first, and as many as last
+_SENSITIVE = ("down_proj", "v_proj")  # these modules get a format with more bits in the first and last layers
+_VOCABULARY = ("embed_tokens", "lm_head")
+_EDGE = 8  # the first 1/8 and the last 1/8 of the layers get the better formats
 
 _BETTER = {"q4_0": "q6k", "q4_1": "q6k", "q4k": "q6k", "q5_0": "q6k", "q5_1": "q6k", "q5k": "q6k", "q6k": "q8_0"}
-_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # for rows that do not divide into stretches
+_BY_GROUPS = {"q4k": "q4_1", "q5k": "q5_1", "q6k": "q8_0"}  # used if rows do not divide into stretches
 
 _AUTOMATIC = ("bf16", "q8_0", "q6k", "q4k")
-_COMFORTABLE = 0.5  # of the free memory
+_MAX_MEMORY_SHARE = 0.5  # maximum share of the free memory that the weights may take
 
 
 class QuantPolicy:
@@ -36,7 +36,7 @@ class QuantPolicy:
         self._layers = layers
 
     def form(self, name: str, columns: int) -> QuantForm | None:
-        """Return the format of matrix `name` with rows of `columns` columns; None leaves it unchanged.
+        """Return the format of matrix `name` with rows of `columns` columns; None if the tensor is not quantized.
 
         Args:
             name: tensor name in the checkpoint; the suffix `#7` selects the matrix of expert 7.
@@ -45,9 +45,9 @@ class QuantPolicy:
         if match is None:
             return None
         form = self.quant
-        if match["part"] in _WORDS:
+        if match["module"] in _VOCABULARY:
             form = form if FORMS[form].bits > FORMS["q6k"].bits else "q6k"
-        elif match["part"] in _SENSITIVE and self._at_edge(int(match["layer"] or 0)):
+        elif match["module"] in _SENSITIVE and self._at_edge(int(match["layer"] or 0)):
             form = _BETTER.get(form, form)
         while not FORMS[form].fits(columns):
             if form not in _BY_GROUPS:
@@ -56,7 +56,7 @@ class QuantPolicy:
         return FORMS[form]
 
     def weight_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> float:
-        """Return the bytes of a checkpoint's weights in memory, with unquantized weights as bfloat16."""
+        """Return the size of a checkpoint's weights in memory, in bytes. Unquantized weights count as bfloat16."""
         total = 0.0
         for name, shape in shapes.items():
             count = 1
@@ -72,14 +72,18 @@ class QuantPolicy:
 
 
 def automatic(shapes: Mapping[str, tuple[int, ...]], layers: int, file_bytes: int, free_bytes: int) -> str:
-    """Return the resolved quantization of `auto`: the best that fits comfortably in free memory, else `q4k`.
+    """Choose the quantization for `auto`.
+
+    Return the best of bf16, q8_0, q6k and q4k whose weights take at most half of the free memory, else `q4k`.
 
     Args:
         shapes: shapes of the checkpoint's tensors by name.
-        file_bytes: bytes of the tensors as stored.
+        layers: number of layers of the model.
+        file_bytes: size of the tensors in the files, in bytes.
+        free_bytes: free memory, in bytes.
     """
-    room = _COMFORTABLE * free_bytes
-    if file_bytes <= room:
+    budget = _MAX_MEMORY_SHARE * free_bytes
+    if file_bytes <= budget:
         return _AUTOMATIC[0]
-    fitting = (quant for quant in _AUTOMATIC if QuantPolicy(quant, layers).weight_bytes(shapes) <= room)
+    fitting = (quant for quant in _AUTOMATIC if QuantPolicy(quant, layers).weight_bytes(shapes) <= budget)
     return next(fitting, _AUTOMATIC[-1])

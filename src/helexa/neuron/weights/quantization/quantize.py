@@ -1,8 +1,8 @@
-"""Load-time quantization in plain torch; the oracle for faster implementations.
+"""Load-time quantization in plain torch; the reference for faster implementations.
 
-Rounding gives the codes. Least squares over the rounded codes of several starting points gives the scales, as in
-llama.cpp for its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c). Unlike in llama.cpp, all columns have
-the same weight, which gives better results on real weights.
+Codes are rounded for several starting scales; least squares over the codes gives the final scale, as in llama.cpp for
+its K types (`make_qkx2_quants`, `make_qx_quants` in ggml-quants.c). Unlike in llama.cpp, all columns have the same
+weight in the least squares, which gives better results for real models.
 """
 
 from functools import lru_cache
@@ -14,13 +14,13 @@ from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 STEPS = (-1.0, -0.4, 0.2, 0.8)
-"""Starting points: amounts added to the number of levels to choose the first scale."""
+"""Starting points of the search: numbers added to the largest code when the first scale is chosen."""
 
 LARGEST = 32768.0
-"""Larger weights would not fit float16 scales."""
+"""Maximum absolute weight. The scales of larger weights would not fit in float16."""
 
-_CHUNK = 1 << 18  # weights processed at once, sized for the processor's cache
-_LARGE_CHUNK = 1 << 22  # larger on a GPU, where small operations are bound by launches
+_CHUNK = 1 << 18  # weights per chunk on the CPU, sized for its cache
+_LARGE_CHUNK = 1 << 22  # weights per chunk on a GPU, where small operations are bound by kernel launches
 
 
 def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
@@ -31,14 +31,14 @@ def quantize(weight: Tensor, form: QuantForm) -> GroupwiseTensor | None:
             the meta device, too.
 
     Returns:
-        None if a weight is not finite or larger than `LARGEST`.
+        The quantized matrix; None if a weight is not finite or its absolute value is larger than `LARGEST`.
     """
     if weight.is_meta:
         return _on_meta(form, weight.shape)
-    chunk = _CHUNK if weight.device.type == "cpu" else _LARGE_CHUNK
-    parts = [_rows(rows.float(), form) for rows in weight.split(max(chunk // weight.shape[1], 1))]
-    found = [part for part in parts if part is not None]
-    return _stacked(found) if len(found) == len(parts) else None
+    weights_per_chunk = _CHUNK if weight.device.type == "cpu" else _LARGE_CHUNK
+    chunks = [_rows(rows.float(), form) for rows in weight.split(max(weights_per_chunk // weight.shape[1], 1))]
+    quantized = [chunk for chunk in chunks if chunk is not None]
+    return _stack(quantized) if len(quantized) == len(chunks) else None
 
 
 @lru_cache
@@ -72,15 +72,15 @@ def _line(groups: Tensor, most: int) -> tuple[Tensor, Tensor]:
     for step in STEPS:
         codes = ((groups - low[..., None]) * (slope * (most + step))[..., None]).round_().clamp_(0, most)
         sum_l, sum_ll, sum_lx = codes.sum(-1), codes.square().sum(-1), (codes * groups).sum(-1)
-        level = _inverse(count * sum_ll - sum_l * sum_l)
-        m = (sum_ll * total - sum_l * sum_lx) * level
-        s = (count * sum_lx - total * sum_l) * level
-        through = (m > 0) | ((level == 0) & (sum_ll > 0))  # the fitted line goes through 0
+        inverse = _inverse(count * sum_ll - sum_l * sum_l)
+        m = (sum_ll * total - sum_l * sum_lx) * inverse
+        s = (count * sum_lx - total * sum_l) * inverse
+        through = (m > 0) | ((inverse == 0) & (sum_ll > 0))  # the fitted line goes through 0
         m = m.masked_fill_(through, 0)
         s = torch.where(through, (sum_lx * _inverse(sum_ll)).clamp_(min=0), s)
-        explained = s * sum_lx + m * total  # part of the sum of squares
-        better = explained > best
-        best = torch.where(better, explained, best)
+        gain = s * sum_lx + m * total  # reduction of the squared error
+        better = gain > best
+        best = torch.where(better, gain, best)
         scale, minimum = torch.where(better, s, scale), torch.where(better, m, minimum)
     return scale, minimum
 
@@ -96,14 +96,19 @@ def _ray(groups: Tensor, bits: int) -> Tensor:
         codes = (groups * (-(least + step) * _inverse(peak))[..., None]).round_().clamp_(-least, least - 1)
         sum_ll, sum_lx = codes.square().sum(-1), (codes * groups).sum(-1)
         s = sum_lx * _inverse(sum_ll)
-        explained = s * sum_lx
-        better = explained > best
-        best, scale = torch.where(better, explained, best), torch.where(better, s, scale)
+        gain = s * sum_lx
+        better = gain > best
+        best, scale = torch.where(better, gain, best), torch.where(better, s, scale)
     return scale
 
 
 def _scale(values: Tensor, stretches: int | None, most: int) -> GroupScale:
-    """Encode `values` [N, G] as float16, or as multiples of one float16 unit per stretch, at most `most`."""
+    """Encode `values` [N, G] as float16, or as integer multiples of one float16 unit per stretch.
+
+    Args:
+        stretches: number of stretches per row; None to encode as float16.
+        most: code of the value with the largest magnitude in its stretch.
+    """
     if stretches is None:
         return GroupScale(values.half())
     values = values.unflatten(-1, (stretches, -1))
@@ -116,20 +121,20 @@ def _inverse(values: Tensor) -> Tensor:
     return torch.where(values == 0, 0, 1 / values)
 
 
-def _stacked(parts: list[GroupwiseTensor]) -> GroupwiseTensor:
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
+def _stack(chunks: list[GroupwiseTensor]) -> GroupwiseTensor:
+    if len(chunks) == 1:
+        return chunks[0]
+    first = chunks[0]
 
-    def scales(found: list[GroupScale]) -> GroupScale:
-        codes = [part.codes for part in found if part.codes is not None]
-        return GroupScale(torch.cat([part.unit for part in found]), torch.cat(codes) if codes else None)
+    def stack_scales(scales: list[GroupScale]) -> GroupScale:
+        codes = [scale.codes for scale in scales if scale.codes is not None]
+        return GroupScale(torch.cat([scale.unit for scale in scales]), torch.cat(codes) if codes else None)
 
-    minima = [part.minimum for part in parts if part.minimum is not None]
+    minima = [chunk.minimum for chunk in chunks if chunk.minimum is not None]
     return GroupwiseTensor(
-        torch.cat([part.codes for part in parts]),
-        scales([part.scale for part in parts]),
-        scales(minima) if minima else None,
+        torch.cat([chunk.codes for chunk in chunks]),
+        stack_scales([chunk.scale for chunk in chunks]),
+        stack_scales(minima) if minima else None,
         first.zero,
         first.bits,
         first.group_size,

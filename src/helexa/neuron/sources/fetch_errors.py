@@ -1,4 +1,4 @@
-"""Error messages and error kinds of failed fetches."""
+"""Errors of failed downloads: their messages and kinds."""
 
 import errno
 from pathlib import Path
@@ -6,12 +6,17 @@ from pathlib import Path
 from helexa.core.errors import SourceError
 from helexa.neuron.sources.web import WebError
 
-_FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left", errno.EFBIG: "takes no file as large as this"}
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FULL_ERRORS = {
+    errno.ENOSPC: "is full",
+    errno.EDQUOT: "has no quota left",
+    errno.EFBIG: "does not allow files of this size",
+}
+_FREE_SPACE = "free some space, or configure another cache folder"
+_DENIED_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class DiskError(Exception):
-    """The cache folder is not writable, or the model does not fit on the disk.
+    """The model does not fit on the disk, or the cache folder is not writable.
 
     Attributes:
         kind: error kind of the load.
@@ -28,10 +33,10 @@ class ContentError(Exception):
     """A site sent other content than announced."""
 
 
-def no_room(folder: Path, required: int, free: int) -> DiskError:
-    """Return the error for a download of `required` bytes that exceeds the `free` bytes of the disk."""
+def disk_full_error(folder: Path, required: int, free: int) -> DiskError:
+    """Return the error for a download of `required` bytes to `folder`, whose disk has only `free` bytes."""
     return DiskError(
-        f"needs {_size(required)}, but {_size(free)} are free in {folder}: make room, or name another cache folder",
+        f"needs {_size(required)}, but {_size(free)} are free in {folder}: {_FREE_SPACE}",
         kind="disk_full",
         required_bytes=required,
         free_bytes=free,
@@ -40,28 +45,33 @@ def no_room(folder: Path, required: int, free: int) -> DiskError:
 
 
 def disk_error(error: OSError, folder: Path) -> DiskError:
-    """Return the error for a failed write to `folder`."""
-    if error.errno in _FULL:
-        reason = f"cannot be kept: {folder} {_FULL[error.errno]}: make room, or name another cache folder"
+    """Return the error for the failed write `error` to the cache folder `folder`."""
+    if error.errno in _FULL_ERRORS:
+        reason = f"cannot be cached: {folder} {_FULL_ERRORS[error.errno]}: {_FREE_SPACE}"
         return DiskError(reason, kind="disk_full", path=str(folder))
-    if error.errno in _DENIED:
-        reason = f"cannot be kept: {folder} cannot be written ({error.strerror})"
-        hint = "let this user write there, or name another cache folder"
+    if error.errno in _DENIED_ERRORS:
+        reason = f"cannot be cached: {folder} cannot be written ({error.strerror})"
+        hint = "make it writable, or configure another cache folder"
         return DiskError(f"{reason}: {hint}", kind="cache_unwritable", path=str(folder))
-    return DiskError(f"cannot be kept: {folder}: {error.strerror or type(error).__name__}", path=str(folder))
+    return DiskError(f"cannot be cached: {folder}: {error.strerror or type(error).__name__}", path=str(folder))
 
 
-def refusal(
-    error: WebError | DiskError | ContentError, source: str, *, token: str = "", has_token: bool = False, lack: str = ""
+def source_error(
+    error: WebError | DiskError | ContentError,
+    source: str,
+    *,
+    token: str = "",
+    has_token: bool = False,
+    missing: str = "",
 ) -> SourceError:
-    """Return the error of a load that failed with `error`.
+    """Return the error of a load whose download failed with `error`.
 
     Args:
         error: cause of the failure.
         source: source id of the model.
-        token: environment variable or setting that may hold a token.
-        has_token: the request carried a token.
-        lack: description of the missing files if the cache holds a part of the model.
+        token: name of the environment variable or setting for a token.
+        has_token: whether the request had a token.
+        missing: description of the missing files if the cache has a part of the model.
     """
     name = source.partition(":")[2]
     if isinstance(error, DiskError):
@@ -69,9 +79,9 @@ def refusal(
     if isinstance(error, ContentError):
         return SourceError(f"{source} {error}", kind="invalid_source", model_id=name, cause=str(error))
     reason = _web_reason(error, token, has_token)
-    if lack and error.passing:
-        reason += f"; {lack}"
-    kind = "repo_fetch_failed" if error.passing else "repo_refused"
+    if missing and error.transient:
+        reason += f"; {missing}"
+    kind = "repo_fetch_failed" if error.transient else "repo_refused"
     return SourceError(f"{source} {reason}", kind=kind, model_id=name, cause=reason)
 
 
@@ -90,7 +100,7 @@ def _web_reason(error: WebError, token: str, has_token: bool) -> str:
         return f"does not exist at {where} (HTTP 404): check the name"
     if status == 429:
         when = "later" if error.retry_after is None else f"in {error.retry_after} s"
-        return f"could not be fetched from {where}, which has had too many requests (HTTP 429): try again {when}"
+        return f"could not be fetched from {where}, which limits requests (HTTP 429): try again {when}"
     return f"could not be fetched from {where}, which {error}"
 
 
