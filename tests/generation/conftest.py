@@ -30,8 +30,8 @@ def small(smollm2_gguf: Path):
 def scripted():
     """Return a `ScriptedTarget`, and a model that uses this target."""
     target = ScriptedTarget()
-    model = helexa.Model(target.place)
-    background().targets._found[target.place.key] = target
+    model = helexa.Model(target.location)
+    background().targets._cached[target.location.key] = target
     return target, model
 
 

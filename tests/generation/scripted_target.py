@@ -35,7 +35,7 @@ class ScriptedTarget:
     width = 4
 
     def __init__(self) -> None:
-        self.place = ModelLocation(model=f"scripted-{next(_serial)}")
+        self.location = ModelLocation(model=f"scripted-{next(_serial)}")
         self.requests: list[Request] = []
         self.running = self.max_running = self.canceled = self.crashes = 0
         self.started = threading.Event()
@@ -48,7 +48,7 @@ class ScriptedTarget:
     async def close(self, holder: object) -> None:
         pass
 
-    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+    async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         prompt = request.messages[-1]["content"]
         self.requests.append(request)
         self.running += 1

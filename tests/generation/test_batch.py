@@ -105,7 +105,7 @@ async def test_canceled_batch_cancels_its_requests(scripted):
 @pytest.mark.parametrize(
     ("prompts", "options", "message"),
     [
-        ("one prompt", {}, "see generate"),
+        ("one prompt", {}, "use generate"),
         (["a"], {"max_parallel": 0}, "max_parallel is 0"),
         (["a"], {"on_error": "ignore"}, "'ignore'"),
     ],
@@ -133,5 +133,5 @@ def test_callback_that_calls_helexa_raises(scripted):
     async def on_token(text):
         model.generate("b")
 
-    with pytest.raises(RuntimeError, match="may not call back"):
+    with pytest.raises(RuntimeError, match="must not call helexa"):
         model.generate("a", on_token=on_token)

@@ -17,7 +17,7 @@ CODE_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.fixture(autouse=True)
 def default_model(small, monkeypatch, tmp_path):
     """Make the loaded model the default model, and run in an empty directory."""
-    monkeypatch.setenv("HELEXA_MODEL", small._place.model)
+    monkeypatch.setenv("HELEXA_MODEL", small._location.model)
     monkeypatch.chdir(tmp_path)
 
 

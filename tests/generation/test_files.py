@@ -102,7 +102,7 @@ def test_results_of_different_prompts_are_not_overwritten(scripted, prompts, res
 
 def test_file_without_results_is_not_overwritten(scripted, prompts, results):
     results.write_text("my diary\n")
-    with pytest.raises(helexa.InvalidRequestError, match="something else"):
+    with pytest.raises(helexa.InvalidRequestError, match="other data than results"):
         scripted[1].batch_file(prompts('"one"'), results)
     assert results.read_text() == "my diary\n"
 

@@ -16,7 +16,7 @@ COUNT = "Count from one to twenty in words."
 
 async def in_flight(model):
     """Wait until the engine has no open streams, and return their number."""
-    target = await background().targets.find(model._place)
+    target = await background().targets.find(model._location)
     engine = target._served().engine
     while engine.open_streams:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -66,7 +66,7 @@ def engines():
 
 def test_parallel_requests_share_one_engine(small):
     """Parallel requests, `generate` and a second `load` of the same model start no further engine."""
-    path = small._place.model
+    path = small._location.model
     pids_before = engines()
     small.batch([f"Say {word}." for word in "abcdefgh"], max_parallel=8, max_tokens=2)
     helexa.generate("hi", model=path, target="private", max_tokens=1)
@@ -122,7 +122,7 @@ def test_callback_error_ends_the_answer_and_is_raised(small):
 
 
 def test_on_token_with_several_answers_is_rejected(small):
-    with pytest.raises(helexa.InvalidRequestError, match="run into one another"):
+    with pytest.raises(helexa.InvalidRequestError, match="requires n=1"):
         small.generate("hi", n=2, on_token=print)
 
 
@@ -205,7 +205,7 @@ def test_invalid_prompt_or_option_is_rejected(small, prompt, options, message):
 def test_misspelled_option_suggests_the_correct_name(small):
     with pytest.raises(TypeError, match=r"^there is no option 'temperatur'; did you mean 'temperature'\?$"):
         small.generate("hi", temperatur=1)
-    with pytest.raises(TypeError, match=r"^there is no option 'colour'; there are: frequency_penalty, "):
+    with pytest.raises(TypeError, match=r"^there is no option 'colour'; options are: frequency_penalty, "):
         helexa.generate("hi", colour="red", target="http://127.0.0.1:1")
 
 

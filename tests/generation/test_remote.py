@@ -144,7 +144,7 @@ def test_invalid_url_is_rejected(url):
 
 
 def test_dtype_for_a_server_is_rejected(gateway):
-    with pytest.raises(helexa.InvalidRequestError, match="up to the server"):
+    with pytest.raises(helexa.InvalidRequestError, match="cannot be set for the server"):
         helexa.generate("hi", target=gateway.url, model="m", dtype="float32")
 
 

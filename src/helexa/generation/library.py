@@ -14,7 +14,7 @@ from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
 from helexa.generation.targets import ModelLocation
 
-_PLACE = ("model", "target", "device", "dtype", "quant")
+_LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
@@ -43,7 +43,7 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
     """Answer a prompt.
 
     Args:
-        prompt: a question, or a conversation.
+        prompt: the text of a user message, or a conversation.
         n: number of answers, each with its own seed; see `Completion.choices`.
         on_token: plain or async function, called with each piece of the answer; an exception of the function cancels
             the request and is raised.
@@ -205,4 +205,4 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
 def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
     """Return the model selected by `options`, and the remaining options."""
     rest: Any = dict(options)
-    return Model(ModelLocation(*(rest.pop(name, None) for name in _PLACE))), rest
+    return Model(ModelLocation(*(rest.pop(name, None) for name in _LOCATION_FIELDS))), rest
