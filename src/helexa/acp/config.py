@@ -17,7 +17,7 @@ Mode = Literal["default", "acceptEdits", "plan", "bypassPermissions"]
 
 DEFAULT_BASE_URL = "http://localhost:31313/v1"
 DEFAULT_MODEL = "helexa/large"
-_MOST_NAMES = 20
+_MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
@@ -98,8 +98,8 @@ class _File(Struct, kw_only=True):
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the configuration file, whether or not the file exists."""
-    if told := environ.get("HELEXA_ACP_CONFIG_PATH"):
-        return Path(told).expanduser()
+    if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
+        return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
     return Path(home) / "helexa-acp" / "config.toml"
 
@@ -287,9 +287,9 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 def name_hint(value: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the most similar known name, or the first known names."""
     known = list(known)
-    parts = [name for name in known if value in name.split("_")]
-    near = [*difflib.get_close_matches(value, known, n=1), *parts]
-    if near:
-        return f"did you mean '{near[0]}'?"
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f"there are: {', '.join(known[:_MOST_NAMES])}{more}"
+    partial_matches = [name for name in known if value in name.split("_")]
+    matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]
+    if matches:
+        return f"did you mean '{matches[0]}'?"
+    omitted = f" and {len(known) - _MAX_LISTED_NAMES} more" if len(known) > _MAX_LISTED_NAMES else ""
+    return f"there are: {', '.join(known[:_MAX_LISTED_NAMES])}{omitted}"

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 logger = logging.getLogger(__name__)
-MOST_GRANTS = 500
+MAX_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
@@ -73,9 +73,9 @@ class Preferences:
         """Save an "always" answer; the oldest answers beyond the limit are removed."""
 
         def added(project: Project) -> Project:
-            others = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))
-            kept = (*others, Grant(tool, subject, allowed))[-MOST_GRANTS:]
-            return msgspec.structs.replace(project, grants=kept)
+            other_grants = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))
+            grants = (*other_grants, Grant(tool, subject, allowed))[-MAX_GRANTS:]
+            return msgspec.structs.replace(project, grants=grants)
 
         return self.change(cwd, added)
 

@@ -19,8 +19,8 @@ from helexa.acp.history import Message
 from helexa.acp.json_line import encode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-PAGE = 50
-_MOST_HEAD = 64 << 10
+PAGE_SIZE = 50
+_MAX_HEAD_BYTES = 64 << 10
 _TITLE_MARK = b'\n{"type":"title"'
 
 
@@ -50,7 +50,7 @@ class Title(Struct, frozen=True, tag="title"):
     title: str
 
 
-class Chosen(Struct, frozen=True, tag="chosen"):
+class SavedChoices(Struct, frozen=True, tag="chosen"):
     """New choices of the user."""
 
     model: str
@@ -59,7 +59,7 @@ class Chosen(Struct, frozen=True, tag="chosen"):
     temperature: float | None = None
 
 
-class Spent(Struct, frozen=True, tag="spent"):
+class SavedUsage(Struct, frozen=True, tag="spent"):
     """Present context usage in tokens, and total cost of the session in US dollars."""
 
     used: int
@@ -67,7 +67,7 @@ class Spent(Struct, frozen=True, tag="spent"):
     cost: float | None = None
 
 
-Entry = Head | Round | Title | Chosen | Spent
+Entry = Head | Round | Title | SavedChoices | SavedUsage
 _decode = msgspec.json.Decoder(Entry).decode
 
 
@@ -87,26 +87,26 @@ class SavedSession:
     head: Head
     messages: list[Message] = field(default_factory=list)
     title: str | None = None
-    chosen: Chosen | None = None
-    spent: Spent | None = None
-    damaged: int = 0
+    choices: SavedChoices | None = None
+    usage: SavedUsage | None = None
+    unreadable_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLine:
+class SessionEntry:
     """A session in a list; `updated` is in seconds since 1970."""
 
     head: Head
     title: str | None
-    updated: float
+    updated_s: float
 
     @property
     def updated_at(self) -> str:
         """Time of the last change, ISO 8601 in UTC."""
-        return datetime.fromtimestamp(self.updated, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return datetime.fromtimestamp(self.updated_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Journal:
+class SessionLog:
     """The log of one session. Appended entries are on disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
@@ -149,42 +149,42 @@ class Journal:
             StoreError: the file is not a session log.
         """
         saved: SavedSession | None = None
-        damaged = 0
+        unreadable_lines = 0
         for line in self._lines():
             try:
                 entry = _decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                damaged += 1
+                unreadable_lines += 1
                 continue
             match entry:
                 case Head():
                     saved = saved or SavedSession(entry)
                 case _ if saved is None:
-                    damaged += 1
+                    unreadable_lines += 1
                 case Round(messages):
                     saved.messages.extend(messages)
                 case Title(title):
                     saved.title = title
-                case Chosen():
-                    saved.chosen = entry
-                case Spent():
-                    saved.spent = entry
+                case SavedChoices():
+                    saved.choices = entry
+                case SavedUsage():
+                    saved.usage = entry
         if saved is None:
             raise StoreError(f"{self._path.name} is no session that this version can read")
-        saved.damaged = damaged
+        saved.unreadable_lines = unreadable_lines
         return saved
 
-    def line(self) -> SessionLine | None:
+    def list_entry(self) -> SessionEntry | None:
         """Return the list entry of the session from its first line and last title, or None if the log is invalid."""
         try:
             with self._path.open("rb") as file:
-                head = _decode(file.readline(_MOST_HEAD))
-                updated = os.fstat(file.fileno()).st_mtime
+                head = _decode(file.readline(_MAX_HEAD_BYTES))
+                updated_s = os.fstat(file.fileno()).st_mtime
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     title = _last_title(content)
         except (OSError, ValueError):  # msgspec errors are ValueErrors
             return None
-        return SessionLine(head, title, updated) if isinstance(head, Head) else None
+        return SessionEntry(head, title, updated_s) if isinstance(head, Head) else None
 
     def _lines(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -215,19 +215,19 @@ class Store:
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "sessions"
 
-    def create(self, id: str, cwd: str, directories: Sequence[str]) -> Journal:
+    def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
         """Create a session.
 
         Raises:
             StoreError: the session cannot be written.
         """
-        journal = Journal(self._path(id))
-        journal.create(Head(id, cwd, time.time(), tuple(directories)))
-        return journal
+        session_log = SessionLog(self._path(id))
+        session_log.create(Head(id, cwd, time.time(), tuple(directories)))
+        return session_log
 
-    def open(self, id: str) -> Journal:
+    def open(self, id: str) -> SessionLog:
         """Return the log of a session, whether or not the session exists."""
-        return Journal(self._path(id))
+        return SessionLog(self._path(id))
 
     def delete(self, id: str) -> None:
         """Delete a session permanently. Missing sessions are ignored.
@@ -240,31 +240,31 @@ class Store:
         except OSError as error:
             raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
 
-    def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionLine], str | None]:
+    def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionEntry], str | None]:
         """Return a page of sessions, the newest first, and the cursor of the next page or None.
 
         Raises:
             ValueError: the cursor is invalid.
         """
-        after = _read_cursor(cursor) if cursor else None
-        lines: list[SessionLine] = []
+        page_start = _read_cursor(cursor) if cursor else None
+        page: list[SessionEntry] = []
         last = (0, "")
-        for place in sorted(self._places(), reverse=True):
-            if after is not None and place >= after:
+        for key in sorted(self._session_keys(), reverse=True):
+            if page_start is not None and key >= page_start:
                 continue
-            line = Journal(self._path(place[1])).line()
-            if line is None or (cwd is not None and line.head.cwd != cwd):
+            entry = SessionLog(self._path(key[1])).list_entry()
+            if entry is None or (cwd is not None and entry.head.cwd != cwd):
                 continue
-            if len(lines) == PAGE:
-                return lines, _cursor(last)
-            lines.append(line)
-            last = place
-        return lines, None
+            if len(page) == PAGE_SIZE:
+                return page, _cursor(last)
+            page.append(entry)
+            last = key
+        return page, None
 
-    def _places(self) -> Iterator[tuple[int, str]]:
+    def _session_keys(self) -> Iterator[tuple[int, str]]:
         try:
-            with os.scandir(self._folder) as found:
-                for entry in found:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
                     id, _, kind = entry.name.rpartition(".")
                     if kind == "jsonl" and SESSION_ID.fullmatch(id):
                         yield entry.stat().st_mtime_ns, id
@@ -291,8 +291,8 @@ def _last_title(content: mmap.mmap) -> str | None:
     return None
 
 
-def _cursor(place: tuple[int, str]) -> str:
-    return base64.urlsafe_b64encode(f"{place[0]}:{place[1]}".encode()).decode()
+def _cursor(key: tuple[int, str]) -> str:
+    return base64.urlsafe_b64encode(f"{key[0]}:{key[1]}".encode()).decode()
 
 
 def _read_cursor(cursor: str) -> tuple[int, str]:

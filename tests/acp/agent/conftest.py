@@ -16,7 +16,7 @@ from helexa.acp.history import Message, Text, UserMessage
 from helexa.acp.host.local import LocalHost
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelChoice
-from helexa.acp.tools.tool import PermissionQuestion, Scope, ToolContext, Verdict
+from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint
 
@@ -36,7 +36,7 @@ class Stage:
     turn: Turn
     messages: list[Message] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    asked: list[PermissionQuestion] = field(default_factory=list)
+    permission_requests: list[PermissionRequest] = field(default_factory=list)
     verdict: Verdict = "allow_once"
     running: asyncio.Event = field(default_factory=asyncio.Event)
     speaking: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,9 +58,9 @@ class Stage:
         if isinstance(event, TextDelta):
             self.speaking.set()
 
-    async def ask(self, question: PermissionQuestion) -> Verdict:
+    async def request_permission(self, request: PermissionRequest) -> Verdict:
         """As a user answers it."""
-        self.asked.append(question)
+        self.permission_requests.append(request)
         return self.verdict
 
     def ruling(self, scope: Scope) -> bool | None:
@@ -107,24 +107,24 @@ async def stage(tmp_path: Path) -> Any:
                 default_endpoint="e",
             )
             context = ToolContext("s", folder, (folder,), tmp_path / "plans", LocalHost(), settings)
-            box = await open_toolbox(context)
+            toolbox = await open_toolbox(context)
             models = Models(settings)
-            stack.push_async_callback(box.close)
+            stack.push_async_callback(toolbox.close)
             stack.push_async_callback(models.close)
             await models.refresh(30)
-            made = Stage.__new__(Stage)
+            opened_stage = Stage.__new__(Stage)
             turn = Turn(
                 settings=settings,
-                conversation=made,
+                conversation=opened_stage,
                 choices=Choices(ModelChoice("e", "scripted"), mode),
                 models=models,
-                toolbox=box,
+                toolbox=toolbox,
                 context=context,
-                grants=made,
-                ask=made.ask,
-                emit=made.emit,
+                grants=opened_stage,
+                request_permission=opened_stage.request_permission,
+                emit=opened_stage.emit,
             )
-            made.__init__(turn)
-            return made
+            opened_stage.__init__(turn)
+            return opened_stage
 
         yield opened

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from helexa.acp.agent.answer import Answer
 from helexa.acp.agent.prompt import system_prompt
 from helexa.acp.agent.turn import Turn
-from helexa.acp.agent.view import project, text_tokens, tokens, visible, without_images
+from helexa.acp.agent.view import fit_messages, text_tokens, tokens, visible, without_images
 from helexa.acp.history import Message
 from helexa.acp.providers.provider import ModelCard, ModelRequest, Provider, ProviderError, ToolSpec, Usage
 
@@ -16,7 +16,7 @@ MAX_TOKENS = 8192
 MARGIN = 512
 """Tokens reserved for chat template tokens, which the estimate does not count."""
 
-LEAST_CONTEXT = 1024
+MIN_CONTEXT = 1024
 """Smaller context sizes in error messages are ignored as implausible."""
 
 _SHRINK = 0.6  # factor on the rejected size if the endpoint does not report its limit
@@ -35,7 +35,7 @@ class RequestBuilder:
         self._notes = notes
         self._factor = 1.0  # tokens counted by the endpoint per estimated token
         self._estimate = 0.0  # estimated tokens of the last request
-        self._most: int | None = None  # limit of request tokens if the context size is unknown
+        self._max_request_tokens: int | None = None  # limit of request tokens if the context size is unknown
         self._context: int | None = None
         self._max_tokens = MAX_TOKENS
 
@@ -53,18 +53,20 @@ class RequestBuilder:
         except (OSError, UnicodeDecodeError) as error:
             path = turn.settings.system_prompt_path
             raise ProviderError("invalid", f"The system prompt {path} cannot be read: {error}") from error
-        self._context = min(filter(None, (card.context, self._most)), default=None)
+        self._context = min(filter(None, (card.context, self._max_request_tokens)), default=None)
         self._max_tokens = _max_tokens(provider, card, self._context)
         messages: Sequence[Message] = visible(turn.conversation.messages)
         if card.images is False:
             messages = without_images(messages)
-        fixed = text_tokens(system) + sum(text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools)
-        self._estimate = fixed + tokens(messages)
+        fixed_tokens = text_tokens(system) + sum(
+            text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools
+        )
+        self._estimate = fixed_tokens + tokens(messages)
         if self._context is not None:
-            room = (self._context - self._max_tokens - MARGIN) / self._factor
-            messages = project(messages, room - fixed)
-            self._estimate = fixed + tokens(messages)
-            self.overflows = self._estimate > room
+            available_tokens = (self._context - self._max_tokens - MARGIN) / self._factor
+            messages = fit_messages(messages, available_tokens - fixed_tokens)
+            self._estimate = fixed_tokens + tokens(messages)
+            self.overflows = self._estimate > available_tokens
         return ModelRequest(
             model=choices.model.model,
             system=system,
@@ -93,11 +95,11 @@ class RequestBuilder:
     def learn(self, error: ProviderError) -> None:
         """Adjust the limits after a context-limit error for the last request."""
         limit = error.context_limit
-        if limit is not None and limit >= LEAST_CONTEXT:
+        if limit is not None and limit >= MIN_CONTEXT:
             self._turn.models.learn_context(self._turn.choices.model, limit)
             self._factor = max(self._factor, (limit - self._max_tokens) / max(self._estimate, 1.0))
         else:
-            self._most = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
+            self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
         """Adjust the token estimate to the endpoint's count of the last request."""
@@ -111,8 +113,8 @@ class RequestBuilder:
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
     """Return the limit of answer tokens: the configured limit, and at most a part of the context."""
-    told = provider.endpoint.max_tokens
-    most = min(filter(None, (told or MAX_TOKENS, card.max_output)))
+    configured = provider.endpoint.max_tokens
+    max_tokens = min(filter(None, (configured or MAX_TOKENS, card.max_output)))
     if context is None:
-        return most
-    return max(1, min(most, context // (2 if told else 4)))
+        return max_tokens
+    return max(1, min(max_tokens, context // (2 if configured else 4)))

@@ -13,7 +13,7 @@ class OutOfBounds(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResolvedPath:
     """A path within the session's folders, which need not exist.
 
     Attributes:
@@ -57,7 +57,7 @@ class Boundary:
         """The client's folders in its spelling, the working directory first."""
         return [folder for _, folder in self._folders]
 
-    def place(self, text: str) -> Place:
+    def resolve(self, text: str) -> ResolvedPath:
         """Resolve a path from the model.
 
         The path is absolute, below the home folder (`~`, `$HOME`), or below the working directory.
@@ -74,11 +74,11 @@ class Boundary:
         except (ValueError, OSError) as error:  # NUL, lone surrogate, or loop of links
             raise OutOfBounds(f"{text!r} is not a path") from error
         if self._real_plans is not None and self._plans is not None and real.is_relative_to(self._real_plans):
-            return Place(real, self._plans / real.relative_to(self._real_plans), plans=True)
+            return ResolvedPath(real, self._plans / real.relative_to(self._real_plans), plans=True)
         for root, folder in self._folders:
             if real.is_relative_to(root):
                 below = real.relative_to(root)
-                return Place(real, folder / below, guarded=any(part.lower() == ".git" for part in below.parts))
+                return ResolvedPath(real, folder / below, guarded=any(name.lower() == ".git" for name in below.parts))
         allowed = ", ".join(str(folder) for folder in self.folders)
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 

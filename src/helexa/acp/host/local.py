@@ -13,7 +13,7 @@ from pathlib import Path
 
 from helexa.acp.host.host import CommandResult, HostError
 
-MOST_FILE_BYTES = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _CHUNK_BYTES = 1 << 16
 
@@ -47,11 +47,11 @@ class LocalHost:
             process = await self._start(command, cwd, output)
             try:
                 await started(None)
-                timed_out = not await _ended(process, timeout_s)
+                timed_out = not await _wait_for_exit(process, timeout_s)
                 if timed_out:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGTERM)
-                    await _ended(process, _GRACE_SECONDS)
+                    await _wait_for_exit(process, _GRACE_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # background processes, or all processes on cancellation
@@ -74,7 +74,7 @@ class LocalHost:
                 return await asyncio.create_subprocess_exec(
                     *shell(command),
                     cwd=cwd,
-                    env=environ | SETTLED,
+                    env=environ | PAGER_ENVIRONMENT,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=writer,
                     stderr=writer,
@@ -84,7 +84,7 @@ class LocalHost:
                 raise HostError(f"The command could not be started: {_reason(error)}") from error
 
 
-SETTLED = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager
+PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager
 
 
 def shell(command: str) -> list[str]:
@@ -99,8 +99,8 @@ def check_size(path: Path) -> None:
         HostError: the file exists and is too large.
     """
     with suppress(OSError):
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise HostError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
 
 
 class _Output:
@@ -109,14 +109,14 @@ class _Output:
     def __init__(self, limit: int) -> None:
         self.truncated = False
         self._limit = limit
-        self._kept = bytearray()
+        self._newest = bytearray()
         self._pipe, self._writer = os.pipe()
         os.set_blocking(self._pipe, False)
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """Provide the write end for a child process; this process closes its copy afterwards."""
+        """Provide the write end for a child process; this process closes its copy after_response."""
         try:
             yield self._writer
         finally:
@@ -132,9 +132,9 @@ class _Output:
 
     def text(self) -> str:
         """Return the kept output as text, without partial characters at its beginning."""
-        data = bytes(self._kept)
+        data = bytes(self._newest)
         if self.truncated:
-            data = data[next((at for at in range(min(4, len(data))) if data[at] & 0xC0 != 0x80), 0) :]
+            data = data[next((index for index in range(min(4, len(data))) if data[index] & 0xC0 != 0x80), 0) :]
         return data.decode(errors="replace")
 
     def _read(self) -> bool:
@@ -145,14 +145,14 @@ class _Output:
         if not data:
             asyncio.get_running_loop().remove_reader(self._pipe)
             return False
-        self._kept += data
-        if len(self._kept) > self._limit:
+        self._newest += data
+        if len(self._newest) > self._limit:
             self.truncated = True
-            del self._kept[: len(self._kept) - self._limit]
+            del self._newest[: len(self._newest) - self._limit]
         return True
 
 
-async def _ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
+async def _wait_for_exit(process: asyncio.subprocess.Process, seconds: float) -> bool:
     """Return whether the process ends within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
@@ -171,7 +171,7 @@ def _read(path: Path, line: int | None, limit: int | None) -> str:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise HostError(f"{path} is no file")
         check_size(path)
-        data = file.read(MOST_FILE_BYTES)
+        data = file.read(MAX_FILE_BYTES)
     if b"\0" in data:
         raise HostError(f"{path} is not text: it has NUL bytes")
     try:

@@ -25,12 +25,12 @@ TEMPERATURES: dict[str, tuple[str, float | None]] = {
     "balanced": ("Balanced (0.6)", 0.6),
     "creative": ("Creative (1)", 1.0),
 }
-MOST_MODELS = 1000
+MAX_MODELS = 1000
 
 
 def modes(choices: Choices) -> dict[str, Any]:
     """Return the `modes` of a session."""
-    available = [{"id": id, "name": name, "description": about} for id, (name, about) in MODES.items()]
+    available = [{"id": id, "name": name, "description": description} for id, (name, description) in MODES.items()]
     return {"currentModeId": choices.mode, "availableModes": available}
 
 
@@ -67,7 +67,7 @@ def is_thought_level(text: object) -> bool:
 
 
 def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dict[str, Any]]:
-    by_endpoint = {name: [card.id for card in cards[:MOST_MODELS]] for name, cards in listed.items()}
+    by_endpoint = {name: [card.id for card in cards[:MAX_MODELS]] for name, cards in listed.items()}
     known = by_endpoint.setdefault(chosen.endpoint, [])
     if chosen.model not in known:
         known.insert(0, chosen.model)
@@ -82,7 +82,7 @@ def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dic
 
 
 def _named(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
-    return [{"value": id, "name": name, "description": about} for id, (name, about) in values.items()]
+    return [{"value": id, "name": name, "description": description} for id, (name, description) in values.items()]
 
 
 def _select(id: str, name: str, category: str, current: str, options: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import msgspec
 from helexa.acp.json_line import encode
 from helexa.acp.protocol.rejection import invalid_request, parse_error
 
-MOST_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _WAITING_CHUNKS = 64
 
@@ -78,7 +78,7 @@ class StdioTransport:
                 await self._refuse_long_line()
                 continue
             self._searched = len(self._buffer)
-            if self._searched > MOST_LINE_BYTES:
+            if self._searched > MAX_LINE_BYTES:
                 self._skipping = True
             if self._skipping:
                 self._buffer.clear()
@@ -92,7 +92,7 @@ class StdioTransport:
             self._buffer += chunk
 
     async def _refuse_long_line(self) -> None:
-        why = f"a message may have {MOST_LINE_BYTES} bytes"
+        why = f"a message may have {MAX_LINE_BYTES} bytes"
         await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(why).body()})
 
     def _read(self) -> None:

@@ -15,7 +15,7 @@ class Models:
         self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
         self._default = settings.default_endpoint
         self._providers: dict[str, Provider] = {}
-        self._opening = {name: asyncio.Lock() for name in self._endpoints}
+        self._locks = {name: asyncio.Lock() for name in self._endpoints}
         self._cards: dict[str, list[ModelCard]] = {}
         self._learned: dict[ModelChoice, int] = {}
         self._failures: dict[str, str] = {}
@@ -77,7 +77,7 @@ class Models:
             raise ValueError("no model is named")
         return ModelChoice(self._default, text)
 
-    def objection(self, choice: ModelChoice) -> str | None:
+    def selection_error(self, choice: ModelChoice) -> str | None:
         """Return an error message if the endpoint is unknown or does not list the model, else None."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
@@ -97,8 +97,8 @@ class Models:
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
         card = known or ModelCard(choice.model)
-        told = endpoint.context_window if endpoint else None
-        return dataclasses.replace(card, context=self._learned.get(choice) or told or card.context)
+        configured = endpoint.context_window if endpoint else None
+        return dataclasses.replace(card, context=self._learned.get(choice) or configured or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
         """Store the context size in tokens that an endpoint reported in an error."""
@@ -116,7 +116,7 @@ class Models:
         return await self._open(choice.endpoint)
 
     async def _open(self, name: str) -> Provider:
-        async with self._opening[name]:
+        async with self._locks[name]:
             if name not in self._providers:
                 self._providers[name] = await _open(self._endpoints[name])
             return self._providers[name]

@@ -36,9 +36,9 @@ class BuiltIn:
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate and convert the arguments; see `Tool.check`."""
-        given = {name: value for name, value in arguments.items() if value is not None}
+        present = {name: value for name, value in arguments.items() if value is not None}
         try:
-            return msgspec.to_builtins(msgspec.convert(given, self.arguments, strict=False))
+            return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
         except (msgspec.ValidationError, ValueError) as error:
             known = ", ".join(self.arguments.__struct_fields__)
             raise ToolError(f"The arguments of {self.name} do not fit: {error}. It takes: {known}") from error
@@ -48,7 +48,7 @@ class BuiltIn:
         if "path" not in arguments:
             return ()
         try:
-            path = context.boundary.place(arguments["path"]).path
+            path = context.boundary.resolve(arguments["path"]).path
         except OutOfBounds:
             return ()
         return (Location(str(path), arguments.get("line")),)
@@ -60,7 +60,7 @@ class BuiltIn:
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
         """Return that the call only reads; a path outside the session's folders raises an error."""
         if "path" in arguments:
-            context.boundary.place(arguments["path"])
+            context.boundary.resolve(arguments["path"])
         return Reads()
 
 

@@ -4,12 +4,12 @@ from typing import Any
 
 from helexa.acp.config import Mode
 from helexa.acp.failure import ToolError
-from helexa.acp.host.boundary import Place
+from helexa.acp.host.boundary import ResolvedPath
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.tool import (
     Act,
     Allowed,
-    Asked,
+    AskUser,
     Calls,
     Denied,
     Fetches,
@@ -41,41 +41,41 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
     match act:
         case Reads():
             return Allowed()
-        case Writes(place) if place.plans:
+        case Writes(target) if target.plans:
             return Allowed()
-        case Writes(place):
+        case Writes(target):
             if mode == "plan":
                 return Denied("In plan mode only files in the folder of plans are written.")
-            scopes = _edit_scopes(place)
-            free = mode == "acceptEdits" and not place.guarded
+            scopes = _edit_scopes(target)
+            allowed = mode == "acceptEdits" and not target.guarded
         case Runs():
             if mode == "plan":
                 return Denied("In plan mode no commands are run.")
             scopes = _command_scopes(act)
-            free = False
+            allowed = False
         case Fetches(host):
             scopes = (Scope("fetch", host, f"requests to {title(host)}"),)
-            free = False
+            allowed = False
         case Calls(name, only_reads):
             if mode == "plan" and not only_reads:
                 return Denied("In plan mode only tools that change nothing are called.")
             scopes = (Scope(name, "", title(name)),)
-            free = False
+            allowed = False
     answers = [grants.ruling(scope) for scope in scopes]
     if False in answers:
         return Denied("The user has rejected this for good.")
-    if free or mode == "bypassPermissions" or True in answers:
+    if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
-    return Asked(scopes[0])
+    return AskUser(scopes[0])
 
 
-def _edit_scopes(place: Place) -> tuple[Scope, ...]:
+def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
     """Return the folder of a file, the folders above it, and the file; a guarded file is only in its own scope."""
-    file = Scope("edit_file", str(place.path), f"edits of {title(place.path.name)}")
-    if place.guarded:
+    file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
+    if target.guarded:
         return (file,)
     folders = (
-        Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in place.path.parents
+        Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in target.path.parents
     )
     return (*folders, file)
 

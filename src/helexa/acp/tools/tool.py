@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from helexa.acp.config import Settings
 from helexa.acp.failure import ToolError as ToolError
 from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
-from helexa.acp.host.boundary import Boundary, Place
+from helexa.acp.host.boundary import Boundary, ResolvedPath
 from helexa.acp.host.host import Host
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
@@ -40,7 +40,7 @@ class Reads:
 class Writes:
     """A call that creates or changes a file."""
 
-    place: Place
+    target: ResolvedPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,13 +205,13 @@ class Denied:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskUser:
     """The user decides about the call."""
 
     scope: Scope
 
 
-Ruling = Allowed | Denied | Asked
+Ruling = Allowed | Denied | AskUser
 
 
 class Grants(Protocol):
@@ -223,7 +223,7 @@ class Grants(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PermissionQuestion:
+class PermissionRequest:
     """A question to the user about a tool call; "always" answers cover `scope`."""
 
     call_id: str
@@ -233,7 +233,7 @@ class PermissionQuestion:
     scope: Scope
 
 
-Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
+PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
 """Ask the user. The callback ends in bounded time and raises only CancelledError: if the client fails, the
 verdict is `cancelled`.
 """

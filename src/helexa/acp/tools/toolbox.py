@@ -38,7 +38,7 @@ class Toolbox:
     def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
         self.warnings = warnings
         self._connections = connections
-        self._servers_tools = mcp_tools.named(connections, (tool.name for tool in tools))
+        self._servers_tools = mcp_tools.unique_tools(connections, (tool.name for tool in tools))
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:

@@ -98,7 +98,7 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
 
 def _is_repository(folder: Path, boundary: Boundary) -> bool:
     try:
-        return boundary.place(str(folder / ".git")).exists()
+        return boundary.resolve(str(folder / ".git")).exists()
     except OutOfBounds:
         return False
 
@@ -107,7 +107,7 @@ def _is_within(word: str, folder: Path, boundary: Boundary) -> bool:
     if word.startswith("/") or ".." in word.split("/"):
         return False
     try:
-        boundary.place(str(folder / word))
+        boundary.resolve(str(folder / word))
     except OutOfBounds:
         return False
     return True
