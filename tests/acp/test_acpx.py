@@ -18,7 +18,7 @@ from scripted.steps import Call, Say
 
 _ACPX = "acpx@0.19.1"
 _INTEGRITY = "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow=="
-PATIENCE_SECONDS = 120  # generous limit for busy machines
+TIMEOUT_SECONDS = 120  # generous limit for busy machines
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Acpx:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 output, errors = await client.communicate()
         finally:
             if client.returncode is None:
@@ -136,7 +136,7 @@ async def test_session_resumes_in_a_new_process(home: Path) -> None:
 async def ended(home: Path) -> None:
     """Wait until no process with this home directory is running."""
     home_variable = os.fsencode(f"HOME={home}")
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
             if not any(home_variable in _environ(process) for process in Path("/proc").glob("[0-9]*")):
                 return

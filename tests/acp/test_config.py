@@ -117,7 +117,7 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "no [[endpoints]]"),
         ("x = ", "file: "),
@@ -128,9 +128,9 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         (ONE_ENDPOINT + "url = 'x'", "unknown key 'endpoints[0].url'; did you mean 'base_url'?"),
         (ONE_ENDPOINT + "model = 'x'", "unknown key 'endpoints[0].model'; did you mean 'default_model'?"),
         (ONE_ENDPOINT + "key = 'x'", "unknown key 'endpoints[0].key'; did you mean 'api_key'?"),
-        (ONE_ENDPOINT + "colour = 'x'", "unknown key 'endpoints[0].colour'; there are: name, base_url, wire_api, "),
+        (ONE_ENDPOINT + "colour = 'x'", "unknown key 'endpoints[0].colour'; known names: name, base_url, wire_api, "),
         (ONE_ENDPOINT + "wire_api = 'openai'", "did you mean 'openai-chat'?"),
-        (ONE_ENDPOINT + "wire_api = 'x'", "there are: auto, openai-chat, openai-responses, anthropic-messages"),
+        (ONE_ENDPOINT + "wire_api = 'x'", "known names: auto, openai-chat, openai-responses, anthropic-messages"),
         (ONE_ENDPOINT + "tool_calls = 'no'", "tool_calls"),
         (ONE_ENDPOINT + "max_tokens = 0", "max_tokens must be positive"),
         (ONE_ENDPOINT + "context_window = 'big'", "context_window"),
@@ -139,8 +139,8 @@ ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
         ("default_mode = 'bypassPermission'\n" + ONE_ENDPOINT, "did you mean 'bypassPermissions'?"),
         ("system_prompt_path = '/nowhere'\n" + ONE_ENDPOINT, "/nowhere: no such file"),
         ('[[endpoints]]\nbase_url = "http://a/v1"', "name"),
-        ('[[endpoints]]\nname = "a:b"\nbase_url = "http://a/v1"', "has no ':'"),
-        ('[[endpoints]]\nname = " "\nbase_url = "http://a/v1"', "not empty"),
+        ('[[endpoints]]\nname = "a:b"\nbase_url = "http://a/v1"', "must not contain ':'"),
+        ('[[endpoints]]\nname = " "\nbase_url = "http://a/v1"', "not be empty"),
         ('[[endpoints]]\nname = "a"\nbase_url = "ftp://a/v1"', "not an http(s) URL: 'ftp://a/v1'"),
         ('[[endpoints]]\nname = "a"\nbase_url = "http://a:x/v1"', "not an http(s) URL"),
         (

@@ -233,8 +233,8 @@ async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
 
 
 async def test_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
-    def respond(asked: Asked) -> Say:
-        return Say("A" * 300 if "say A" in str(asked.conversation) else "B" * 300)
+    def respond(request: Asked) -> Say:
+        return Say("A" * 300 if "say A" in str(request.conversation) else "B" * 300)
 
     endpoint = ScriptedEndpoint(respond)
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
@@ -249,7 +249,7 @@ async def test_endpoint_error_fails_the_prompt_and_the_session_continues(tmp_pat
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
-        with pytest.raises(ErrorResponse, match="refused the API key") as failed:
+        with pytest.raises(ErrorResponse, match="rejected the API key") as failed:
             await editor.prompt(session, "go")
         assert failed.value.error["data"] == {"kind": "auth"}
         editor.received.clear()

@@ -19,7 +19,7 @@ from scripted.steps import Call, Say
 _SDK = "@agentclientprotocol/sdk@2.4.0"
 _INTEGRITY = "sha512-7qJ8nnyj7WesC5ve185ioTpB2/svQoeGV4HA4nLEhgDUrcmBe54/08VcXc/oL4p14tDbxxECZzdYmUYQ+4l+Wg=="
 _SCRIPT = Path(__file__).parent.parent / "editors" / "sdk_client.mjs"
-PATIENCE_SECONDS = 120  # generous limit for busy machines
+TIMEOUT_SECONDS = 120  # generous limit for busy machines
 
 Events = list[tuple[str, Any]]
 Step = tuple[str, dict[str, Any]]
@@ -63,7 +63,7 @@ async def drive(
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
+        async with asyncio.timeout(TIMEOUT_SECONDS):
             output, errors = await client.communicate()
     finally:
         if client.returncode is None:
@@ -95,8 +95,8 @@ def shown(events: Events, call: str) -> list[dict[str, Any]]:
     ]
 
 
-def sent_messages(asked: Asked) -> str:
-    return json.dumps(asked.body["messages"])
+def sent_messages(request: Asked) -> str:
+    return json.dumps(request.body["messages"])
 
 
 async def test_task_and_resumed_session_after_kill(project: Path) -> None:
@@ -200,9 +200,9 @@ async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) ->
 
 
 async def test_concurrent_sessions_stay_separate(project: Path) -> None:
-    def respond(asked: Asked) -> Say:
-        name = "left" if "go left" in sent_messages(asked) else "right"
-        if asked.results:
+    def respond(request: Asked) -> Say:
+        name = "left" if "go left" in sent_messages(request) else "right"
+        if request.results:
             return Say(f"{name} is done")
         return Say(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
 

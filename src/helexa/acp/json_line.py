@@ -16,7 +16,7 @@ def encode(value: Any) -> bytes:
 
 
 def sendable(value: Any) -> Any:
-    """Return the value with lone surrogates replaced by U+FFFD."""
+    """Return the value with lone surrogates in strings replaced by U+FFFD, so that it can be encoded as UTF-8."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:

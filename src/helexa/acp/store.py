@@ -51,7 +51,7 @@ class Title(Struct, frozen=True, tag="title"):
 
 
 class SavedChoices(Struct, frozen=True, tag="chosen"):
-    """New choices of the user."""
+    """The user's current model, mode, thought level and temperature, saved after each change."""
 
     model: str
     mode: str
@@ -60,7 +60,7 @@ class SavedChoices(Struct, frozen=True, tag="chosen"):
 
 
 class SavedUsage(Struct, frozen=True, tag="spent"):
-    """Present context usage in tokens, and total cost of the session in US dollars."""
+    """Context usage in tokens after a round, and the session's total cost in US dollars."""
 
     used: int
     size: int | None = None
@@ -79,9 +79,9 @@ class SavedSession:
         head: the first line.
         messages: the history, oldest first.
         title: last title, or None.
-        chosen: last choices of the user, or None.
-        spent: last usage, or None.
-        damaged: number of unreadable lines, including an incomplete last line after a crash.
+        choices: last choices of the user, or None.
+        usage: last usage, or None.
+        unreadable_lines: number of unreadable lines, including an incomplete last line after a crash.
     """
 
     head: Head
@@ -94,7 +94,7 @@ class SavedSession:
 
 @dataclass(frozen=True, slots=True)
 class SessionEntry:
-    """A session in a list; `updated` is in seconds since 1970."""
+    """A session in a list of sessions. `updated_s` is the time of the last change, in seconds since 1970."""
 
     head: Head
     title: str | None
@@ -102,7 +102,7 @@ class SessionEntry:
 
     @property
     def updated_at(self) -> str:
-        """Time of the last change, ISO 8601 in UTC."""
+        """The time of the last change as ISO 8601 text in UTC."""
         return datetime.fromtimestamp(self.updated_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -113,7 +113,7 @@ class SessionLog:
         self._path = path
 
     def exists(self) -> bool:
-        """Return whether the file exists."""
+        """Return whether the log file exists."""
         return self._path.exists()
 
     def append(self, entries: Sequence[Entry]) -> None:
@@ -125,7 +125,7 @@ class SessionLog:
         self._write(entries, os.O_RDWR | os.O_APPEND)
 
     def create(self, head: Head) -> None:
-        """Create the file.
+        """Create the log file with `head` as its first line.
 
         Raises:
             StoreError: the file cannot be created.
@@ -133,7 +133,7 @@ class SessionLog:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"sessions cannot be kept in {self._path.parent}: {error.strerror}") from None
+            raise StoreError(f"sessions cannot be saved in {self._path.parent}: {error.strerror}") from None
         self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -170,7 +170,7 @@ class SessionLog:
                 case SavedUsage():
                     saved.usage = entry
         if saved is None:
-            raise StoreError(f"{self._path.name} is no session that this version can read")
+            raise StoreError(f"{self._path.name} is not a session log that this version can read")
         saved.unreadable_lines = unreadable_lines
         return saved
 
@@ -273,7 +273,7 @@ class Store:
 
     def _path(self, id: str) -> Path:
         if not SESSION_ID.fullmatch(id):
-            raise StoreError("that is no id of a session")
+            raise StoreError(f"{id[:100]!r} is not a session id")
         return self._folder / f"{id}.jsonl"
 
 
@@ -300,4 +300,4 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
         mtime, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(":")
         return int(mtime), id
     except (binascii.Error, UnicodeError, ValueError):
-        raise ValueError("that is no cursor of a session list") from None
+        raise ValueError(f"{cursor[:100]!r} is not a cursor of a session list") from None

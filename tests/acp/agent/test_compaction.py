@@ -1,4 +1,4 @@
-"""Conversations that become too long: what is left out, what is summed up, and how the endpoint's word is taken."""
+"""Too long conversations: shortened messages, compaction, and context limits learned from the endpoint."""
 
 import asyncio
 
@@ -117,7 +117,7 @@ async def test_summary_request_fits_a_small_context(stage):
 
 
 @pytest.mark.parametrize(
-    ("words", "learned"),
+    ("message", "learned"),
     [
         ("This model's maximum context length is 4,096 tokens. However, you requested 9000", 4096),
         ("the request exceeds the available context size", None),
@@ -154,7 +154,7 @@ async def test_repeated_context_limit_errors_fail_the_turn(stage):
 async def test_prompt_larger_than_context_is_not_sent(stage):
     async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
         actor = await stage(endpoint)
-        with pytest.raises(ProviderError, match="has room for 2048"):
+        with pytest.raises(ProviderError, match="the context of e:scripted has 2048"):
             await actor.prompt("word " * 9000)
     assert all("never" not in text for text in (actor.text, str(actor.messages)))
 

@@ -1,4 +1,4 @@
-"""Turns: what is asked, what is run, what is told and what is kept."""
+"""The agent loop: requests, tool calls, emitted events, committed messages, errors and cancellation."""
 
 import asyncio
 import json
@@ -151,7 +151,7 @@ async def test_endpoint_error_fails_the_turn_and_hides_the_key(stage):
     refused = Refuse(401, {"error": {"message": "invalid API key sk-secret", "code": "invalid_api_key"}})
     async with ScriptedEndpoint(refused, Say("better")) as endpoint:
         actor = await stage(endpoint, api_key="sk-secret")
-        with pytest.raises(ProviderError, match="refused the API key") as refused:
+        with pytest.raises(ProviderError, match="rejected the API key") as refused:
             await actor.prompt("a")
         assert "sk-secret" not in actor.text + str(actor.notices) + str(refused.value)
         assert await actor.prompt("b") == "end_turn"
@@ -170,7 +170,7 @@ async def test_busy_endpoint_is_retried_with_notices(stage):
         assert await actor.prompt("a") == "end_turn"
     assert actor.text == "here"
     assert len(actor.notices) == 3
-    assert "slow down. Trying again in 0 s." in actor.notices[0]
+    assert "slow down. Retrying in 0 s." in actor.notices[0]
 
 
 async def test_retries_of_a_busy_endpoint_are_limited(stage):

@@ -1,4 +1,4 @@
-"""The system prompt: what is in it, and what a project may put there."""
+"""The system prompt: environment, mode, and project instructions."""
 
 import datetime
 from pathlib import Path

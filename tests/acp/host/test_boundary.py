@@ -1,4 +1,4 @@
-"""No spelling of a path leads out of a session's folders."""
+"""Paths are resolved and limited to the session's folders."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from helexa.acp.host.boundary import Boundary, OutOfBounds
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A project, a folder beside it, and links that lead from the one to the other."""
+    """Create a project, a sibling folder, and symbolic links between both; return the parent folder."""
     (tmp_path / "project/src").mkdir(parents=True)
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/secret.txt").write_text("secret")

@@ -1,4 +1,4 @@
-"""Files and commands of a client that may refuse, be late or talk nonsense: a terminal is released in every case."""
+"""Files and commands of a client. Errors, timeouts and invalid responses of the client always release the terminal."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ Response = dict[str, Any] | Callable[[dict[str, Any]], Awaitable[dict[str, Any]]
 
 @dataclass
 class FakeClient:
-    """Answers by method; what it has no answer to it refuses."""
+    """A client with a response for each method; methods without a response fail."""
 
     responses: dict[str, Response] = field(default_factory=dict)
     reads_files: bool = True
@@ -69,7 +69,7 @@ async def run(client: FakeClient, seconds: float = 60) -> CommandResult:
 
 
 async def released(client: FakeClient) -> None:
-    """Wait until the terminal was released; nobody waits for that when a turn is cancelled."""
+    """Wait until the terminal is released, which happens in the background after a cancellation."""
     await client.released.wait()
     assert client.methods().count("release") == 1
 
@@ -94,7 +94,7 @@ async def test_timeout_kills_reads_output_and_releases() -> None:
 async def test_client_error_fails_the_tool_and_releases_the_terminal(refused: str) -> None:
     client = terminal()
     del client.responses[f"terminal/{refused}"]
-    with pytest.raises(HostError, match=f"refused terminal/{refused}"):
+    with pytest.raises(HostError, match=f"rejected terminal/{refused}"):
         await run(client)
     await released(client)
 
@@ -102,7 +102,7 @@ async def test_client_error_fails_the_tool_and_releases_the_terminal(refused: st
 async def test_failed_kill_still_releases_the_terminal() -> None:
     client = terminal(wait_for_exit=wait_forever)
     del client.responses["terminal/kill"]
-    with pytest.raises(HostError, match="refused terminal/kill"):
+    with pytest.raises(HostError, match="rejected terminal/kill"):
         await run(client, seconds=0.01)
     await released(client)
 
@@ -114,7 +114,7 @@ async def test_failed_release_does_not_fail_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "responses",
     [
         {"create": {}},
         {"create": {"terminalId": 7}},
@@ -168,7 +168,7 @@ async def test_terminal_created_after_cancellation_is_released() -> None:
 
 
 async def test_silent_client_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(client_module, "_RESPONSE_SECONDS", 0.01)
     client = terminal(output=wait_forever, release=wait_forever)
     with pytest.raises(HostError, match="did not answer terminal/output"):
         await run(client)
@@ -191,9 +191,9 @@ async def test_files_use_the_client_if_supported(tmp_path: Path) -> None:
 async def test_client_file_error_does_not_fall_back_to_disk(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("saved")
     host = open_host(FakeClient(), "s1")
-    with pytest.raises(HostError, match="refused fs/read_text_file"):
+    with pytest.raises(HostError, match="rejected fs/read_text_file"):
         await host.read_text(tmp_path / "a")
-    with pytest.raises(HostError, match="refused fs/write_text_file"):
+    with pytest.raises(HostError, match="rejected fs/write_text_file"):
         await host.write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "saved"
 

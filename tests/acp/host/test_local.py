@@ -1,4 +1,4 @@
-"""Commands of this machine: their output, their end, and nothing left of them."""
+"""Local commands: output, timeouts, cancellation, and cleanup of processes and descriptors."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ async def run(command: str, cwd: Path, seconds: float = 60, limit: int = 1 << 20
 
 
 async def wait_until_ended(pid: int) -> None:
-    """Wait until a process has ended; one that only waits to be seen off has."""
+    """Wait until a process has ended; a zombie counts as ended."""
     while True:
         try:
             status = Path(f"/proc/{pid}/stat").read_text()
@@ -33,7 +33,7 @@ async def test_command_output_and_exit_status(tmp_path: Path) -> None:
     result = await run("pwd; echo oops >&2; exit 3", tmp_path)
     assert result == CommandResult(exit_code=3, signal=None, output=f"{tmp_path}\noops\n")
     assert (await run("kill -TERM $$", tmp_path)).signal == "SIGTERM"
-    assert (await run("cat", tmp_path)).exit_code == 0  # nobody types
+    assert (await run("cat", tmp_path)).exit_code == 0  # stdin is empty
     assert (await run("printf '\\377ok'", tmp_path)).output == "\ufffdok"
 
 

@@ -1,4 +1,4 @@
-"""What clients send, sane or not: each request has one answer, and nothing ends the agent."""
+"""Valid and invalid messages of clients: each request gets one response, and no message ends the agent."""
 
 import json
 from collections.abc import AsyncIterator
@@ -74,7 +74,7 @@ async def test_unsupported_methods_and_params_are_rejected(editor: Editor, tmp_p
 
 
 async def test_random_messages_do_not_end_the_agent(endpoint: ScriptedEndpoint, tmp_path: Path):
-    """Made-up messages of all shapes: requests are answered once, and a sane one still works in the end."""
+    """After random messages, each request has exactly one response, and a valid request still works."""
     messages: list[Any] = []
 
     @settings(max_examples=250, deadline=None, database=None, derandomize=True)

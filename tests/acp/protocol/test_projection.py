@@ -1,4 +1,4 @@
-"""Updates are what the schema says, live and on replay."""
+"""Conversion of events and history to protocol updates."""
 
 import json
 from importlib.metadata import version

@@ -1,4 +1,4 @@
-"""The protocol's own Python SDK as the client, in memory: every message of the agent is one that it can read."""
+"""The agent in memory with the protocol's Python SDK as the client, which validates every message."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from scripted.steps import Call, Say
 
 
 class Client:
-    """Keeps updates as the SDK reads them, and says yes."""
+    """A client that records updates and allows every call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""Sessions over the wire: what is said of them, when, and what is left of them."""
+"""Sessions over the protocol: order of updates, replay, lists, choices, and authentication."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -65,7 +65,7 @@ async def test_updates_of_new_session_follow_its_response(editor: Editor, work: 
 
 
 async def test_update_order_with_many_sessions(editor: Editor, work: Path):
-    """Many sessions are opened, loaded, resumed and talked to at once: no update comes before its response."""
+    """Of many concurrent sessions, only the replay of `session/load` precedes the response."""
     ids = await asyncio.gather(*(editor.new(work) for _ in range(20)))
     assert len(set(ids)) == 20
     await asyncio.gather(*(editor.prompt(id, f"hi {id}") for id in ids))
@@ -198,7 +198,7 @@ async def test_unlisted_model_is_rejected(editor: Editor, work: Path):
     session = await editor.new(work)
     for value, hint in (
         ("default:scriptd", "did you mean 'scripted'?"),
-        ("gpt", "there are: scripted, other, other:7b"),
+        ("gpt", "known names: scripted, other, other:7b"),
     ):
         with pytest.raises(ErrorResponse) as refused:
             await editor.request("session/set_config_option", sessionId=session, configId="model", value=value)
@@ -241,7 +241,7 @@ async def test_new_session_uses_saved_choices_of_the_project(endpoint: ScriptedE
         )
         assert resumed["modes"]["currentModeId"] == "bypassPermissions"
         fresh = await editor.request("session/new", cwd=str(work), mcpServers=[])
-        assert fresh["modes"]["currentModeId"] == "plan"  # not asking at all is chosen anew each time
+        assert fresh["modes"]["currentModeId"] == "plan"  # bypassPermissions is not saved
 
 
 async def test_invalid_folders_are_rejected(editor: Editor, work: Path):
@@ -269,7 +269,7 @@ async def test_late_model_list_updates_options_and_default(
     endpoint: ScriptedEndpoint, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ):
     work.mkdir()
-    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_PATIENCE_S", 0.01)
+    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_WAIT_S", 0.01)
     endpoint.listing.clear()
     endpoint.models = {"data": [{"id": "found", "object": "model", "context_length": 20000}]}
     async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/large")) as editor:

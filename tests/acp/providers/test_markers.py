@@ -1,4 +1,4 @@
-"""Calls as text: found however the answer arrives, and nothing of it lost."""
+"""The parser of calls and reasoning in text gives the same result for any chunks and loses no text."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from helexa.acp.providers.markers import Body, MarkerParser, Text, Thought
 
 
 def parse(chunks, *, fences=False):
-    """What comes out, neighbours of one kind joined."""
+    """Return the parsed segments, with adjacent segments of one kind joined."""
     parser = MarkerParser(fences=fences)
     segments = [segment for chunk in chunks for segment in parser.feed(chunk)] + parser.finish()
     joined = []

@@ -1,4 +1,4 @@
-"""Who serves what: lists of many makes, endpoints that fail, dialects that are found out."""
+"""Models of endpoints: lists of different servers, failing endpoints, and detection of the wire API."""
 
 import asyncio
 
@@ -126,13 +126,13 @@ def test_parse_model_names():
     assert models.parse("b:x:y") == ModelChoice("b", "x:y")
     assert models.parse("qwen3:8b") == ModelChoice("home", "qwen3:8b")
     assert models.parse("b:") == ModelChoice("home", "b:")
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="name is empty"):
         models.parse("")
 
 
 async def test_unknown_endpoint_is_an_error():
     models = Models(settings(Endpoint(name="home", base_url="http://a/v1")))
-    with pytest.raises(ProviderError, match="no endpoint 'else'; there are: home"):
+    with pytest.raises(ProviderError, match="no endpoint 'else'; known endpoints: home"):
         await models.provider(ModelChoice("else", "m"))
 
 
@@ -158,7 +158,7 @@ async def test_probe_without_known_api_is_an_error():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
-        with pytest.raises(ProviderError, match="speaks none of openai-chat"):
+        with pytest.raises(ProviderError, match="supports none of openai-chat"):
             await models.provider(ModelChoice("e", "m"))
         await models.close()
     models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))

@@ -1,4 +1,4 @@
-"""Refusals as servers write them, and what is made of them."""
+"""Conversion of servers' error responses to `ProviderError`."""
 
 import pytest
 
@@ -80,11 +80,11 @@ def test_retry_after_date():
 
 def test_message_names_endpoint_quotes_server_and_hides_secrets():
     message = read(400, {"error": {"message": "bad\nkey sk-secret " + "x" * 9999}}).message
-    assert message.startswith("home refused the request: bad key *** xxx")
+    assert message.startswith("home rejected the request: bad key *** xxx")
     assert len(message) < MAX_MESSAGE_CHARACTERS + 50
-    named = {"error": {"message": "not for this model", "param": "reasoning_effort"}}
-    assert read(400, named).message.endswith("not for this model (reasoning_effort)")
-    assert read(502, "<html>").message == "home cannot answer for the moment (HTTP 502)"
+    with_parameter = {"error": {"message": "not for this model", "param": "reasoning_effort"}}
+    assert read(400, with_parameter).message.endswith("not for this model (reasoning_effort)")
+    assert read(502, "<html>").message == "home is temporarily unavailable (HTTP 502)"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Calls as models write them."""
+"""Parsing and repair of tool calls with the format errors of small models."""
 
 import json
 
@@ -83,8 +83,8 @@ def test_repairable_call_is_parsed(name, text, call):
     ("name", "text", "reason"),
     [
         ("read_file", '{"path": "a"', "not valid JSON"),
-        ("read_file", '{"path": "a"}}}}}', "something follows"),
-        ("read_file", '{"path": "a"} and so on', "something follows"),
+        ("read_file", '{"path": "a"}}}}}', "unexpected text after the end"),
+        ("read_file", '{"path": "a"} and so on', "unexpected text after the end"),
         ("read_file", '{"line": NaN}', "NaN"),
         ("read_file", "[1]", "not a JSON object"),
         ("read_file", '"not JSON"', "not valid JSON"),

@@ -1,4 +1,4 @@
-"""The three wire APIs against a scripted endpoint: the same question, the same answer."""
+"""The three wire APIs with a scripted endpoint: requests, streams, errors, and tools as text."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ async def provider(endpoint, api="openai-chat", **options):
 
 
 async def ask(provider, request=REQUEST):
-    """The answer's text, thoughts, calls by index, usage and end."""
+    """Send a request; return the answer's text, reasoning, calls (id, name, arguments), usage and end."""
     text, thought, calls, usage, end = "", "", {}, None, None
     async for event in provider.stream(request):
         assert end is None, "something came after the end"
@@ -76,12 +76,12 @@ async def test_stream_yields_text_thought_usage_and_end(api):
     assert (text, thought, calls) == ("Hëllo 👋 there", "hmm, well", [])
     assert usage == Usage(50, 7, cached=20)
     assert end.reason == "stop"
-    (asked,) = endpoint.asked
-    assert asked.path == APIS[api]
-    assert asked.conversation == [("user", "Hi")]
-    assert asked.system == "Be kind."
-    assert asked.tools == ["read_file"]
-    assert 4096 in asked.body.values()
+    (sent,) = endpoint.asked
+    assert sent.path == APIS[api]
+    assert sent.conversation == [("user", "Hi")]
+    assert sent.system == "Be kind."
+    assert sent.tools == ["read_file"]
+    assert 4096 in sent.body.values()
 
 
 @every_api
@@ -144,12 +144,12 @@ async def test_extras_are_sent_back_only_to_their_endpoint():
     ):
         async with ScriptedEndpoint(thinking, Say("b"), Say("c")) as endpoint, provider(endpoint, api) as model:
             text, thought, _, _, end = await ask(model)
-            answer = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
-            messages = [*REQUEST.messages, answer, ToolResult("c1", "x")]
+            message = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
+            messages = [*REQUEST.messages, message, ToolResult("c1", "x")]
             await ask(model, ModelRequest("m", "", messages))
             assert sent in json.dumps(endpoint.asked[1].body)
             elsewhere = {name: {**extras, "endpoint": "other"} for name, extras in end.extras.items()}
-            messages[1] = AssistantMessage("2", text, thought, answer.calls, elsewhere)
+            messages[1] = AssistantMessage("2", text, thought, message.calls, elsewhere)
             await ask(model, ModelRequest("m", "", messages))
             assert "deep" not in json.dumps(endpoint.asked[2].body)
 
@@ -161,7 +161,7 @@ async def test_thought_level_is_sent(api, level):
     async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
         await ask(model)
-    with_level, without_level = (asked.body for asked in endpoint.asked)
+    with_level, without_level = (sent.body for sent in endpoint.asked)
     if api == "openai-chat":
         assert with_level["reasoning_effort"] == level
         assert with_level["chat_template_kwargs"] == {"enable_thinking": level != "none"}
@@ -188,7 +188,7 @@ async def test_cancellation_closes_the_stream(api):
 
 
 @every_api
-@pytest.mark.parametrize("pieces", [0, 4])
+@pytest.mark.parametrize("deltas", [0, 4])
 async def test_broken_stream_is_an_error(api, deltas):
     async with ScriptedEndpoint(Say("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
         with pytest.raises(ProviderError) as error:
@@ -216,7 +216,7 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
             await ask(model)
         async with provider(endpoint, api, api_key="mine", headers={"x-team": "blue"}) as model:
             await ask(model)
-    without, with_key = (asked.headers for asked in endpoint.asked)
+    without, with_key = (sent.headers for sent in endpoint.asked)
     assert "authorization" not in without
     assert with_key["authorization"] == "Bearer mine"
     assert with_key["x-team"] == "blue"
@@ -233,9 +233,9 @@ async def test_rejected_parameters_are_omitted_in_later_requests():
         assert (await ask(model, request))[0] == "a"
         assert (await ask(model, request))[0] == "b"
     assert len(endpoint.asked) == 5
-    for asked in endpoint.asked[3:]:
-        assert asked.body["max_completion_tokens"] == 100
-        assert not asked.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
+    for sent in endpoint.asked[3:]:
+        assert sent.body["max_completion_tokens"] == 100
+        assert not sent.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
 
 
 async def test_rejected_thinking_budget_is_replaced_by_effort():
@@ -260,7 +260,7 @@ NO_TOOLS = [
 
 
 @every_api
-@pytest.mark.parametrize(("status", "words"), NO_TOOLS)
+@pytest.mark.parametrize(("status", "message"), NO_TOOLS)
 async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
     text_with_calls = f"I look.\n{call}\n<tool_call>[</tool_call>"
@@ -269,8 +269,8 @@ async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
         text, _, calls, _, end = await ask(model)
         assert (text, end.reason) == ("I look.\n", "tool_calls")
         assert calls == [(None, "read_file", '{"path": "a"}'), (None, None, "[")]
-        answer = AssistantMessage("2", text, calls=(ToolCall("c1", "read_file", '{"path": "a"}'),))
-        messages = [*REQUEST.messages, answer, ToolResult("c1", "content")]
+        message = AssistantMessage("2", text, calls=(ToolCall("c1", "read_file", '{"path": "a"}'),))
+        messages = [*REQUEST.messages, message, ToolResult("c1", "content")]
         await ask(model, ModelRequest("m", "Be kind.", messages, [READ]))
     first, last = endpoint.asked[1:]
     assert first.tools == last.tools == []
@@ -318,7 +318,7 @@ async def test_a_stream_of_nonsense_is_an_error_and_no_crash(api):
     endpoint = ScriptedEndpoint()
     endpoint.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     async with server, provider(endpoint, api) as model:
-        with pytest.raises(ProviderError, match="no answer of this API"):
+        with pytest.raises(ProviderError, match="sent an invalid response"):
             await ask(model)
 
 

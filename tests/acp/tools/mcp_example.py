@@ -1,4 +1,4 @@
-"""An MCP server with a few tools, good and bad, over its standard streams; plain, so that it starts at once."""
+"""An MCP server over stdio with working and failing tools. The server imports no SDK, so that it starts fast."""
 
 import json
 import os
@@ -22,7 +22,7 @@ TOOLS = [
 
 
 def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """What a tool answers; None for nothing, ever."""
+    """Return the result of a tool, or None for a tool that never responds."""
     match name:
         case "add":
             return text_result(str(arguments["a"] + arguments["b"]))

@@ -1,4 +1,4 @@
-"""Texts that are cut stay texts."""
+"""Shortened and escaped text stays valid text."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -34,11 +34,11 @@ async def test_edit_preserves_file_mode_and_line_endings(workplace: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("old_text", "said"),
+    ("old_text", "expected"),
     [
-        ("b = 1", "2 times in the file, at lines 2, 4"),
-        ("b  =  1\nc = 2", "but for white space it is at line 2:\n    b = 1\n    c = 2"),
-        ("    c = 3\nelse", "the line most like its first is line 3:     c = 2"),
+        ("b = 1", "occurs 2 times in the file, at lines 2, 4"),
+        ("b  =  1\nc = 2", "line 2 differs only in white space:\n    b = 1\n    c = 2"),
+        ("    c = 3\nelse", "the most similar line to its first line is line 3:     c = 2"),
         ("nothing like it at all", "old_text is not in the file"),
         ("", "old_text is empty"),
         ("same", "old_text and new_text are the same"),
@@ -81,7 +81,7 @@ async def test_non_text_files_are_rejected(workplace: Any) -> None:
     os.mkfifo(workplace.folder / "pipe")
     assert "NUL" in await workplace.failure("read_file", path="zero.bin")
     assert "not UTF-8 text (byte 0)" in await workplace.failure("read_file", path="latin.txt")
-    assert "is no file" in await workplace.failure("read_file", path="pipe")
+    assert "is not a file" in await workplace.failure("read_file", path="pipe")
     assert "no such file" in await workplace.failure("read_file", path="absent.txt")
     assert "list_dir" in await workplace.failure("read_file", path=".")
     assert "is a folder" in await workplace.failure("write_file", path=".", content="")
@@ -123,7 +123,7 @@ async def test_large_folder_listing_is_truncated(workplace: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
+    ("tool", "arguments", "expected"),
     [
         ("read_file", {}, "missing required field `path`"),
         ("read_file", {"path": 7}, "Expected `str`, got `int`"),

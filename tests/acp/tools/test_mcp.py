@@ -1,4 +1,4 @@
-"""MCP servers, started and reached as an editor says: their tools work, and their faults stay theirs."""
+"""Tools of MCP servers over stdio and HTTP, and failing servers."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ _STDIO = StdioServer("my server!", sys.executable, (str(_EXAMPLE),), {"GIVEN": "
 
 @asynccontextmanager
 async def opened(workplace: Any, servers: Sequence[McpServer]) -> AsyncIterator[Any]:
-    """The same workplace, with servers."""
+    """Open the workplace with MCP servers."""
     workplace.box = await open_toolbox(workplace.context, servers)
     try:
         yield workplace
@@ -126,4 +126,4 @@ async def test_http_server_receives_configured_headers(workplace: Any) -> None:
             assert (await workplace.call("mcp__far__where")).content == "here I am"
         http.should_exit = True
         await serving
-    assert keys == {None, b"k"}  # None: of the lifespan
+    assert keys == {None, b"k"}  # None: the ASGI lifespan request has no headers

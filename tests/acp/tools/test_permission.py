@@ -1,4 +1,4 @@
-"""What each mode says to each act, and what "always" covers."""
+"""Permission rulings by mode, and the scopes of "always" answers."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ class Remembered:
         return self.answers.get((scope.tool, scope.subject))
 
     def always(self, act: Act, mode: Mode = "default", *, allowed: bool = True) -> Scope:
-        """Answer the question about an act for good."""
+        """Save an "always" answer for an act, and return its scope."""
         ruling = decide(act, mode, self)
         assert isinstance(ruling, AskUser)
         self.answers[ruling.scope.tool, ruling.scope.subject] = allowed

@@ -43,7 +43,7 @@ async def test_glob_matches_like_gitignore(workplace: Any, tree: Path) -> None:
     assert (await workplace.call("glob", pattern="src/**/*.{js,ts}")).content == "src/web/app.js\nsrc/web/app.ts"
     assert (await workplace.call("glob", pattern="*.py", path="src")).content == "src/app.py"
     assert (await workplace.call("glob", pattern="*.rs")).content == "[no files]"
-    assert "is no folder" in await workplace.failure("glob", pattern="*", path="src/app.py")
+    assert "is not a folder" in await workplace.failure("glob", pattern="*", path="src/app.py")
     assert "outside" in await workplace.failure("glob", pattern="*", path="src/link-dir")
 
 

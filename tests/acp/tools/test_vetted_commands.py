@@ -1,4 +1,4 @@
-"""What "always allow" of a harmless command covers: never a program, a write, or a file outside of the folders."""
+"""The scope of "always allow" for vetted commands: no programs, no writes, and no files outside the folders."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -264,7 +264,7 @@ def test_always_allow_covers_reading_options_of_vetted_commands(session: Session
 
 
 def test_git_is_vetted_only_in_the_repository_folder(session: Session) -> None:
-    """A tool can write files into another folder that make it a repository, whose configuration names programs."""
+    """A tool could write files that turn a folder into a repository, whose configuration can name programs."""
     session.allow_always("git status")
     assert session.is_allowed("git status")
     evil = session.context.cwd / "src"

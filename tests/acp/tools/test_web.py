@@ -1,4 +1,4 @@
-"""fetch: pages of the public web as text, and nothing of this machine or its network, whatever is tried."""
+"""fetch: public pages as text; addresses of this machine and its network are rejected."""
 
 import ipaddress
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from helexa.acp.tools.tool import ToolError
 from helexa.acp.tools.web import web_page
 
 _HTML = "<title>T</title><script>evil()</script><h1>Head</h1><p>a &amp; <b>b</b><br>c <a href='/x'>d</a><li>e"
-_PUBLIC = ipaddress.ip_address("127.0.0.1")  # in these tests, this one is
+_PUBLIC = ipaddress.ip_address("127.0.0.1")  # these tests treat this address as public
 
 
 def allowed(address: web_page.Address) -> bool:
@@ -20,7 +20,7 @@ def allowed(address: web_page.Address) -> bool:
 
 @pytest.fixture
 async def site() -> AsyncIterator[str]:
-    """The address of a server with pages and traps."""
+    """Start a server with pages, redirects and large responses; return its URL."""
 
     async def page(request: server.Request) -> server.StreamResponse:
         match request.path:
@@ -58,7 +58,7 @@ async def site() -> AsyncIterator[str]:
 
 async def test_page_is_returned_as_text(site: str) -> None:
     page = await web_page.fetch_page(f"{site}/near#part", allowed)
-    assert page.url == f"{site}/page" and page.status == 200 and not page.cut
+    assert page.url == f"{site}/page" and page.status == 200 and not page.truncated
     assert page.text == "T\nHead\na & b\nc d (/x)\n- e"
     assert (await web_page.fetch_page(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
     assert (await web_page.fetch_page(f"{site}/absent", allowed)).status == 404
@@ -66,7 +66,7 @@ async def test_page_is_returned_as_text(site: str) -> None:
 
 async def test_size_and_redirects_are_limited(site: str) -> None:
     page = await web_page.fetch_page(f"{site}/endless", allowed)
-    assert page.cut and len(page.text) == 2 << 20
+    assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
         await web_page.fetch_page(f"{site}/loop", allowed)
     with pytest.raises(ToolError, match="image/png, not text"):
@@ -74,7 +74,7 @@ async def test_size_and_redirects_are_limited(site: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("/far", "another host"), ("/inside", "another host"), ("/file", "not the http")]
+    ("path", "message"), [("/far", "another host"), ("/inside", "another host"), ("/file", "not an http")]
 )
 async def test_redirect_to_another_host_is_rejected(site: str, path: str, message: str) -> None:
     with pytest.raises(ToolError, match=message):
@@ -90,7 +90,7 @@ _WITHIN = """
 @pytest.mark.parametrize("host", _WITHIN.split())
 async def test_local_and_private_addresses_are_rejected(site: str, host: str) -> None:
     port = site.rpartition(":")[2]
-    with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not the http"):
+    with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not an http"):
         await web_page.fetch_page(f"http://{host}:{port}/page")
 
 
@@ -98,7 +98,7 @@ async def test_local_and_private_addresses_are_rejected(site: str, host: str) ->
     "url", ["", "file:///etc/passwd", "ftp://a/b", "http://", "http://user:key@a/", "//a/b", "http://a:0/"]
 )
 def test_invalid_page_url_is_rejected(url: str) -> None:
-    with pytest.raises(ToolError, match="not the http"):
+    with pytest.raises(ToolError, match="not an http"):
         web_page.parse_url(url)
 
 

@@ -28,7 +28,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """A streamed tool call; `name` is empty if the text contains the name."""
+    """A streamed tool call. `name` is empty if the call is plain text that contains its name."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class CallText:
         return "".join(self.text)
 
 
-class Answer:
+class AnswerCollector:
     """Collects one answer.
 
     Attributes:
@@ -114,7 +114,7 @@ class Answer:
         call = self._by_index.get(delta.index)
         if call is None:
             if len(self.calls) == MAX_CALLS:
-                raise ProviderError("invalid", f"the model wants more than {MAX_CALLS} calls at once")
+                raise ProviderError("invalid", f"the answer has more than {MAX_CALLS} tool calls")
             call = self._by_index[delta.index] = CallText(self._free_id(delta.id), delta.name or "")
             self.calls.append(call)
         self._grow(delta.arguments)
@@ -126,7 +126,10 @@ class Answer:
             await self._emit(CallStarted(call.id, call.name, card))
 
     def _free_id(self, endpoint_id: str | None) -> str:
-        """Return a call id that is unique in the session; some endpoints repeat ids in each answer or send none."""
+        """Return `endpoint_id` if it is valid and unused in the session, else a new id.
+
+        Some endpoints send no ids or repeat ids in each answer.
+        """
         id = (
             endpoint_id
             if endpoint_id and _ID.fullmatch(endpoint_id) and endpoint_id not in self._used

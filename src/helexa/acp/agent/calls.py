@@ -49,7 +49,7 @@ class Call:
 
 
 def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """Parse a call; `cut_off` states that the answer ended at a token limit."""
+    """Parse and check a call. `cut_off` tells that the answer ended at a token limit, for the error message."""
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
     parsed = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
     name = text.name if _NAME.fullmatch(text.name) else "malformed_call"
@@ -97,9 +97,9 @@ class Calls:
             )
             size = min(max(reading, 1), MAX_CONCURRENT_CALLS)
             batch, remaining = remaining[:size], remaining[size:]
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as tasks:
                 for call in batch:
-                    group.create_task(self._run(call))
+                    tasks.create_task(self._run(call))
 
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
         """Add a failed result for each unfinished call, and return the events to emit for these calls."""

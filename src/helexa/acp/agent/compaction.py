@@ -89,7 +89,7 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many of the last messages fit in `room` tokens, without separating tool results from their call."""
+    """Return how many of the last messages fit in `max_tokens`. Tool results are not separated from their call."""
     unchanged_count = 0
     for count in range(1, len(view)):
         if tokens(view[-count:]) > max_tokens:

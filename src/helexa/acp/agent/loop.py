@@ -1,10 +1,10 @@
-"""The agent loop of one turn: request an answer, run its calls, repeat until an answer has no calls."""
+"""The agent loop of one turn: request an answer, run its tool calls, repeat until an answer has no calls."""
 
 import asyncio
 import logging
 from contextlib import aclosing
 
-from helexa.acp.agent.answer import Answer
+from helexa.acp.agent.answer import AnswerCollector
 from helexa.acp.agent.calls import Call, Calls, parse_call
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.prompt import read_notes
@@ -55,7 +55,7 @@ async def run_turn(turn: Turn) -> StopReason:
         await turn.emit(UsageChanged(usage.input + usage.output, card.context, _cost(usage, card)))
         if not round.calls:
             return await _end(turn, round.answer)
-    await turn.emit(Notice(f"The turn ended after {MAX_ROUNDS} rounds; say so if the agent shall go on.", "warning"))
+    await turn.emit(Notice(f"The turn ended after {MAX_ROUNDS} rounds; send another prompt to continue.", "warning"))
     return "max_turn_requests"
 
 
@@ -66,11 +66,11 @@ class Round:
         self._turn = turn
         used = [call.id for message in turn.conversation.messages for call in getattr(message, "calls", ())]
         kinds: dict[str, ToolKind] = {tool.name: tool.kind for tool in turn.toolbox.tools(turn.choices.mode)}
-        self.answer = Answer(turn.emit, kinds, used)
+        self.answer = AnswerCollector(turn.emit, kinds, used)
         self.calls: list[Call] = []
 
     async def run_calls(self) -> None:
-        """Run the calls of the complete answer, then commit the round, also on cancellation."""
+        """Run the calls of the complete answer and commit the round. On cancellation, commit the finished calls."""
         self.calls = [
             parse_call(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
         ]
@@ -86,7 +86,7 @@ class Round:
         await self._commit(running.results)
 
     async def commit_partial(self) -> None:
-        """Commit a partial answer; its calls are not run."""
+        """Commit the part of the answer that has arrived, without its calls, which do not run."""
         message = self.answer.message(())
         if message is not None:
             await self._turn.conversation.commit(message)
@@ -134,12 +134,12 @@ async def _request_answer(turn: Turn, builder: RequestBuilder, round: Round, pro
             if delay_s is None or waited_s + delay_s > MAX_TOTAL_WAIT_S:
                 raise
             retries, waited_s = retries + 1, waited_s + delay_s
-            await turn.emit(Notice(f"{error.message}. Trying again in {delay_s:.0f} s.", "warning"))
+            await turn.emit(Notice(f"{error.message}. Retrying in {delay_s:.0f} s.", "warning"))
             await asyncio.sleep(delay_s)
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Return the seconds before the next attempt, or None if a retry is useless."""
+    """Return the seconds before the next attempt, or None if the request should not be retried."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     if error.retry_after is None:
@@ -147,9 +147,9 @@ def _wait(error: ProviderError, retries: int) -> float | None:
     return error.retry_after if error.retry_after <= MAX_WAIT_S and retries < MAX_RETRIES else None
 
 
-async def _end(turn: Turn, answer: Answer) -> StopReason:
+async def _end(turn: Turn, answer: AnswerCollector) -> StopReason:
     if not answer.text.strip():
-        reason = "it was cut off at its limit of tokens" if answer.finish == "length" else "it had nothing to say"
+        reason = "it reached its token limit" if answer.finish == "length" else "it ended without text"
         await turn.emit(Notice(f"The model gave no answer: {reason}.", "warning"))
     return _STOP.get(answer.finish or "stop", "end_turn")
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 
-from helexa.acp.agent.answer import Answer
+from helexa.acp.agent.answer import AnswerCollector
 from helexa.acp.agent.prompt import system_prompt
 from helexa.acp.agent.turn import Turn
 from helexa.acp.agent.view import fit_messages, text_tokens, tokens, visible, without_images
@@ -26,7 +26,7 @@ class RequestBuilder:
     """Builds the requests of one turn. Each request is new, as choices and history may change between rounds.
 
     Attributes:
-        overflows: whether the last request is too long even after shortening.
+        overflows: whether the last request is too long for the context even after old messages were shortened.
     """
 
     def __init__(self, turn: Turn, notes: str) -> None:
@@ -78,18 +78,18 @@ class RequestBuilder:
         )
 
     def check(self) -> None:
-        """Raise an error for a request that cannot fit: some endpoints would silently truncate it, tools first.
+        """Raise an error if the last request exceeds the context: some endpoints would truncate it silently.
 
         Raises:
-            ProviderError: the last request is longer than the whole context.
+            ProviderError: the last request has more tokens than the context.
         """
         size = round(self._estimate * self._factor)
         if self._context is not None and size > self._context:
             model = self._turn.choices.model
             raise ProviderError(
                 "context_limit",
-                f"This takes about {size} tokens, but {model} has room for {self._context}: choose a model with more "
-                "room, or begin anew with /clear",
+                f"The request has about {size} tokens, but the context of {model} has {self._context}: choose a model "
+                "with a larger context, or clear the conversation with /clear",
             )
 
     def learn(self, error: ProviderError) -> None:
@@ -102,17 +102,20 @@ class RequestBuilder:
             self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """Adjust the token estimate to the endpoint's count of the last request."""
+        """Adjust the factor of token estimates by the endpoint's token count of the last request."""
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
-    def usage(self, answer: Answer) -> Usage:
+    def usage(self, answer: AnswerCollector) -> Usage:
         """Return the token counts of an answer, estimated if the endpoint reports none."""
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
-    """Return the limit of answer tokens: the configured limit, and at most a part of the context."""
+    """Return the limit of answer tokens.
+
+    A configured limit may use half of `context`, the default limit a quarter.
+    """
     configured = provider.endpoint.max_tokens
     max_tokens = min(filter(None, (configured or MAX_TOKENS, card.max_output)))
     if context is None:

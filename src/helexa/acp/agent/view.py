@@ -1,4 +1,4 @@
-"""The part of a conversation that the model sees, and estimates of its tokens. No side effects."""
+"""The messages of a conversation that the model sees, and estimates of their tokens. No side effects."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,14 +24,14 @@ MESSAGE_TOKENS = 8
 IMAGE_TOKENS = 512
 
 UNTOUCHED = 4
-"""Number of last messages that `project` leaves unchanged."""
+"""Number of last messages that `fit_messages` leaves unchanged."""
 
 MIN_BYTES = 256
 """Minimum bytes of a replaced text; replacing a shorter text saves too little."""
 
 STRIDE = 8
-"""`project` replaces messages in multiples of this number. The beginning of the prompt then stays the same for several
-rounds and remains in the prefix cache.
+"""`fit_messages` replaces messages in multiples of this number. The beginning of the prompt then stays the same for
+several rounds and remains in the prefix cache.
 """
 
 
@@ -100,9 +100,9 @@ def _part_tokens(part: Part) -> float:
 
 
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
-    """Replace old results, then old answers, by one line each until the messages fit into `room` tokens.
+    """Replace old results, then old answers, by one line each until the messages fit into `max_tokens`.
 
-    User messages and the last messages stay unchanged, so the returned messages may still exceed `room`.
+    User messages and the last messages stay unchanged, so the returned messages may still exceed `max_tokens`.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens

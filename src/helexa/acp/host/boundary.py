@@ -14,7 +14,7 @@ class OutOfBounds(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """A path within the session's folders, which need not exist.
+    """A path within the session's folders. The file or folder need not exist.
 
     Attributes:
         real: path with all links resolved, for local file access.

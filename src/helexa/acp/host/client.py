@@ -125,7 +125,7 @@ class ClientHost:
         try:
             await self._request("terminal/release", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except HostError as error:
-            _LOG.warning("terminal %s: %s", terminal_id, error)
+            _LOG.warning("terminal was not released: terminal=%s error=%s", terminal_id, error)
 
     async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:
         with suppress(HostError):
@@ -154,5 +154,5 @@ class _ClientTimeout(HostError):
 def _text(response: dict[str, Any], name: str) -> str:
     text = response.get(name)
     if not isinstance(text, str):
-        raise HostError(f"The client's answer has no {name}")
+        raise HostError(f"The client's response has no {name}")
     return text

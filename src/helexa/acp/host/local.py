@@ -169,7 +169,7 @@ def _read(path: Path, line: int | None, limit: int | None) -> str:
         raise HostError(f"{path} cannot be read: {_reason(error)}") from error
     with open(descriptor, "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise HostError(f"{path} is no file")
+            raise HostError(f"{path} is not a file")
         check_size(path)
         data = file.read(MAX_FILE_BYTES)
     if b"\0" in data:
@@ -191,7 +191,7 @@ def _write(path: Path, text: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError(f"{path} is no file")
+                raise HostError(f"{path} is not a file")
             file.truncate()
             file.write(data)
     except (OSError, ValueError) as error:  # ValueError: lone surrogate

@@ -21,9 +21,9 @@ from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
-MODELS_PATIENCE_S, MODELS_NEED_S = 3.0, 15.0
-MODELS_LIMIT_S = 30.0
-MODELS_FRESH_S = 60.0
+MODELS_WAIT_S, FIRST_MODELS_WAIT_S = 3.0, 15.0
+MODELS_TIMEOUT_S = 30.0
+MODELS_MAX_AGE_S = 60.0
 _MAX_ERRORS = 3
 
 Result = dict[str, Any]
@@ -119,7 +119,7 @@ class Agent:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
         if session.assumed:
-            await asyncio.wait({self._models_task}, timeout=MODELS_NEED_S)
+            await asyncio.wait({self._models_task}, timeout=FIRST_MODELS_WAIT_S)
         match find_command(parts):
             case None:
                 stopped = await session.prompt(lambda: session.run_agent(parts))
@@ -173,7 +173,7 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Hold the session's updates until the client has the response that contains the session."""
+        """Allow the session's updates, and announce commands, after the response that contains the session is sent."""
         if (request := current_request()) is not None:
             request.after_response.append(session.release)
         self._send_after_response(lambda: session.announce(COMMANDS))
@@ -191,17 +191,17 @@ class Agent:
     def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("something was not said to the client: %r", error)
+            logger.warning("a background task failed: error=%r", error)
 
     async def _wait_for_models(self) -> None:
-        if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_FRESH_S:
+        if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_MAX_AGE_S:
             self._models_task = self._run_in_background(self._refresh_models())
-        timeout = MODELS_NEED_S if self._models.default() is None else MODELS_PATIENCE_S
+        timeout = FIRST_MODELS_WAIT_S if self._models.default() is None else MODELS_WAIT_S
         await asyncio.wait({self._models_task}, timeout=timeout)
 
     async def _refresh_models(self) -> None:
         previous = self._models.listed()
-        await self._models.refresh(MODELS_LIMIT_S)
+        await self._models.refresh(MODELS_TIMEOUT_S)
         self._models_read_at = time.monotonic()
         if self._models.listed() != previous:
             await self._sessions.send_models()
@@ -237,7 +237,7 @@ def _servers(configured: Sequence[Any]) -> list[McpServer]:
                 headers = {header.name: header.value for header in server.headers}
                 servers.append(HttpServer(server.name, server.url, transport, headers))
             case other:
-                raise invalid_params(f"MCP servers over {other!r} are not offered")
+                raise invalid_params(f"MCP servers with transport {other!r} are not supported")
     return servers
 
 

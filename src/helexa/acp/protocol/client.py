@@ -10,7 +10,7 @@ from helexa.acp.protocol.wire import ValidatingTransport, sent_id
 
 
 class Connection(Protocol):
-    """The used part of the SDK's connection."""
+    """The methods of the SDK's connection that `EditorClient` uses."""
 
     async def send_request(self, method: str, params: Any = None) -> Any:
         """Send a request and return its result."""
@@ -51,11 +51,11 @@ class EditorClient:
                 self._transport.cancel_request(id)
             raise
         except ConnectionError:
-            raise HostError("the client is gone") from None
+            raise HostError("the client has disconnected") from None
         except Exception as error:  # RequestError of the SDK with the client's message
-            raise HostError(f"the client refused {method}: {str(error)[:500]}") from error
+            raise HostError(f"the client rejected {method}: {str(error)[:500]}") from error
         if response is None:
             return {}
         if not isinstance(response, dict):
-            raise HostError(f"the client's answer to {method} is no object")
+            raise HostError(f"the client's response to {method} is not an object")
         return response

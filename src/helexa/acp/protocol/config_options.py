@@ -43,12 +43,12 @@ def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: M
         card: properties of the chosen model.
     """
     options = [
-        _select("mode", "Mode", "mode", choices.mode, _named(MODES)),
+        _select("mode", "Mode", "mode", choices.mode, _option_values(MODES)),
         _select("model", "Model", "model", str(choices.model), _models(choices.model, listed)),
     ]
     if card.thinks is not False:
         options.append(
-            _select("thought_level", "Thinking", "thought_level", choices.thought_level, _named(THOUGHT_LEVELS))
+            _select("thought_level", "Thinking", "thought_level", choices.thought_level, _option_values(THOUGHT_LEVELS))
         )
     temperature = next((id for id, (_, value) in TEMPERATURES.items() if value == choices.temperature), "default")
     presets = [{"value": id, "name": name} for id, (name, _) in TEMPERATURES.items()]
@@ -81,7 +81,7 @@ def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dic
     return [{"group": name, "name": name, "options": options} for name, options in groups.items()]
 
 
-def _named(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
+def _option_values(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
     return [{"value": id, "name": name, "description": description} for id, (name, description) in values.items()]
 
 

@@ -54,7 +54,7 @@ class Permissions:
             async with asyncio.timeout(MAX_WAIT_S):
                 response = await self._client.request("session/request_permission", params)
         except (HostError, TimeoutError) as error:
-            logger.warning("no permission for %s: %s", request.name, error or "no answer within an hour")
+            logger.warning("permission request failed: tool=%s error=%s", request.name, error or "timed out")
             return "reject_once"
         verdict = _verdict(response)
         if verdict == "allow_always":

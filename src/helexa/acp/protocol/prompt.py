@@ -28,7 +28,7 @@ def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
             case "resource":
                 parts.append(_resource(block.resource))
             case kind:
-                raise invalid_params(f"a prompt cannot have {kind} content")
+                raise invalid_params(f"{kind} content is not supported in prompts")
     if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
         raise invalid_params("the prompt is empty")
     return tuple(parts)
@@ -41,7 +41,7 @@ def _resource(resource: Any) -> Part:
     mime_type = resource.mime_type or ""
     if mime_type in IMAGE_TYPES:
         return _image(mime_type, resource.blob, resource.uri)
-    return Text(f"[{_path_or_uri(resource.uri)} is attached, but is no text]")
+    return Text(f"[{_path_or_uri(resource.uri)} is attached, but is not text]")
 
 
 def _image(mime_type: str, data: str, uri: str | None) -> Image:
@@ -50,7 +50,7 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
     try:
         binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
-        raise invalid_params("an image must be base64") from None
+        raise invalid_params("the data of an image must be base64") from None
     return Image(mime_type, data, uri)
 
 

@@ -82,12 +82,12 @@ class Server:
             return await self._transport.handled(lambda: self._dispatch(method, params or {}))
         except RpcError as error:
             if is_notification:
-                logger.info("%s was refused: %s", method[:100], error.message)
+                logger.info("notification rejected: method=%s error=%s", method[:100], error.message)
                 return None
             raise RequestError(error.code, error.message, error.data) from None
         except Exception:
-            logger.exception("%s failed", method[:100])
-            error = internal_error("Internal error; the log of helexa-acp has more")
+            logger.exception("request failed: method=%s", method[:100])
+            error = internal_error("Internal error; see the log of helexa-acp")
             raise RequestError(error.code, error.message) from None
 
     async def _dispatch(self, method: str, params: Result) -> Result:
@@ -101,7 +101,7 @@ class Server:
         if method not in Agent.METHODS:
             raise method_not_found(method)
         if not self._signed_in:
-            raise auth_required("sign in again, which reads the configuration anew")
+            raise auth_required("call authenticate, which reads the configuration again")
         return await self._configured().handle(method, params)
 
     def _initialize(self, params: Result) -> Result:
@@ -131,7 +131,7 @@ class Server:
             try:
                 settings = self._load()
             except ConfigError as error:
-                raise internal_error(f"the configuration cannot be used: {error}") from None
+                raise internal_error(f"the configuration is invalid: {error}") from None
             for warning in settings.warnings:
                 logger.warning("%s", warning)
             client = EditorClient(self._connection, self._transport, self._capabilities)

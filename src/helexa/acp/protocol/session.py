@@ -87,7 +87,7 @@ class Session:
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages durably, unless they are already the last messages. Cancellation waits for the write.
+        """Append messages durably, unless they are already the last messages. A cancellation waits for the write.
 
         Raises:
             StoreError: the messages could not be saved; the session in memory contains them.
@@ -113,13 +113,13 @@ class Session:
         await self.send_updates(*event_updates(event, self._capabilities))
 
     async def send_updates(self, *updates: Update) -> None:
-        """Send updates once the client knows the session."""
+        """Send updates. The method waits until `release` is called."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow updates: the client knows the session."""
+        """Allow updates. To be called when the client has the response that contains the session."""
         self._released.set()
 
     async def replay(self) -> None:
@@ -195,7 +195,7 @@ class Session:
                 raise RpcError(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
                 logger.error("a turn failed", exc_info=error)
-                raise internal_error(f"the turn failed: {type(error).__name__}; the log has more")
+                raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
         """Append a user message and run the agent."""
@@ -228,7 +228,7 @@ class Session:
         turn.cancel()
         _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
         if running and abandoned is not None and not abandoned.done():
-            logger.error("a turn of session %s does not end", self.id)
+            logger.error("turn abandoned, as it did not end after cancellation: session=%s", self.id)
             abandoned.set_result(None)
             self._turn = None
 

@@ -93,7 +93,7 @@ class Sessions:
         except (OSError, StoreError) as error:
             raise internal_error(f"the session cannot be read: {error}") from None
         if saved.unreadable_lines:
-            logger.warning("session %s: %d lines cannot be read", id, saved.unreadable_lines)
+            logger.warning("unreadable lines in the session log: session=%s lines=%d", id, saved.unreadable_lines)
         choices, assumed = self._choices(saved)
         session = await self._add(saved, session_log, choices, folders, servers)
         session.assumed = assumed
@@ -135,7 +135,7 @@ class Sessions:
                 raise internal_error(str(error)) from None
 
     async def send_models(self) -> None:
-        """Send newly found models to all sessions. Sessions with an assumed model switch to the default."""
+        """Send the current models to all sessions. Sessions with an assumed model switch to the default model."""
         for session in self._open.values():
             if session.assumed and (default := self._models.default()) is not None:
                 session.choices.model = default
@@ -146,7 +146,7 @@ class Sessions:
         await asyncio.gather(*(self.close(id) for id in list(self._open)))
 
     def _choices(self, saved: SavedSession) -> tuple[Choices, bool]:
-        """Return the initial choices of a session, and whether its model is only the default."""
+        """Return the initial choices of a session, and whether its model is a default instead of a saved choice."""
         remembered = self._preferences.read(saved.head.cwd)
         saved_choices = saved.choices
         model = (saved_choices.model if saved_choices else None) or remembered.model
@@ -159,7 +159,7 @@ class Sessions:
         if model_choice is None:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._models.failures().items())
             raise internal_error(
-                f"no model is known. Set default_model of an endpoint, or HELEXA_ACP_MODEL. {reasons}".strip()
+                f"no model is known; set default_model of an endpoint, or HELEXA_ACP_MODEL. {reasons}".strip()
             )
         choices = Choices(
             model=model_choice,
@@ -217,13 +217,13 @@ class Sessions:
             return
         idle = next((id for id, session in self._open.items() if not session.busy), None)
         if idle is None:
-            raise RpcError(-32603, f"{MAX_OPEN_SESSIONS} sessions are at work; close one first")
+            raise RpcError(-32603, f"{MAX_OPEN_SESSIONS} sessions are running a turn; close a session first")
         await self.close(idle)
 
 
 def _folders(cwd: str, directories: Sequence[str]) -> tuple[Path, ...]:
     if len(directories) > MAX_DIRECTORIES:
-        raise invalid_params(f"there may be {MAX_DIRECTORIES} additional directories")
+        raise invalid_params(f"more than {MAX_DIRECTORIES} additional directories")
     return tuple(dict.fromkeys(_folder(path) for path in (cwd, *directories)))
 
 
@@ -233,7 +233,7 @@ def _folder(text: str) -> Path:
         if not path.is_absolute():
             raise invalid_params(f"{text[:200]!r} must be an absolute path")
         if not path.is_dir():
-            raise invalid_params(f"{text[:200]!r} is no folder")
+            raise invalid_params(f"{text[:200]!r} is not a folder")
     except (OSError, ValueError, RuntimeError):
         raise invalid_params(f"{text[:200]!r} cannot be read as a folder") from None
     return path

@@ -21,8 +21,8 @@ _WAITING_CHUNKS = 64
 class StdioTransport:
     """The connection to the client over stdin and stdout.
 
-    The transport takes both streams over: output that libraries print goes to stderr, and child processes read from
-    /dev/null. Threads do the blocking reads and writes, so files and pipes of any kind work.
+    The transport redirects the standard streams of the process: output that libraries print goes to stderr, and child
+    processes read from /dev/null. Threads read and write, so that blocking files and pipes work.
     """
 
     def __init__(self) -> None:
@@ -92,8 +92,8 @@ class StdioTransport:
             self._buffer += chunk
 
     async def _refuse_long_line(self) -> None:
-        why = f"a message may have {MAX_LINE_BYTES} bytes"
-        await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(why).body()})
+        reason = f"a message is longer than {MAX_LINE_BYTES} bytes"
+        await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(reason).body()})
 
     def _read(self) -> None:
         # Runs in a thread; os.read holds no lock that the interpreter needs at exit.

@@ -81,7 +81,7 @@ class ValidatingTransport:
         self._notices: set[asyncio.Future[None]] = set()
 
     def unread(self, message: Message) -> None:
-        """Make `receive` return this message again."""
+        """Make the next `receive` return this message."""
         self._unread = message
 
     async def receive(self) -> Message | None:
@@ -114,7 +114,7 @@ class ValidatingTransport:
         try:
             await self._send(message)
         except ConnectionError as error:
-            logger.debug("a response was not sent: %s", error)
+            logger.debug("a response was not sent: error=%s", error)
             return
         finally:
             self._requests.pop(message["id"], None)
@@ -157,7 +157,7 @@ class ValidatingTransport:
     def _notice_sent(self, task: asyncio.Future[None]) -> None:
         self._notices.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.debug("the client was not told of a cancelled request: %s", error)
+            logger.debug("a cancel request was not sent: error=%s", error)
 
     async def _send(self, message: Message) -> None:
         async with self._send_lock:
@@ -183,9 +183,9 @@ class ValidatingTransport:
         if isinstance(id, bool) or not isinstance(id, int | str):
             raise invalid_request("'id' must be a number or a string")
         if id in self._requests:
-            raise RpcError(-32600, "Invalid request: this 'id' is in use")
+            raise RpcError(-32600, "Invalid request: a request with this 'id' is unanswered")
         if len(self._requests) >= MAX_REQUESTS:
-            raise RpcError(-32603, f"{MAX_REQUESTS} requests are waiting already")
+            raise RpcError(-32603, f"too many requests: {MAX_REQUESTS} requests are unanswered; wait for responses")
         self._requests[id] = request = Request(id)
         _request.set(request)
         return message

@@ -1,4 +1,4 @@
-"""A connection to one endpoint through an SDK, with bounded answers and failures raised as `ProviderError`."""
+"""A connection to one endpoint through an SDK. Response sizes are limited, and failures are `ProviderError`s."""
 
 import asyncio
 import importlib
@@ -17,7 +17,7 @@ from helexa.acp.providers.rejection import provider_error
 from helexa.acp.providers.wire import Json
 
 MAX_BYTES = 64 << 20
-"""Largest size of one answer in bytes. Larger answers come from broken servers."""
+"""Largest size of one response in bytes. Larger responses come from broken servers."""
 
 IDLE_SECONDS = 600.0
 """Seconds without a received byte before a request fails. Gateways may load a model first."""
@@ -68,7 +68,7 @@ class Connection:
                         yield cast(Json, event)
 
     async def get(self, path: str) -> Any:
-        """Return the JSON answer to a GET request.
+        """Return the parsed JSON of the response to a GET request.
 
         Raises:
             ProviderError: the endpoint rejected the request or sent invalid data.
@@ -120,7 +120,7 @@ class Connection:
         except sdk.APIError as error:  # an error event within a stream
             raise provider_error(name, 200, error.body or error.message, {}, self._secrets) from error
         except (ValueError, httpx2.InvalidURL) as error:
-            raise ProviderError("invalid", f"{name} sent something that is no answer of this API") from error
+            raise ProviderError("invalid", f"{name} sent an invalid response") from error
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Connection:
@@ -141,7 +141,7 @@ class _LimitedStream(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             remaining_bytes -= len(chunk)
             if remaining_bytes < 0:
-                raise _ResponseTooLarge("too much")
+                raise _ResponseTooLarge("the response is too large")
             yield chunk
 
     async def aclose(self) -> None:
@@ -165,7 +165,9 @@ def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
 
     async def limit_response(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise httpx2.DecodingError("it was asked not to compress", request=response.request)
+            raise httpx2.DecodingError(
+                "the response is compressed, although the request forbids compression", request=response.request
+            )
         response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
 
     hooks: dict[str, list[Any]] = {"request": [set_headers], "response": [limit_response]}

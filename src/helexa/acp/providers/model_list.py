@@ -1,4 +1,4 @@
-"""Parser of `/v1/models` answers of different servers."""
+"""Parser of the `/v1/models` responses of different servers."""
 
 from typing import Any
 

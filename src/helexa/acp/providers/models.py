@@ -33,7 +33,7 @@ class Models:
                 provider = await self._open(name)
                 self._cards[name] = await provider.models()
         except TimeoutError:
-            self._failures[name] = f"{name} did not say in time what it serves"
+            self._failures[name] = f"{name} did not list its models in time"
         except ProviderError as error:
             self._failures[name] = error.message
         else:
@@ -74,7 +74,7 @@ class Models:
         if name in self._endpoints and model:
             return ModelChoice(name, model)
         if not text:
-            raise ValueError("no model is named")
+            raise ValueError("the model name is empty")
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
@@ -91,8 +91,7 @@ class Models:
     def card(self, choice: ModelChoice) -> ModelCard:
         """Return the known properties of a model.
 
-        The context size learned from errors comes before the configured context size, and this comes before the listed
-        context size.
+        The context size is, in this order of preference: learned from errors, configured, or listed by the endpoint.
         """
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
@@ -112,7 +111,9 @@ class Models:
         """
         if choice.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
-            raise ProviderError("model_not_found", f"there is no endpoint '{choice.endpoint}'; there are: {known}")
+            raise ProviderError(
+                "model_not_found", f"there is no endpoint '{choice.endpoint}'; known endpoints: {known}"
+            )
         return await self._open(choice.endpoint)
 
     async def _open(self, name: str) -> Provider:

@@ -33,4 +33,6 @@ async def probe(endpoint: Endpoint) -> WireApi:
     finally:
         await connection.close()
     known = ", ".join(_PATHS.values())
-    raise ProviderError("invalid", f"{endpoint.name} at {endpoint.base_url} speaks none of {known}; is the path right?")
+    raise ProviderError(
+        "invalid", f"{endpoint.name} at {endpoint.base_url} supports none of {known}; check the path of base_url"
+    )

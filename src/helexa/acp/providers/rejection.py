@@ -46,14 +46,14 @@ _NO_TOOLS = re.compile(
     re.IGNORECASE,
 )
 _TEXTS: dict[ErrorKind, str] = {
-    "auth": "refused the API key; check api_key or api_key_env of this endpoint",
-    "budget": "says that the account's budget is used up",
-    "rate_limit": "has had too many requests for now",
-    "context_limit": "says that the conversation is too long for the model",
-    "model_not_found": "does not know this model; choose another one",
-    "invalid": "refused the request",
-    "unavailable": "cannot answer for the moment",
-    "interrupted": "broke off",
+    "auth": "rejected the API key; check api_key or api_key_env of this endpoint",
+    "budget": "reports that the account's budget is used up",
+    "rate_limit": "received too many requests",
+    "context_limit": "reports that the conversation is too long for the model",
+    "model_not_found": "does not have this model; choose another model",
+    "invalid": "rejected the request",
+    "unavailable": "is temporarily unavailable",
+    "interrupted": "ended the response early",
 }
 
 

@@ -1,4 +1,4 @@
-"""Parser of tool calls that repairs frequent format errors of small models and does not guess."""
+"""Parser of tool calls that repairs frequent format errors of small models. Ambiguous calls are errors."""
 
 import json
 import re
@@ -88,7 +88,7 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCal
 
 
 def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tools whose required arguments are all present and that know all given arguments."""
+    """Yield the names of tools that accept exactly these arguments: all required ones are present, none is unknown."""
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
@@ -146,7 +146,7 @@ def _read_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
     surplus = "".join(text[end:].split())
     if surplus.strip("}") or len(surplus) > MAX_SURPLUS_BRACES:
-        raise ValueError(f"something follows its end: {surplus[:20]!r}")
+        raise ValueError(f"unexpected text after the end: {surplus[:20]!r}")
     return value
 
 

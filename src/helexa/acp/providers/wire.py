@@ -43,7 +43,7 @@ class Wire(Protocol):
     leaks_markers: bool
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body for `endpoint`, without the rejected keys in `refused`."""
+        """Return the request body for `endpoint`, without the rejected keys in `rejected`."""
         ...
 
     def headers(self, request: ModelRequest) -> dict[str, str]:

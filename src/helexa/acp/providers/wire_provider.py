@@ -1,4 +1,4 @@
-"""The provider of one endpoint in a wire API. It remembers which parts of requests the endpoint rejects."""
+"""The provider of one endpoint. It remembers which keys of requests the endpoint rejects."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -17,9 +17,9 @@ _TOOLS = "tools"
 class WireProvider:
     """A `Provider` built from a wire API and a connection.
 
-    Compatible servers reject parts of an API. If an error names a part, the provider repeats the request without it and
-    omits it in later requests to the same model. If a server rejects tools, the prompt asks the model for calls as
-    text.
+    Compatible servers reject some keys of requests. If an error names such a key, the provider repeats the request
+    without the key, and omits the key in later requests to the same model. If a server rejects tools, the prompt asks
+    the model to write calls as text.
     """
 
     def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:

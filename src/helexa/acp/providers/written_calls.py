@@ -36,8 +36,8 @@ class MarkerReader:
 
     Args:
         request: the original request with its tools.
-        asked_for: whether the prompt asks for calls as text. If not, a call counts only if it is valid, is not in a
-            code block, and the endpoint reports no native calls. All other text stays text.
+        calls_requested: whether the prompt asks the model for calls as text. If not, text is a call only if the call is
+            valid, is not in a code block, and the endpoint reports no native calls.
     """
 
     def __init__(self, request: ModelRequest, *, calls_requested: bool) -> None:

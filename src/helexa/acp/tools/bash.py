@@ -57,7 +57,7 @@ class Bash(BuiltIn):
         """Run the command until it exits or times out."""
         folder = context.boundary.resolve(arguments["cwd"])
         if not folder.is_folder():
-            raise ToolError(f"{arguments['cwd']} is no folder")
+            raise ToolError(f"{arguments['cwd']} is not a folder")
         shown: tuple[CardContent, ...] = ()
 
         async def started(terminal_id: str | None) -> None:

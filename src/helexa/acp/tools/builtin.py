@@ -41,7 +41,7 @@ class BuiltIn:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
         except (msgspec.ValidationError, ValueError) as error:
             known = ", ".join(self.arguments.__struct_fields__)
-            raise ToolError(f"The arguments of {self.name} do not fit: {error}. It takes: {known}") from error
+            raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
         """Return the file of the argument `path`, if present."""

@@ -36,7 +36,7 @@ def _extends(character: str) -> bool:
 
 
 def clipped(text: str, max_bytes: int) -> str:
-    """Return at most the first `most` bytes of UTF-8, with a note on the omitted size."""
+    """Return at most the first `max_bytes` bytes of UTF-8, with a note on the omitted size."""
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
@@ -44,7 +44,7 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def ends(text: str, max_bytes: int) -> str:
-    """Return the beginning and end of the text, `most` bytes of UTF-8 in total, with a note on the omitted size."""
+    """Return the beginning and end of the text, in total `max_bytes` of UTF-8, with a note on the omitted size."""
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()

@@ -35,7 +35,7 @@ class Glob(BuiltIn):
         """Find the files."""
         folder = context.boundary.resolve(arguments["path"])
         if not folder.is_folder():
-            raise ToolError(f"{arguments['path']} is no folder")
+            raise ToolError(f"{arguments['path']} is not a folder")
         results = await search(Search(str(folder.real), files=arguments["pattern"], max_results=500))
         content = report(results, context.boundary.brief(folder.path), "files")
         return ToolOutcome(content, shown=as_block(content))

@@ -23,7 +23,7 @@ class Search(Struct, frozen=True):
         files: .gitignore pattern of the files to search, with braces allowed, or None for all files.
         text: regular expression to find in lines; None lists the files.
         ignore_case: whether `text` ignores case.
-        most: maximum number of results.
+        max_results: maximum number of results.
     """
 
     folder: str
@@ -46,8 +46,8 @@ class SearchResults(Struct, frozen=True):
     """Results in the order of paths.
 
     Attributes:
-        found: the results.
-        more: whether there are further results.
+        matches: the results.
+        has_more: whether there are further results.
         error: error message for an invalid pattern, or None.
     """
 

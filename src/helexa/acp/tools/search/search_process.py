@@ -35,11 +35,11 @@ def find(request: Search) -> SearchResults:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
-        return SearchResults(error=f"The pattern is no regular expression: {error}")
+        return SearchResults(error=f"The pattern is not a regular expression: {error}")
     try:
         files = GitIgnoreSpec.from_lines(braces_expanded(request.files)) if request.files is not None else None
     except ValueError as error:
-        return SearchResults(error=f"The pattern of files is wrong: {error}")
+        return SearchResults(error=f"The file pattern is invalid: {error}")
     folder = Path(request.folder)
     matches: list[Match] = []
     for path in [request.file] if request.file is not None else files_below(folder):

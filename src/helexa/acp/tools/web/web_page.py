@@ -29,7 +29,7 @@ class Page:
         url: final URL after redirects.
         status: HTTP status.
         text: text of the page, without markup.
-        cut: whether the text is truncated.
+        truncated: whether the text is truncated.
     """
 
     url: str
@@ -50,7 +50,7 @@ def parse_url(url: str) -> URL:
             return address.with_fragment(None)
     except ValueError:
         pass
-    raise ToolError(f"{url!r} is not the http(s) address of a page")
+    raise ToolError(f"{url!r} is not an http(s) URL without credentials")
 
 
 def is_public(address: Address) -> bool:
