@@ -271,7 +271,7 @@ async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
             "/mode": "acceptEdits",
             "/mode plan": "plan",
             "/mode nonsense": "no mode",
-            "/clear": "nothing",
+            "/clear": "cleared",
         }.items():
             editor.received.clear()
             assert await editor.prompt(session, command) == "end_turn"

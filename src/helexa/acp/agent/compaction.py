@@ -19,7 +19,7 @@ UNKNOWN_CONTEXT = 32_768
 """Assumed context size in tokens if the context size is unknown."""
 
 UNCHANGED_SHARE = 8
-"""1 / UNCHANGED_SHARE of the context is filled with the newest messages, which stay unchanged."""
+"""A compaction leaves the newest messages unchanged, up to 1 / UNCHANGED_SHARE of the context."""
 
 MIN_TOKENS = 200
 """Conversations below this number of tokens are not summarized."""
@@ -36,9 +36,9 @@ next. Leave out what no longer matters. Write plain text, nothing before and not
 
 
 async def compact(turn: Turn, instructions: str = "") -> bool:
-    """Summarize the conversation; return whether it was summarized.
+    """Let the model summarize the conversation, and commit the summary; return whether a summary was committed.
 
-    A failure emits `CompactionChanged`, and the conversation stays unchanged.
+    If the model fails, the conversation stays unchanged and a failed `CompactionChanged` is emitted.
     """
     view = visible(turn.conversation.messages)
     if tokens(view) < MIN_TOKENS:

@@ -33,7 +33,7 @@ class Conversation(Protocol):
 
 @dataclass(slots=True)
 class Choices:
-    """Choices of the user. They may change during a turn, so each round reads them again."""
+    """The user's choices. They may change during a turn, so the agent reads them again in each round."""
 
     model: ModelChoice
     mode: Mode

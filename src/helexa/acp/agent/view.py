@@ -130,7 +130,7 @@ def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
 
 
 def without_images(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages with each image replaced by a note, for models without image input."""
+    """Return a copy of the messages for models without image input: a note replaces each image."""
     note = Text("[a picture, which this model cannot see]")
     shown: list[Message] = []
     for message in messages:

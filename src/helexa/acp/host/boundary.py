@@ -18,8 +18,8 @@ class ResolvedPath:
 
     Attributes:
         real: path with all links resolved, for local file access.
-        path: the same path in the client's spelling of the folder, for requests to the client and for display.
-        plans: whether the path is in the agent's folder of plans, which the client does not know.
+        path: the same path below the folder as the client spells it, for requests to the client and for display.
+        plans: whether the path is in the agent's plan folder, which the client cannot access.
         guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """
 

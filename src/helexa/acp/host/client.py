@@ -1,4 +1,4 @@
-"""Files and commands of the client, for the capabilities that the client has."""
+"""Access to files and commands through the client."""
 
 import asyncio
 import logging
@@ -68,7 +68,7 @@ class ClientHost:
         output_limit: int,
         started: Callable[[str | None], Awaitable[None]],
     ) -> CommandResult:
-        """Run a shell command in a terminal of the client, and release the terminal after_response; see `Host`."""
+        """Run a shell command in a terminal of the client, and release the terminal afterwards; see `Host`."""
         if not self._client.runs_commands:
             return await self._local.run(
                 command, cwd=cwd, timeout_s=timeout_s, output_limit=output_limit, started=started

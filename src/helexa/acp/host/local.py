@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LocalHost:
-    """Files and commands of this machine. Commands do not see environment variables whose value is a secret."""
+    """Files and commands of this machine. Environment variables whose value is a secret are hidden from commands."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         self._secrets = frozenset(secrets)
@@ -116,7 +116,7 @@ class _Output:
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """Provide the write end for a child process; this process closes its copy after_response."""
+        """Provide the write end for a child process; this process closes its copy afterwards."""
         try:
             yield self._writer
         finally:

@@ -22,7 +22,7 @@ class Connection(Protocol):
 
 
 class EditorClient:
-    """The client: requests of hosts (`helexa.acp.host.host.Client`) and session updates."""
+    """Sends requests and session updates to the client; implements `helexa.acp.host.host.Client`."""
 
     def __init__(
         self, connection: Connection, transport: ValidatingTransport, capabilities: ClientCapabilities

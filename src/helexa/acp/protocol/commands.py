@@ -1,4 +1,4 @@
-"""Slash commands, which the agent answers without the model or by a prepared prompt."""
+"""Slash commands, which run without the model or send a prepared prompt."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -44,7 +44,9 @@ async def _compact(session: Session, argument: str) -> StopReason:
     from helexa.acp.agent.compaction import compact
 
     compacted = await compact(session.turn(), argument)
-    return await _send_text(session, "The conversation is summed up." if compacted else "Nothing was summed up.")
+    return await _send_text(
+        session, "The conversation was summarized." if compacted else "The conversation was not summarized."
+    )
 
 
 async def _model(session: Session, argument: str) -> StopReason:
@@ -60,7 +62,7 @@ async def _model(session: Session, argument: str) -> StopReason:
         return await _send_text(session, f"The model is still `{session.choices.model}`: {selection_error}")
     await session.choose(model=choice)
     await session.send_choices()
-    return await _send_text(session, f"The model is `{choice}` from here on.")
+    return await _send_text(session, f"The model is now `{choice}`.")
 
 
 async def _mode(session: Session, argument: str) -> StopReason:
@@ -70,7 +72,7 @@ async def _mode(session: Session, argument: str) -> StopReason:
         return await _send_text(session, "\n".join([f"{unknown}The mode is `{session.choices.mode}`.", "", *lines]))
     await session.choose(mode=cast(Mode, argument))
     await session.send_choices()
-    return await _send_text(session, f"The mode is `{argument}` from here on.")
+    return await _send_text(session, f"The mode is now `{argument}`.")
 
 
 async def _status(session: Session, argument: str) -> StopReason:
@@ -84,9 +86,9 @@ async def _status(session: Session, argument: str) -> StopReason:
     ]
     if usage is not None:
         cost = "" if usage.cost is None else f", ${usage.cost:.4f} spent"
-        lines.append(f"- in context: {usage.used} of {usage.size or 'unknown'} tokens{cost}")
+        lines.append(f"- context: {usage.used} of {usage.size or 'unknown'} tokens used{cost}")
     remembered = session.preferences.read(session.cwd)
-    lines.append(f"- allowed for good: {len(remembered.grants)}, kept in `{session.preferences.path(session.cwd)}`")
+    lines.append(f"- permanent permissions: {len(remembered.grants)}, in `{session.preferences.path(session.cwd)}`")
     lines += [f"- endpoint {name}: {failure}" for name, failure in session.models.failures().items()]
     lines += [f"- {warning}" for warning in (*session.settings.warnings, *session.toolbox.warnings)]
     return await _send_text(session, "\n".join(lines))
@@ -94,7 +96,7 @@ async def _status(session: Session, argument: str) -> StopReason:
 
 async def _clear(session: Session, argument: str) -> StopReason:
     await session.commit(Cleared(str(uuid.uuid4())))
-    return await _send_text(session, "The model sees nothing of what is above.")
+    return await _send_text(session, "The conversation was cleared: the model sees no earlier messages.")
 
 
 async def _init(session: Session, argument: str) -> StopReason:
@@ -112,12 +114,12 @@ async def _send_text(session: Session, text: str) -> StopReason:
 
 
 _ALL = (
-    ("compact", Command("Sum the conversation up to make room.", _compact, "what to keep in mind")),
+    ("compact", Command("Summarize the conversation to free context.", _compact, "instructions for the summary")),
     ("model", Command("Show the models, or choose one.", _model, "endpoint:model")),
     ("mode", Command("Show the modes, or choose one.", _mode, "mode")),
     ("status", Command("Show the model, the context and the endpoints.", _status)),
-    ("clear", Command("Begin anew: the model forgets what is above.", _clear)),
-    ("init", Command("Write an AGENTS.md for this project.", _init, "what to mind")),
+    ("clear", Command("Clear the conversation: the model sees no earlier messages.", _clear)),
+    ("init", Command("Write an AGENTS.md for this project.", _init, "further instructions")),
     ("help", Command("List these commands.", _help)),
 )
 _COMMANDS = dict(_ALL)

@@ -9,12 +9,12 @@ from helexa.acp.providers.provider import ModelCard, ModelChoice, ThoughtLevel
 MODES: dict[Mode, tuple[str, str]] = {
     "default": ("Default", "Asks before it changes a file or runs a command."),
     "acceptEdits": ("Accept Edits", "Changes files without asking, asks before it runs a command."),
-    "plan": ("Plan", "Reads and plans; writes nothing but its plan."),
-    "bypassPermissions": ("Bypass Permissions", "Never asks. Only for machines that may be lost."),
+    "plan": ("Plan", "Reads and plans; writes only plan files."),
+    "bypassPermissions": ("Bypass Permissions", "Never asks. Only for disposable machines."),
 }
 THOUGHT_LEVELS: dict[ThoughtLevel, tuple[str, str]] = {
-    "default": ("Default", "As the model is set up."),
-    "none": ("None", "Answer without thinking first."),
+    "default": ("Default", "The model's default."),
+    "none": ("None", "Answer without thinking."),
     "low": ("Low", "Think briefly."),
     "medium": ("Medium", "Think for a while."),
     "high": ("High", "Think for long."),

@@ -18,8 +18,8 @@ MAX_WAIT_S = 3600.0
 class Permissions:
     """The permissions of one session.
 
-    Allowed persistent scopes hold in later sessions of the project, all others only in this session. Unknown scopes in
-    files of an earlier version have no effect.
+    An "always" answer for a persistent scope is saved for the project. For any other scope it holds only in this
+    session. Saved scopes that this version does not use have no effect.
     """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
@@ -39,7 +39,7 @@ class Permissions:
         return None if allowed and not scope.persistent else allowed
 
     async def request(self, request: PermissionRequest) -> Verdict:
-        """Ask the user. A failing client, or an hour without an answer, counts as a rejection."""
+        """Ask the user and return the verdict. A failing client, or an hour without a response, is a rejection."""
         scope = request.scope
         params = {
             "sessionId": self._session_id,

@@ -1,4 +1,4 @@
-"""Conversion of events to updates of protocol version 1, without side effects; the same live and on replay."""
+"""Conversion of events to updates of protocol version 1, for live events and replay. No side effects."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
@@ -105,11 +105,13 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
             case Summary(id, text):
                 yield from event_updates(CompactionChanged(id, "completed", summary=text), client)
             case Cleared():
-                yield from event_updates(Notice("The model sees nothing of what is above."), client)
+                yield from event_updates(
+                    Notice("The conversation was cleared: the model sees no earlier messages."), client
+                )
             case _:
                 assert_never(message)
     for call in started.values():
-        for event in _replayed_call(ToolResult(call.id, "It has not ended.", failed=True), call):
+        for event in _replayed_call(ToolResult(call.id, "The call did not finish.", failed=True), call):
             yield from event_updates(event, client)
 
 
@@ -151,9 +153,9 @@ def _compaction(event: CompactionChanged, client: ClientCapabilities) -> list[Up
         return [update]
     match event.status:
         case "completed":
-            return [_as_thought("The conversation so far was summed up to make room.")]
+            return [_as_thought("The conversation was summarized to free context.")]
         case "failed":
-            return [_as_thought(f"The conversation could not be summed up: {event.error or 'no reason is known'}")]
+            return [_as_thought(f"The conversation could not be summarized: {event.error or 'unknown error'}")]
         case "in_progress" | "cancelled":
             return []
 

@@ -32,10 +32,9 @@ CANCEL_TIMEOUT_S = 5.0
 
 
 class Session:
-    """A session that a client has open; also the `Conversation` of its turns.
+    """A session that the client has opened. It is also the `Conversation` of its turns.
 
-    Updates wait until `release` is called, when the client knows the session. Only a replay is sent earlier, as the
-    protocol requires.
+    Updates wait until `release` is called. Only a replay is sent earlier, as the protocol requires.
 
     Attributes:
         assumed: whether the model is a default instead of a choice of the user.
@@ -165,7 +164,7 @@ class Session:
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
-        """Send the present choices, as modes for old clients and config options for new clients."""
+        """Send the current choices, as modes for old clients and as config options for new clients."""
         await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
         await self.send_options()
 
@@ -221,7 +220,7 @@ class Session:
         )
 
     async def cancel(self) -> None:
-        """Cancel the running turn and wait for its end; a turn that does not end in time is abandoned."""
+        """Cancel the running turn and wait for its end. A turn that does not end within a time limit is abandoned."""
         turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():
             return

@@ -85,7 +85,7 @@ class ValidatingTransport:
         self._unread = message
 
     async def receive(self) -> Message | None:
-        """Return the next message; the handler of a request finds the request in `current_request`."""
+        """Return the next valid message, or None at the end. If it is a request, `current_request` returns it."""
         if (message := self._unread) is not None:
             self._unread = None
             _request.set(self._requests.get(message["id"]) if "id" in message else None)
@@ -126,7 +126,7 @@ class ValidatingTransport:
         await self._inner.close()
 
     async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the handler of the current request until the client cancels the request.
+        """Run `work`, the handler of the current request. A `$/cancel_request` of the client cancels `work`.
 
         Raises:
             RpcError: the client canceled the request.

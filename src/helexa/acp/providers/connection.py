@@ -149,9 +149,10 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
 
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
-    """Return a client that sends the endpoint's configured headers.
+    """Return a client that sends the endpoint's configured headers and limits the size of responses.
 
-    The client removes headers that the SDK reads from the environment.
+    The client removes headers that the SDK takes from the environment. `custom_headers` is the name of the SDK's
+    environment variable for headers.
     """
     removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
     removed += ["openai-organization", "openai-project"]

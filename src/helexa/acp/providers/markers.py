@@ -68,8 +68,8 @@ _END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCT
 class MarkerParser:
     """Splits a streamed answer into text, reasoning and calls.
 
-    The parser returns text as soon as the text cannot be part of a marker. With `fences`, a call in a fenced code block
-    is text: a model with native tool calls quotes the call there.
+    Text is returned as soon as it cannot be part of a marker. If `fences` is true, a call in a fenced code block is
+    text, as a model with native tool calls writes calls there only as quotations.
     """
 
     def __init__(self, *, fences: bool) -> None:

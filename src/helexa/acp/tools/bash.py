@@ -34,7 +34,7 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the beginning of the command, and the folder if it is not the session's."""
+        """Return the beginning of the command, and the folder if it differs from the session's folder."""
         cwd = arguments["cwd"]
         suffix = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
         return f"Run{suffix}: {title(arguments['command'])}"
@@ -48,7 +48,7 @@ class Bash(BuiltIn):
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the command line, and whether it is a vetted command in that folder."""
+        """Return the command line with its folder and its vetted command, if any."""
         command, boundary = arguments["command"], context.boundary
         folder = boundary.resolve(arguments["cwd"])
         return Runs(command, folder.path, vetted_command(command, folder.real, boundary))

@@ -58,7 +58,11 @@ class BuiltIn:
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return that the call only reads; a path outside the session's folders raises an error."""
+        """Return `Reads`.
+
+        Raises:
+            OutOfBounds: the argument `path` is outside the session's folders.
+        """
         if "path" in arguments:
             context.boundary.resolve(arguments["path"])
         return Reads()
@@ -70,7 +74,7 @@ def as_block(content: str) -> tuple[CardContent, ...]:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema without references and titles, as small models and grammars need it."""
+    """Return the schema with references replaced by their targets and without titles, for small models and grammars."""
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)

@@ -1,4 +1,4 @@
-"""Permission rules: a tool call is allowed, denied, or needs an answer of the user."""
+"""Permission rules: a tool call is allowed, denied, or the user must decide."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ from helexa.acp.tools.tool import (
 
 
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Decide about a call by the session's mode and the user's earlier answers."""
+    """Return the ruling for a call, by the session's mode and the user's "always" answers."""
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
@@ -34,9 +34,9 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Decide about an act by the session's mode and the user's earlier answers.
+    """Return the ruling for an act, by the session's mode and the user's "always" answers.
 
-    An act is in one or more scopes; a question offers the first of them.
+    An act can be covered by several scopes. A permission request offers the first scope.
     """
     match act:
         case Reads():
@@ -63,14 +63,14 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
             allowed = False
     answers = [grants.ruling(scope) for scope in scopes]
     if False in answers:
-        return Denied("The user has rejected this for good.")
+        return Denied("The user has permanently rejected this.")
     if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
     return AskUser(scopes[0])
 
 
 def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
-    """Return the folder of a file, the folders above it, and the file; a guarded file is only in its own scope."""
+    """Return the scopes of an edit: the file's folder, all parent folders, and the file; of a guarded file, the file."""
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded:
         return (file,)
@@ -81,7 +81,7 @@ def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
 
 
 def _command_scopes(act: Runs) -> tuple[Scope, ...]:
-    """Return the vetted command with any vetted arguments, and exactly this line in this folder and session."""
+    """Return the scopes of a command line: its vetted command if any, and this line in this folder and session."""
     line = Scope(
         "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False
     )

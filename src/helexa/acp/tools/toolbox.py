@@ -18,7 +18,7 @@ from helexa.acp.tools.tool import Tool, ToolContext
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """Return the tools of a session and connect to its MCP servers, with a time limit."""
+    """Connect to the MCP servers of a session, with a time limit, and return the session's tools."""
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web.fetch import Fetch

@@ -1,4 +1,4 @@
-"""A change of a file: text replacement, and diffs limited to a size that editors can show."""
+"""Text replacement in a file, and diffs of a limited size."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -46,7 +46,7 @@ def change_diff(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return both texts without their common first and last lines, except for a few lines of context."""
+    """Return the changed lines of both texts with a few common lines before and after as context."""
     old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
     common_lines = min(len(old_part), len(new_part))
     head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
@@ -68,7 +68,7 @@ def _lines_of(text: str, needle: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint to text that equals `old` except for white space, or to the line most like its first line."""
+    """Return a hint to text that differs from `old` only in white space, else to the line most similar to its first."""
     lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
     for index in range(len(lines) - len(wanted_words) + 1):
         if all(line.split() == words for line, words in zip(lines[index:], wanted_words, strict=False)):

@@ -178,7 +178,7 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
 
 
 class McpTool:
-    """A tool of a server; its name combines both names."""
+    """A tool of an MCP server. Its name combines the names of the server and the tool."""
 
     kind: ToolKind = "other"
 
@@ -261,7 +261,7 @@ def _name(server: str, tool: str, used_names: set[str]) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return a short text of the first cause of an error."""
+    """Return the message of an error in one line; for an exception group, the message of its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return title(str(error) or type(error).__name__, 300)

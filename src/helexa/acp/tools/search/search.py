@@ -1,4 +1,4 @@
-"""Search below a folder in a separate process, which a timeout can end for endless patterns and huge trees."""
+"""Search below a folder in a separate process, so that a timeout can end endless patterns and huge trees."""
 
 import asyncio
 import sys
@@ -35,7 +35,7 @@ class Search(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """A matching file below the folder, with a matching line if lines are searched."""
+    """A matching file below the folder; if lines are searched, also a matching line and its number from 1."""
 
     path: str
     line: int | None = None
@@ -43,7 +43,7 @@ class Match(Struct, frozen=True):
 
 
 class SearchResults(Struct, frozen=True):
-    """Results in the order of paths.
+    """Results, sorted by path.
 
     Attributes:
         matches: the results.

@@ -53,9 +53,9 @@ def find(request: Search) -> SearchResults:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the sorted files below the folder.
+    """Return the sorted paths of files below the folder, without ignored files.
 
-    These are the files that git would track, or all files outside cache folders if git lists none.
+    The files are the tracked and unignored files of git. If git lists none, they are all files outside cache folders.
     """
     listed = _listed_by_git(folder) or list(_walked(folder))
     return sorted(listed[:_MAX_FILES])

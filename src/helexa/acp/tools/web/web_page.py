@@ -1,4 +1,4 @@
-"""Fetches pages of the public web. Names and redirects that lead to this machine or its network are rejected."""
+"""Fetches pages of the public web. Hosts whose address is on this machine or its private network are rejected."""
 
 import ipaddress
 import socket
@@ -115,7 +115,7 @@ class _Forbidden(OSError):
 
 
 class _GuardedResolver(AbstractResolver):
-    """Resolver that returns only allowed addresses, so the connection uses the checked address."""
+    """Resolver that returns only allowed addresses, so that the connection uses an address that was checked."""
 
     def __init__(self, allowed: Callable[[Address], bool]) -> None:
         self._allowed = allowed
@@ -135,7 +135,7 @@ class _GuardedResolver(AbstractResolver):
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """Check a host that is written as an address, which the resolver does not see."""
+    """Raise an error if the host is an IP address that is not allowed; the resolver is not called for addresses."""
     try:
         literal = ipaddress.ip_address(address.host or "")
     except ValueError:
@@ -163,7 +163,7 @@ async def _page(response: aiohttp.ClientResponse) -> Page:
 
 
 def html_to_text(html: str) -> str:
-    """Return the text of an HTML page: a line for each block, with the targets of links."""
+    """Return the text of an HTML page, one line for each block element, with link targets in parentheses."""
     reader = _TextExtractor()
     reader.feed(html)
     reader.close()
