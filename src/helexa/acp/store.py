@@ -198,7 +198,7 @@ class SessionLog:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # terminate the incomplete line of a crashed process
+                    data = b"\n" + data  # end the incomplete line that a crashed process left
                 view = memoryview(data)
                 while view:
                     view = view[os.write(file, view) :]

@@ -154,7 +154,7 @@ async def _result(target: Target, request: Request) -> Result:
         return await complete(target, request)
     except UnreachableError as error:
         if not error.retryable:
-            raise  # all requests would fail alike
+            raise  # all other requests would fail in the same way
         return error
     except GenerationError as error:
         return error

@@ -117,7 +117,7 @@ class Blocking:
         try:
             return future.result()
         finally:
-            future.cancel()  # has an effect only after Ctrl-C
+            future.cancel()  # has an effect only if Ctrl-C interrupted the wait
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
         """Call the callback in this thread; await its result in the background event loop. See `Caller`."""

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _PRINCIPAL = "self"  # the only principal of this process: all requests share the prefix cache
 _RETRY_SECONDS = 0.05
-_WAIT_SECONDS = 24 * 3600.0  # for admission behind other requests of this process
+_WAIT_SECONDS = 24 * 3600.0  # maximum time in the queue, behind other requests of this process
 _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 
@@ -85,7 +85,7 @@ class PrivateEngines:
     def __init__(self, settings: EngineSettings, standby: WarmStandby) -> None:
         self.standby = standby
         self._config = settings.config()
-        self._sources = Sources(self._config, refresh=False)  # only `pull` asks the hub for updates
+        self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
         self.holders: dict[str, set[object]] = {}  # model id -> objects that keep the model loaded
         self._registries: dict[str, Registry] = {}  # by device
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model

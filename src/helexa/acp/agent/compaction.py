@@ -26,7 +26,7 @@ MIN_TOKENS = 200
 
 _MAX_RESULT_BYTES = 2000  # bytes of one result in the text to summarize
 _MAX_PROMPT_BYTES = 4000  # bytes of the last prompt that are copied verbatim
-_CAUTION = 0.8  # part of the context to use, as token estimates are inexact
+_USED_SHARE = 0.8  # share of the context to use, as token estimates are inexact
 
 _SYSTEM = """\
 You sum up a conversation between a user and a coding agent, so that the agent can go on with your summary alone. Say
@@ -67,7 +67,7 @@ async def _summary(
 ) -> str:
     max_tokens = min(SUMMARY_TOKENS, context // 4)
     system = f"{_SYSTEM}\n\nThe user adds: {instructions}" if instructions else _SYSTEM
-    max_bytes = int((context * _CAUTION - max_tokens) * BYTES_PER_TOKEN) - len(system.encode())
+    max_bytes = int((context * _USED_SHARE - max_tokens) * BYTES_PER_TOKEN) - len(system.encode())
     transcript = ends("\n\n".join(_transcript(messages)), max(max_bytes, 1000))
     request = ModelRequest(
         model=turn.choices.model.model,

@@ -44,7 +44,7 @@ async def run_turn(turn: Turn) -> StopReason:
             provider = await turn.models.provider(turn.choices.model)
             await _request_answer(turn, builder, round, provider)
         except ProviderError as error:
-            logger.warning("%s: %s", error.kind, error.message)
+            logger.warning("turn failed: kind=%s error=%s", error.kind, error.message)
             await round.commit_partial()
             raise
         except asyncio.CancelledError:

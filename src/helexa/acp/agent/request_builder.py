@@ -19,7 +19,7 @@ MARGIN = 512
 MIN_CONTEXT = 1024
 """Smaller context sizes in error messages are ignored as implausible."""
 
-_SHRINK = 0.6  # factor on the rejected size if the endpoint does not report its limit
+_SHRINK = 0.6  # next size / rejected size, if the endpoint does not report its limit
 
 
 class RequestBuilder:

@@ -11,8 +11,8 @@ from helexa.acp.host.host import Client, CommandResult, Host, HostError
 from helexa.acp.host.local import MAX_FILE_BYTES, PAGER_ENVIRONMENT, LocalHost, check_size, shell
 
 _LOG = logging.getLogger(__name__)
-_RESPONSE_SECONDS = 10.0  # limit for answers that need no user
-_USER_SECONDS = 600.0  # limit if the client may ask its user
+_RESPONSE_SECONDS = 10.0  # timeout of requests that the client handles without its user
+_USER_SECONDS = 600.0  # timeout of requests for which the client may ask its user
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
@@ -81,7 +81,7 @@ class ClientHost:
                 await self._request("terminal/kill", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
             response = await self._request("terminal/output", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except BaseException:
-            self._run_in_background(self._release(terminal_id))  # in the background, so that cancellation does not wait
+            self._run_in_background(self._release(terminal_id))  # a cancellation must not wait
             raise
         await self._release(terminal_id)
         exit_code, signal = (status or {}).get("exitCode"), (status or {}).get("signal")

@@ -125,7 +125,7 @@ class _Output:
     def close(self) -> None:
         """Read the remaining bytes and close the pipe."""
         asyncio.get_running_loop().remove_reader(self._pipe)
-        for _ in range(64):  # more than fits in a pipe: a detached process may still write
+        for _ in range(64):  # bounded, as a detached process may still write; reads more than a pipe holds
             if not self._read():
                 break
         os.close(self._pipe)

@@ -57,7 +57,7 @@ async def _model(session: Session, argument: str) -> StopReason:
             for card in cards
         ]
         return await _send_text(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
-    choice = session.models.parse(argument)  # `rest` is not empty here
+    choice = session.models.parse(argument)  # cannot fail: `argument` is not empty here
     if (selection_error := session.models.selection_error(choice)) is not None:
         return await _send_text(session, f"The model is still `{session.choices.model}`: {selection_error}")
     await session.choose(model=choice)

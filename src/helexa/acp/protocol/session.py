@@ -144,7 +144,7 @@ class Session:
         await self._save(chosen)
         remembered = {name: getattr(chosen, name) for name in changes}
         if remembered.get("mode") == "bypassPermissions":
-            del remembered["mode"]  # never saved: chosen again in each session
+            del remembered["mode"]  # never saved for the project: the user must choose it in each session
         if remembered:
             await asyncio.to_thread(
                 self.preferences.change, self.cwd, lambda known: msgspec.structs.replace(known, **remembered)
@@ -193,7 +193,7 @@ class Session:
             case ProviderError() as error:
                 raise RpcError(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
-                logger.error("a turn failed", exc_info=error)
+                logger.error("turn failed: session=%s", self.id, exc_info=error)
                 raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
     async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
@@ -227,7 +227,7 @@ class Session:
         turn.cancel()
         _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
         if running and abandoned is not None and not abandoned.done():
-            logger.error("turn abandoned, as it did not end after cancellation: session=%s", self.id)
+            logger.error("turn abandoned, as it did not end after its cancellation: session=%s", self.id)
             abandoned.set_result(None)
             self._turn = None
 

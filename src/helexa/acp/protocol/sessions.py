@@ -114,7 +114,7 @@ class Sessions:
         """Close a session if it is open; its log stays on disk."""
         session = self._open.pop(id, None)
         if session is not None:
-            with contextlib.suppress(Exception):  # errors of its tools do not matter here
+            with contextlib.suppress(Exception):  # ignore errors of closing tools
                 await session.close()
 
     def is_known(self, id: str) -> bool:

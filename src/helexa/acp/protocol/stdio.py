@@ -96,7 +96,7 @@ class StdioTransport:
         await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(reason).body()})
 
     def _read(self) -> None:
-        # Runs in a thread; os.read holds no lock that the interpreter needs at exit.
+        # Runs in a thread. Unlike reads of sys.stdin, os.read holds no lock that the interpreter needs at exit.
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             chunk = b"-"
             while chunk:

@@ -23,7 +23,7 @@ IDLE_SECONDS = 600.0
 """Seconds without a received byte before a request fails. Gateways may load a model first."""
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
-_PLACEHOLDER = "none"  # keeps the SDK from reading a key from the environment; never sent
+_PLACEHOLDER = "none"  # never sent; without a key, the SDK would read a key from the environment
 _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 

@@ -70,7 +70,7 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
 
 
 def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
-    """Return the scopes of an edit: the file's folder, all parent folders, and the file; of a guarded file, the file."""
+    """Return the scopes of an edit: the parent folders and the file, or only the file if it is guarded."""
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded:
         return (file,)
