@@ -33,7 +33,7 @@ class FakeClient:
             self.released.set()
         response = self.responses.get(method)
         if response is None:
-            raise HostError(f"the client refused {method}")
+            raise HostError(f"the client rejected {method}")
         return response if isinstance(response, dict) else await response(params)
 
     def methods(self) -> list[str]:

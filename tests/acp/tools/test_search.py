@@ -57,7 +57,7 @@ async def test_grep_returns_lines_and_locations(workplace: Any, tree: Path) -> N
     ).content == "docs/main.md:1: # Main"
     assert (await workplace.call("grep", pattern="main", path="src/web/app.js")).content == "src/web/app.js:1: main()"
     assert "secret" not in (await workplace.call("grep", pattern="main")).content
-    assert "no regular expression" in await workplace.failure("grep", pattern="(")
+    assert "not a regular expression" in await workplace.failure("grep", pattern="(")
 
 
 async def test_ignored_files_are_skipped(workplace: Any, tree: Path) -> None:

@@ -77,7 +77,7 @@ def _nearest(text: str, old: str) -> str:
     first = next((line for line in old.splitlines() if line.strip()), "")
     matches = get_close_matches(first, lines[:_COMPARED_LINES], n=1)
     return (
-        f"; the line most like its first is line {lines.index(matches[0]) + 1}: {clipped(matches[0], 200)}"
+        f"; the line most similar to its first line is line {lines.index(matches[0]) + 1}: {clipped(matches[0], 200)}"
         if matches
         else ""
     )
