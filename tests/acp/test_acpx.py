@@ -1,4 +1,4 @@
-"""acpx, a headless client out of npm's registry, as its users run it: one-shot, and sessions that go on."""
+"""The agent with acpx, a headless client from npm: single prompts, and sessions that continue."""
 
 import asyncio
 import json
@@ -11,26 +11,26 @@ from typing import Any
 
 import pytest
 
-from editors.editor import on
+from editors.editor import endpoint_environment
 from npm import NODE, NODE_PATH, installed
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Call, Say
 
 _ACPX = "acpx@0.19.1"
 _INTEGRITY = "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow=="
-PATIENCE_SECONDS = 120  # a bound for waits on a busy machine, never a measure
+TIMEOUT_SECONDS = 120  # generous limit for busy machines
 
 
 @dataclass
 class Acpx:
-    """The program, in a project of its own."""
+    """The acpx program, run in one project with its own home directory."""
 
     home: Path
     project: Path
     url: str
 
     async def run(self, *arguments: str, status: int = 0) -> list[dict[str, Any]]:
-        """Run it; the lines of JSON that it printed: all that went over the wire."""
+        """Run acpx; return the JSON lines that it printed, which are all protocol messages."""
         modules = await asyncio.to_thread(installed, _ACPX, _INTEGRITY)
         agent = shlex.join([sys.executable, "-m", "helexa.acp"])
         settings = ["--agent", agent, "--cwd", str(self.project), "--format", "json", "--json-strict", "--ttl", "1"]
@@ -38,13 +38,13 @@ class Acpx:
         client = await asyncio.create_subprocess_exec(
             *(NODE, modules / "acpx/dist/cli.js", *settings, *arguments),
             cwd=self.project,
-            env=known | {"PATH": NODE_PATH, "HOME": str(self.home)} | on(self.url),
+            env=known | {"PATH": NODE_PATH, "HOME": str(self.home)} | endpoint_environment(self.url),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
                 output, errors = await client.communicate()
         finally:
             if client.returncode is None:
@@ -62,20 +62,20 @@ def home(tmp_path: Path) -> Path:
 
 
 def updates(lines: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    found = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
-    return [update for update in found if update["sessionUpdate"] == kind]
+    all_updates = [line["params"]["update"] for line in lines if line.get("method") == "session/update"]
+    return [update for update in all_updates if update["sessionUpdate"] == kind]
 
 
 def statuses(lines: list[dict[str, Any]], call: str) -> list[str]:
-    found = [*updates(lines, "tool_call"), *updates(lines, "tool_call_update")]
-    return [update["status"] for update in found if update["toolCallId"] == call and "status" in update]
+    all_updates = [*updates(lines, "tool_call"), *updates(lines, "tool_call_update")]
+    return [update["status"] for update in all_updates if update["toolCallId"] == call and "status" in update]
 
 
 def stop_reasons(lines: list[dict[str, Any]]) -> list[str]:
     return [line["result"]["stopReason"] for line in lines if "stopReason" in (line.get("result") or {})]
 
 
-async def test_one_shot(home: Path) -> None:
+async def test_exec_runs_a_task(home: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
         Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
@@ -94,7 +94,7 @@ async def test_one_shot(home: Path) -> None:
     assert "from the terminal" in json.dumps(endpoint.asked[-1].body["messages"])
 
 
-async def test_what_it_denies_fails_the_tool_and_not_the_prompt(home: Path) -> None:
+async def test_denied_tools_fail_but_the_prompt_ends_normally(home: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say(
             calls=(
@@ -113,7 +113,7 @@ async def test_what_it_denies_fails_the_tool_and_not_the_prompt(home: Path) -> N
     assert len(endpoint.asked) == 2
 
 
-async def test_a_session_goes_on_in_a_new_process(home: Path) -> None:
+async def test_session_resumes_in_a_new_process(home: Path) -> None:
     endpoint = ScriptedEndpoint(
         Say("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
         Say("You said one and two."),
@@ -129,16 +129,16 @@ async def test_a_session_goes_on_in_a_new_process(home: Path) -> None:
     assert "session/resume" in [line.get("method") for line in lines]
     assert updates(lines, "user_message_chunk") == []
     history = json.dumps(endpoint.asked[2].body["messages"])
-    for said in ("Mark what is in a.txt.", "Noted.", "one\\ntwo", "You said one and two.", "How many?"):
-        assert said in history
+    for expected in ("Mark what is in a.txt.", "Noted.", "one\\ntwo", "You said one and two.", "How many?"):
+        assert expected in history
 
 
 async def ended(home: Path) -> None:
-    """Wait until no agent with this home is left."""
-    mark = os.fsencode(f"HOME={home}")
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    """Wait until no process with this home directory is running."""
+    home_variable = os.fsencode(f"HOME={home}")
+    async with asyncio.timeout(TIMEOUT_SECONDS):
         while True:
-            if not any(mark in _environ(process) for process in Path("/proc").glob("[0-9]*")):
+            if not any(home_variable in _environ(process) for process in Path("/proc").glob("[0-9]*")):
                 return
             await asyncio.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""The configuration: what is read from where, and what is said of mistakes."""
+"""Configuration from files and the environment, and error messages for mistakes."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from helexa.acp.config import ConfigError, Endpoint, config_path, load, parse
 
-TWO = """
+TWO_ENDPOINTS = """
 default_endpoint = "cloud"
 default_mode = "acceptEdits"
 allow_fetch = true
@@ -30,15 +30,15 @@ headers = { "x-team" = "blue" }
 
 @pytest.fixture
 def home(tmp_path):
-    """An environment whose configuration file is not there yet, and that file."""
+    """Return an environment, and the path of its configuration file, which does not exist yet."""
     file = tmp_path / "config/helexa-acp/config.toml"
     file.parent.mkdir(parents=True)
     return {"XDG_CONFIG_HOME": str(tmp_path / "config"), "HOME": str(tmp_path)}, file
 
 
-def test_a_file_is_read(home):
+def test_configuration_file_is_read(home):
     environ, file = home
-    file.write_text(TWO)
+    file.write_text(TWO_ENDPOINTS)
     settings = load(environ | {"CLOUD_KEY": "sk-1"})
     assert settings.default_endpoint == "cloud"
     assert (settings.default_mode, settings.allow_fetch) == ("acceptEdits", True)
@@ -62,7 +62,7 @@ def test_a_file_is_read(home):
     assert settings.data_dir == Path(environ["HOME"]) / ".local/share/helexa-acp"
 
 
-def test_a_literal_key_wins_and_no_key_is_ever_shown():
+def test_literal_key_is_preferred_and_keys_are_hidden_in_repr():
     text = '[[endpoints]]\nname="a"\nbase_url="http://a/v1"\napi_key="literal"\napi_key_env="KEY"\nheaders={k="hush"}'
     settings = parse(text, "f", {"KEY": "env"})
     assert settings.endpoints[0].api_key == "literal"
@@ -70,20 +70,20 @@ def test_a_literal_key_wins_and_no_key_is_ever_shown():
     assert "hush" not in repr(settings)
 
 
-def test_an_endpoint_without_its_key_is_left_out_with_a_word():
-    settings = parse(TWO.replace('default_endpoint = "cloud"', ""), "f", {})
+def test_endpoint_without_key_is_skipped_with_a_warning():
+    settings = parse(TWO_ENDPOINTS.replace('default_endpoint = "cloud"', ""), "f", {})
     assert [endpoint.name for endpoint in settings.endpoints] == ["home"]
     assert settings.default_endpoint == "home"
     assert "CLOUD_KEY" in settings.warnings[0]
 
 
-def test_without_a_file_the_environment_is_enough(home):
+def test_environment_is_used_without_a_file(home):
     environ, _ = home
     plain = load(environ)
     assert plain.endpoints == (
         Endpoint(name="default", base_url="http://localhost:31313/v1", default_model="helexa/large"),
     )
-    told = load(
+    configured = load(
         environ
         | {
             "HELEXA_ACP_BASE_URL": "http://gpu:8000",
@@ -97,73 +97,77 @@ def test_without_a_file_the_environment_is_enough(home):
             "XDG_DATA_HOME": "/data",
         }
     )
-    (endpoint,) = told.endpoints
+    (endpoint,) = configured.endpoints
     assert (endpoint.base_url, endpoint.default_model, endpoint.api_key) == ("http://gpu:8000/v1", "qwen3:8b", "k")
     assert (endpoint.wire_api, endpoint.max_tokens, endpoint.context_window) == ("auto", 100, 2000)
-    assert (told.default_mode, told.allow_fetch, told.data_dir) == ("plan", True, Path("/data/helexa-acp"))
+    assert (configured.default_mode, configured.allow_fetch, configured.data_dir) == (
+        "plan",
+        True,
+        Path("/data/helexa-acp"),
+    )
 
 
-def test_where_the_file_is():
+def test_config_path():
     assert config_path({"HELEXA_ACP_CONFIG_PATH": "/x.toml", "XDG_CONFIG_HOME": "/c"}) == Path("/x.toml")
     assert config_path({"XDG_CONFIG_HOME": "/c", "HOME": "/h"}) == Path("/c/helexa-acp/config.toml")
     assert config_path({"HOME": "/h"}) == Path("/h/.config/helexa-acp/config.toml")
 
 
-ONE = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
+ONE_ENDPOINT = '[[endpoints]]\nname = "a"\nbase_url = "http://a/v1"\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("", "no [[endpoints]]"),
         ("x = ", "file: "),
         ("endpoints = 3", "Expected `array`"),
         ("endpoints = [3]", "endpoints[0]"),
-        ("defualt_endpoint = 'a'\n" + ONE, "did you mean 'default_endpoint'?"),
-        (ONE + "base_ulr = 'x'", "unknown key 'endpoints[0].base_ulr'; did you mean 'base_url'?"),
-        (ONE + "url = 'x'", "unknown key 'endpoints[0].url'; did you mean 'base_url'?"),
-        (ONE + "model = 'x'", "unknown key 'endpoints[0].model'; did you mean 'default_model'?"),
-        (ONE + "key = 'x'", "unknown key 'endpoints[0].key'; did you mean 'api_key'?"),
-        (ONE + "colour = 'x'", "unknown key 'endpoints[0].colour'; there are: name, base_url, wire_api, "),
-        (ONE + "wire_api = 'openai'", "did you mean 'openai-chat'?"),
-        (ONE + "wire_api = 'x'", "there are: auto, openai-chat, openai-responses, anthropic-messages"),
-        (ONE + "tool_calls = 'no'", "tool_calls"),
-        (ONE + "max_tokens = 0", "max_tokens must be positive"),
-        (ONE + "context_window = 'big'", "context_window"),
-        (ONE + ONE, "two endpoints are called 'a'"),
-        ("default_endpoint = 'b'\n" + ONE, "default_endpoint: 'b'"),
-        ("default_mode = 'bypassPermission'\n" + ONE, "did you mean 'bypassPermissions'?"),
-        ("system_prompt_path = '/nowhere'\n" + ONE, "/nowhere: no such file"),
+        ("defualt_endpoint = 'a'\n" + ONE_ENDPOINT, "did you mean 'default_endpoint'?"),
+        (ONE_ENDPOINT + "base_ulr = 'x'", "unknown key 'endpoints[0].base_ulr'; did you mean 'base_url'?"),
+        (ONE_ENDPOINT + "url = 'x'", "unknown key 'endpoints[0].url'; did you mean 'base_url'?"),
+        (ONE_ENDPOINT + "model = 'x'", "unknown key 'endpoints[0].model'; did you mean 'default_model'?"),
+        (ONE_ENDPOINT + "key = 'x'", "unknown key 'endpoints[0].key'; did you mean 'api_key'?"),
+        (ONE_ENDPOINT + "colour = 'x'", "unknown key 'endpoints[0].colour'; known names: name, base_url, wire_api, "),
+        (ONE_ENDPOINT + "wire_api = 'openai'", "did you mean 'openai-chat'?"),
+        (ONE_ENDPOINT + "wire_api = 'x'", "known names: auto, openai-chat, openai-responses, anthropic-messages"),
+        (ONE_ENDPOINT + "tool_calls = 'no'", "tool_calls"),
+        (ONE_ENDPOINT + "max_tokens = 0", "max_tokens must be positive"),
+        (ONE_ENDPOINT + "context_window = 'big'", "context_window"),
+        (ONE_ENDPOINT + ONE_ENDPOINT, "two endpoints are called 'a'"),
+        ("default_endpoint = 'b'\n" + ONE_ENDPOINT, "default_endpoint: 'b'"),
+        ("default_mode = 'bypassPermission'\n" + ONE_ENDPOINT, "did you mean 'bypassPermissions'?"),
+        ("system_prompt_path = '/nowhere'\n" + ONE_ENDPOINT, "/nowhere: no such file"),
         ('[[endpoints]]\nbase_url = "http://a/v1"', "name"),
-        ('[[endpoints]]\nname = "a:b"\nbase_url = "http://a/v1"', "has no ':'"),
-        ('[[endpoints]]\nname = " "\nbase_url = "http://a/v1"', "not empty"),
+        ('[[endpoints]]\nname = "a:b"\nbase_url = "http://a/v1"', "must not contain ':'"),
+        ('[[endpoints]]\nname = " "\nbase_url = "http://a/v1"', "not be empty"),
         ('[[endpoints]]\nname = "a"\nbase_url = "ftp://a/v1"', "not an http(s) URL: 'ftp://a/v1'"),
         ('[[endpoints]]\nname = "a"\nbase_url = "http://a:x/v1"', "not an http(s) URL"),
         (
-            ONE + "api_key_env = 'NO_SUCH_KEY'",
+            ONE_ENDPOINT + "api_key_env = 'NO_SUCH_KEY'",
             "no endpoint can be used: 'a' needs the environment variable NO_SUCH_KEY",
         ),
     ],
 )
-def test_mistakes_are_named(text, words):
+def test_config_errors_name_the_mistake(text, message):
     with pytest.raises(ConfigError) as error:
         parse(text, "file", {})
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert str(error.value).startswith("file: ")
 
 
 @pytest.mark.parametrize(
     "secret", ['base_url = "http://me:hush@a/v1"', 'base_url = "http://a/v1"\napi_key = "hush\\n"']
 )
-def test_a_secret_in_the_wrong_place_is_refused_and_not_repeated(secret):
+def test_misplaced_secret_is_rejected_and_not_repeated(secret):
     with pytest.raises(ConfigError) as error:
         parse(f'[[endpoints]]\nname = "a"\n{secret}', "file", {})
     assert "hush" not in str(error.value)
 
 
-def test_a_skipped_default_is_an_error():
+def test_skipped_default_endpoint_is_an_error():
     with pytest.raises(ConfigError, match="'cloud' cannot be used: 'cloud' needs the environment variable CLOUD_KEY"):
-        parse(TWO, "file", {})
+        parse(TWO_ENDPOINTS, "file", {})
 
 
 @pytest.mark.parametrize(
@@ -180,12 +184,12 @@ def test_a_skipped_default_is_an_error():
         ("HELEXA_ACP_API_KEY", "kéy"),
     ],
 )
-def test_mistakes_in_the_environment_name_the_variable(home, name, value):
+def test_environment_errors_name_the_variable(home, name, value):
     with pytest.raises(ConfigError, match=name):
         load(home[0] | {name: value})
 
 
-def test_a_file_that_cannot_be_read_is_an_error(home):
+def test_unreadable_file_is_an_error(home):
     environ, file = home
     file.write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):

@@ -1,4 +1,4 @@
-"""Paths that lead out, names that disturb, and ten megabytes at once: over the wire they are refused or cut."""
+"""Hostile input over the protocol: paths outside the project, disturbing file names, and 10 MB of output."""
 
 import json
 import os
@@ -26,28 +26,28 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-async def results(project: Path, *calls: Call, **answers: Any) -> tuple[list[str], list[dict[str, Any]]]:
-    """What the model is told of each call, and all messages of the agent."""
+async def results(project: Path, *calls: Call, **handlers: Any) -> tuple[list[str], list[dict[str, Any]]]:
+    """Run the calls; return the results that the model receives, and all messages of the agent."""
     async with (
         ScriptedEndpoint(Say(calls=calls), Say("Done.")) as endpoint,
         agent_in_memory(settings_for(endpoint.url, project.parent)) as editor,
     ):
-        editor.answers |= answers
+        editor.handlers |= handlers
         await editor.initialize()
         session = await editor.new(project)
-        await editor.ask("session/set_mode", sessionId=session, modeId="bypassPermissions")
+        await editor.request("session/set_mode", sessionId=session, modeId="bypassPermissions")
         assert await editor.prompt(session, "Go.") == "end_turn"
         return endpoint.asked[1].results, editor.received
 
 
-async def test_no_path_leads_out_in_any_mode(project: Path) -> None:
+async def test_paths_outside_the_project_fail_in_bypass_mode(project: Path) -> None:
     paths = ["../secret.txt", "way-out/secret.txt", "link.txt", "/etc/passwd", "a\0b", "half \ud83d", "x" * 2_000]
     calls = [Call("read_file", {"path": path}) for path in paths]
     calls += [Call("write_file", {"path": path, "content": "half \ud83d"}) for path in paths]
     calls += [Call("grep", {"pattern": "secret", "path": path}) for path in ("..", "way-out", "link.txt")]
     calls += [Call("list_dir", {"path": "way-out"}), Call("bash", {"command": "ls", "cwd": ".."})]
-    told, received = await results(project, *calls)
-    assert len(told) == len(calls) and "the secret" not in json.dumps([told, received])
+    results_for_model, received = await results(project, *calls)
+    assert len(results_for_model) == len(calls) and "the secret" not in json.dumps([results_for_model, received])
     statuses = [
         message["params"]["update"].get("status") for message in received if "update" in message.get("params", {})
     ]
@@ -56,18 +56,18 @@ async def test_no_path_leads_out_in_any_mode(project: Path) -> None:
     assert max(len(json.dumps(message)) for message in received) < 500_000
 
 
-async def test_hostile_names_are_one_line_each(project: Path) -> None:
+async def test_hostile_file_names_are_one_line_each(project: Path) -> None:
     (project / "bin").mkdir()
-    told, received = await results(
+    results_for_model, received = await results(
         project, Call("list_dir"), Call("glob", {"pattern": "*.txt"}), Call("grep", {"pattern": "hostile"})
     )
-    assert [len(content.split("\n")) for content in told] == [7, 4, 4]
-    json.dumps(received, ensure_ascii=False).encode()  # no half characters
+    assert [len(content.split("\n")) for content in results_for_model] == [7, 4, 4]
+    json.dumps(received, ensure_ascii=False).encode()  # fails if a lone surrogate remains
 
 
-async def test_ten_megabytes_are_cut_for_the_model_and_for_the_editor(project: Path) -> None:
+async def test_ten_megabytes_are_truncated_for_model_and_client(project: Path) -> None:
     (project / "large.txt").write_text("needle" + "x" * 3_000_000)
-    told, received = await results(
+    results_for_model, received = await results(
         project,
         Call("bash", {"command": f"head -c {_TEN_MEGABYTES} /dev/zero | tr '\\0' x"}),
         Call("read_file", {"path": "large.txt"}),
@@ -78,6 +78,9 @@ async def test_ten_megabytes_are_cut_for_the_model_and_for_the_editor(project: P
             "fs/write_text_file": lambda _: {},
         },
     )
-    assert max(map(len, told)) < 100_000 and max(len(json.dumps(message)) for message in received[:-1]) < 16 << 20
+    assert (
+        max(map(len, results_for_model)) < 100_000
+        and max(len(json.dumps(message)) for message in received[:-1]) < 16 << 20
+    )
     updates = [message for message in received if message.get("method") == "session/update"]
     assert max(len(json.dumps(update)) for update in updates) < 500_000

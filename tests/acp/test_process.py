@@ -1,4 +1,4 @@
-"""The agent as a process: its streams, its end, and what a sudden one leaves behind."""
+"""The agent as a process: streams, exit, and recovery after a kill."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import packages
-from editors.editor import AgentProcess, agent_process, on
+from editors.editor import AgentProcess, agent_process, endpoint_environment
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Call, Say
 
@@ -17,7 +17,7 @@ BAD_LINES = [b"not json\n", b"\xff\xfe\n", b"\n", b"[" * 100_000 + b"\n", b'{"a"
 
 
 async def _converse(agent: AgentProcess, folder: Path) -> None:
-    """One turn with two calls, by the rules of the protocol."""
+    """Run one turn with two tool calls, and check the protocol messages."""
     editor = agent.editor
     await editor.initialize()
     session = await editor.new(folder)
@@ -34,8 +34,8 @@ def _script() -> ScriptedEndpoint:
     return ScriptedEndpoint(Say("I look.", calls=calls), Say("Done."))
 
 
-async def test_stdout_carries_json_rpc_only_and_bad_lines_are_answered(tmp_path: Path):
-    async with _script() as endpoint, agent_process(tmp_path, **on(endpoint.url)) as agent:
+async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path):
+    async with _script() as endpoint, agent_process(tmp_path, **endpoint_environment(endpoint.url)) as agent:
         for line in BAD_LINES:
             agent.editor.send(line)
         await _converse(agent, tmp_path)
@@ -44,68 +44,71 @@ async def test_stdout_carries_json_rpc_only_and_bad_lines_are_answered(tmp_path:
         assert await agent.close() == 0
 
 
-async def test_the_next_sdk_works_as_well(tmp_path: Path):
+async def test_next_sdk_version_works(tmp_path: Path):
     wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
-    async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **on(endpoint.url)) as agent:
+    async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **endpoint_environment(endpoint.url)) as agent:
         await _converse(agent, tmp_path)
         endpoint.script[:] = [Say(calls=(Call("bash", {"command": "true"}),))]
-        asked = agent.editor.hold("session/request_permission")
+        held_request = agent.editor.hold("session/request_permission")
         session = await agent.editor.new(tmp_path)
         id, waiting = agent.editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "run"}])
-        question = await asked
-        agent.editor.tell("$/cancel_request", requestId=id)
+        request_id = await held_request
+        agent.editor.notify("$/cancel_request", requestId=id)
         assert (await waiting)["error"]["code"] == -32800
-        (withdrawn,) = await agent.editor.until(lambda: agent.editor.told("$/cancel_request"))
-        assert withdrawn == {"requestId": question}
+        (canceled,) = await agent.editor.until(lambda: agent.editor.requests("$/cancel_request"))
+        assert canceled == {"requestId": request_id}
 
 
-async def test_nothing_of_a_finished_round_is_lost_by_a_sudden_end(tmp_path: Path):
-    """The process is killed at several moments of a session; usage is told when a round is on the disk."""
+async def test_finished_rounds_survive_a_kill(tmp_path: Path):
+    """The process is killed twice. A `usage_update` is sent only after its round is on disk."""
     async with ScriptedEndpoint(lambda _: Say("On it.", calls=(Call("list_dir", {"path": "."}),))) as endpoint:
         session, finished = await _killed(tmp_path, endpoint, None, 9)
-        _, more = await _killed(tmp_path, endpoint, session, 23)
-        assert more >= finished
-        async with agent_process(tmp_path, **on(endpoint.url)) as agent:
+        _, rounds_after = await _killed(tmp_path, endpoint, session, 23)
+        assert rounds_after >= finished
+        async with agent_process(tmp_path, **endpoint_environment(endpoint.url)) as agent:
             endpoint.script[:] = [Say("All there.")]
             endpoint.asked.clear()
-            await agent.editor.ask("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
+            await agent.editor.request("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
             await agent.editor.prompt(session, "and now?")
-            assert len(endpoint.asked[0].results) >= more > 2
+            assert len(endpoint.asked[0].results) >= rounds_after > 2
 
 
 async def _killed(folder: Path, endpoint: ScriptedEndpoint, session: str | None, moment: int) -> tuple[str, int]:
-    """Go on with a session until so many messages have come: its id, and the rounds that it has for sure."""
-    async with agent_process(folder, **on(endpoint.url)) as agent:
+    """Continue a session, and kill the agent after `moment` messages.
+
+    Returns the session id and the number of rounds that must be on disk.
+    """
+    async with agent_process(folder, **endpoint_environment(endpoint.url)) as agent:
         editor = agent.editor
         await editor.initialize()
         if session is None:
             session = await editor.new(folder)
         else:
-            await editor.ask("session/load", sessionId=session, cwd=str(folder), mcpServers=[])
+            await editor.request("session/load", sessionId=session, cwd=str(folder), mcpServers=[])
             await editor.until(lambda: editor.updates(session, "usage_update"))
-        kept = len(editor.updates(session, "tool_call"))
-        before = len(editor.received)
+        rounds = len(editor.updates(session, "tool_call"))
+        received_before = len(editor.received)
         editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
-        await editor.until(lambda: len(editor.received) >= before + moment)
+        await editor.until(lambda: len(editor.received) >= received_before + moment)
         agent.process.kill()
         await agent.process.wait()
         await editor.read_all()
-        news = (message["params"]["update"] for message in editor.received[before:] if "id" not in message)
-        told = [update["sessionUpdate"] for update in news]
-        return session, kept + told.count("usage_update")
+        updates = (message["params"]["update"] for message in editor.received[received_before:] if "id" not in message)
+        kinds = [update["sessionUpdate"] for update in updates]
+        return session, rounds + kinds.count("usage_update")
 
 
-def test_the_command_line_is_small_and_quick():
-    shown = subprocess.run(
+def test_command_line_imports_no_sdk():
+    version = subprocess.run(
         [sys.executable, "-m", "helexa.acp", "--version"], capture_output=True, text=True, check=True
     )
-    assert shown.stdout.startswith("helexa-acp ")
+    assert version.stdout.startswith("helexa-acp ")
     code = "import sys, helexa.acp.protocol.server, helexa.acp.protocol.stdio; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"acp", "pydantic", "openai", "anthropic", "mcp", "httpx2", "aiohttp", "cyclopts"} & set(loaded)
 
 
-def test_a_log_level_that_is_none_is_said():
+def test_unknown_log_level_is_an_error():
     environ = os.environ | {"HELEXA_ACP_LOG": "LOUD"}
     run = subprocess.run(COMMAND, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 2

@@ -1,4 +1,4 @@
-"""Journals lose nothing that was finished, whatever happens to the process or the file."""
+"""Session logs keep all complete entries after crashes and with damaged lines."""
 
 import os
 import time
@@ -20,7 +20,7 @@ from helexa.acp.history import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.store import PAGE, Chosen, Round, Spent, Store, StoreError, Title
+from helexa.acp.store import PAGE_SIZE, Round, SavedChoices, SavedUsage, Store, StoreError, Title
 
 MESSAGES = (
     UserMessage("u", (Text("hi"), Image("image/png", "aGk=")), hidden=True),
@@ -38,64 +38,64 @@ MESSAGES = (
 )
 
 
-def test_everything_comes_back(tmp_path: Path):
-    journal = Store(tmp_path).create("one", "/w", ("/more",))
-    journal.append([Round(MESSAGES[:2]), Title("a title")])
-    journal.append([Chosen("e:m", "plan", "high", 0.5), Spent(5, 10, 0.25), Round(MESSAGES[2:])])
+def test_all_entries_are_read_back(tmp_path: Path):
+    log = Store(tmp_path).create("one", "/w", ("/more",))
+    log.append([Round(MESSAGES[:2]), Title("a title")])
+    log.append([SavedChoices("e:m", "plan", "high", 0.5), SavedUsage(5, 10, 0.25), Round(MESSAGES[2:])])
 
     saved = Store(tmp_path).open("one").read()
 
     assert tuple(saved.messages) == MESSAGES
     assert (saved.head.cwd, saved.head.directories, saved.title) == ("/w", ("/more",), "a title")
-    assert (saved.chosen, saved.spent) == (Chosen("e:m", "plan", "high", 0.5), Spent(5, 10, 0.25))
-    assert saved.damaged == 0
+    assert (saved.choices, saved.usage) == (SavedChoices("e:m", "plan", "high", 0.5), SavedUsage(5, 10, 0.25))
+    assert saved.unreadable_lines == 0
 
 
-def test_a_file_cut_anywhere_keeps_all_whole_lines_and_takes_new_ones(tmp_path: Path):
+def test_truncated_log_keeps_complete_lines_and_accepts_new_ones(tmp_path: Path):
     store = Store(tmp_path)
-    journal = store.create("one", "/w", ())
+    log = store.create("one", "/w", ())
     for number in range(4):
-        journal.append([Round((UserMessage(f"u{number}", (Text("x" * 40),)),))])
+        log.append([Round((UserMessage(f"u{number}", (Text("x" * 40),)),))])
     path = tmp_path / "sessions/one.jsonl"
-    whole = path.read_bytes()
-    head = whole.index(b"\n") + 1
-    for cut in range(head, len(whole)):
-        path.write_bytes(whole[:cut])
-        lines = whole[:cut].count(b"\n") - 1
+    content = path.read_bytes()
+    head = content.index(b"\n") + 1
+    for cut in range(head, len(content)):
+        path.write_bytes(content[:cut])
+        lines = content[:cut].count(b"\n") - 1
 
-        journal.append([Round((UserMessage("new", (Text("after"),)),))])
+        log.append([Round((UserMessage("new", (Text("after"),)),))])
 
-        ids = [message.id for message in journal.read().messages if isinstance(message, UserMessage)]
-        finished = whole[cut : cut + 1] == b"\n"  # the line was whole, only its end was cut
+        ids = [message.id for message in log.read().messages if isinstance(message, UserMessage)]
+        finished = content[cut : cut + 1] == b"\n"  # only the line break was cut off
         assert ids == [f"u{number}" for number in range(lines + finished)] + ["new"]
 
 
-def test_lines_of_other_versions_are_passed_over(tmp_path: Path):
-    journal = Store(tmp_path).create("one", "/w", ())
+def test_unknown_lines_are_skipped(tmp_path: Path):
+    log = Store(tmp_path).create("one", "/w", ())
     path = tmp_path / "sessions/one.jsonl"
     with path.open("ab") as file:
         file.write(b'{"type":"telepathy","x":1}\nnot json\n\xff\xfe\n[]\n' + b"[" * 100_000 + b"\n")
         file.write(b'{"type":"round","messages":[{"type":"user","id":"u","parts":[],"mood":"new"}]}\n')
 
-    saved = journal.read()
+    saved = log.read()
 
     assert saved.messages == [UserMessage("u", ())]
-    assert saved.damaged == 5
+    assert saved.unreadable_lines == 5
 
 
-def test_half_characters_are_saved(tmp_path: Path):
-    journal = Store(tmp_path).create("one", "/w", ())
-    journal.append([Round((ToolResult("c", "bad \udcff name"),))])
+def test_lone_surrogates_are_replaced(tmp_path: Path):
+    log = Store(tmp_path).create("one", "/w", ())
+    log.append([Round((ToolResult("c", "bad \udcff name"),))])
 
-    assert journal.read().messages == [ToolResult("c", "bad � name")]
+    assert log.read().messages == [ToolResult("c", "bad � name")]
 
 
-def test_pages_are_newest_first_and_follow_a_cursor(tmp_path: Path):
+def test_pages_are_sorted_newest_first(tmp_path: Path):
     store = Store(tmp_path)
     now = time.time()
-    for number in range(PAGE + 5):
-        journal = store.create(f"s{number}", "/even" if number % 2 == 0 else "/odd", ())
-        journal.append([Title(f"title {number}"), Title(f"better {number}")])
+    for number in range(PAGE_SIZE + 5):
+        log = store.create(f"s{number}", "/even" if number % 2 == 0 else "/odd", ())
+        log.append([Title(f"title {number}"), Title(f"better {number}")])
         os.utime(tmp_path / f"sessions/s{number}.jsonl", (now + number, now + number))
     (tmp_path / "sessions/junk.jsonl").write_bytes(b"junk\n")
     (tmp_path / "sessions/empty.jsonl").touch()
@@ -103,29 +103,29 @@ def test_pages_are_newest_first_and_follow_a_cursor(tmp_path: Path):
     first, cursor = store.page(None, None)
     second, end = store.page(None, cursor)
 
-    ids = [line.head.id for line in [*first, *second]]
-    assert ids == [f"s{number}" for number in reversed(range(PAGE + 5))]
-    assert (len(first), end) == (PAGE, None)
-    assert first[0].title == f"better {PAGE + 4}"
-    assert all(line.head.cwd == "/odd" for line in store.page("/odd", None)[0])
+    ids = [entry.head.id for entry in [*first, *second]]
+    assert ids == [f"s{number}" for number in reversed(range(PAGE_SIZE + 5))]
+    assert (len(first), end) == (PAGE_SIZE, None)
+    assert first[0].title == f"better {PAGE_SIZE + 4}"
+    assert all(entry.head.cwd == "/odd" for entry in store.page("/odd", None)[0])
     assert store.page("/nowhere", None) == ([], None)
     with pytest.raises(ValueError, match="cursor"):
         store.page(None, "nonsense!")
 
 
-def test_no_id_leads_out_of_the_folder(tmp_path: Path):
+def test_invalid_session_ids_are_rejected(tmp_path: Path):
     for id in ("../x", "a/b", "", "x" * 65, "a\0b", "é"):
         with pytest.raises(StoreError):
             Store(tmp_path).open(id)
 
 
-def test_a_deleted_session_takes_nothing_more(tmp_path: Path):
+def test_deleted_session_rejects_new_entries(tmp_path: Path):
     store = Store(tmp_path)
-    journal = store.create("one", "/w", ())
+    log = store.create("one", "/w", ())
     store.delete("one")
     store.delete("one")
 
     with pytest.raises(StoreError, match="No such file"):
-        journal.append([Title("again")])
+        log.append([Title("again")])
     with pytest.raises(FileNotFoundError):
-        journal.read()
+        log.read()

@@ -109,7 +109,13 @@ def test_chunks_of_unexpected_shape_are_passed_over(chat, gateway):
         (503, {"Retry-After": "0"}, BUSY, 1, "helexa: all seats are taken\n"),
         (500, {}, {"error": "plain \x1b[1mtext"}, 1, "helexa: plain [1mtext\n"),
         (502, {}, ["no envelope"], 1, "helexa: {url} answered HTTP 502\n"),
-        (200, {}, {"id": "not a stream"}, 1, "helexa: {url} did not answer with a stream; is this a helexa server?\n"),
+        (
+            200,
+            {},
+            {"id": "not a stream"},
+            1,
+            "helexa: {url} did not return an event stream; is this a helexa server?\n",
+        ),
     ],
 )
 def test_refusals_are_one_line(chat, gateway, status, headers, envelope, code, shown):

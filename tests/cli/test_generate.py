@@ -77,7 +77,7 @@ def test_a_file_of_prompts(helexa, gateway, tmp_path):
     lines = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda line: line["index"])
     assert [line.get("text") for line in lines] == ["Hello there!", "Hello there!", None, None]
     assert lines[1]["id"] == "b"
-    assert "line 4: it is no JSON" in lines[2]["error"]["message"]
+    assert "line 4: invalid JSON or option" in lines[2]["error"]["message"]
     assert done.returncode == 1
     assert "2 answers in " in done.stderr
     assert done.stderr.endswith("prompts without an answer: 2; their lines say why\n")
@@ -94,7 +94,7 @@ def test_prompts_that_are_piped_in_and_a_file_of_answers_that_is_gone_on_with(he
     assert sorted(contents(gateway)) == ["one", "three", "two"]
     done = helexa("generate", "--prompts", "-", "-o", str(answers), "--system", "x", stdin='"one"\n')
     assert done.returncode == 2
-    assert "is to another prompt" in done.stderr
+    assert "belongs to another prompt" in done.stderr
 
 
 def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
@@ -102,7 +102,7 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
         done = helexa("generate", "--prompts", "-", *arguments, stdin='"one"\nthree\n')
         text = done.stdout or (tmp_path / "answers.jsonl").read_text()
         (message,) = [line["error"]["message"] for line in map(json.loads, text.splitlines()) if "error" in line]
-        assert message.startswith("stdin, line 2: it is no JSON")
+        assert message.startswith("stdin, line 2: invalid JSON or option")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
         (["hi", "-f", "nowhere.txt"], "nowhere.txt: No such file"),
         (["--prompts", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
         ([], "nothing to ask"),
-        (["hi", "--device", "cpu"], "device, dtype and quant are up to the server"),
+        (["hi", "--device", "cpu"], "device, dtype and quant cannot be set for the server"),
     ],
 )
 def test_wrong_usage_is_one_line_and_nothing_is_asked(gateway, monkeypatch, capsys, arguments, words):

@@ -15,7 +15,7 @@ async def test_a_session_on_the_gateway(wire_api: WireApi, stack: Stack, tmp_pat
     async with agent_in_memory(settings) as editor:
         await editor.initialize()
         session = await editor.new(tmp_path)
-        await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:small")
+        await editor.request("session/set_config_option", sessionId=session, configId="model", value="default:small")
         stopped = await editor.prompt(session, "Say hello.")
         assert stopped in ("end_turn", "max_tokens")
         assert editor.text(session)
@@ -27,6 +27,6 @@ async def test_a_session_on_the_gateway(wire_api: WireApi, stack: Stack, tmp_pat
         _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "Count on."}])
         said = len(editor.updates(session, "agent_message_chunk"))
         await editor.until(lambda: len(editor.updates(session, "agent_message_chunk")) > said)
-        editor.tell("session/cancel", sessionId=session)
+        editor.notify("session/cancel", sessionId=session)
         assert (await waiting)["result"]["stopReason"] == "cancelled"
         stack.until_idle()

@@ -1,4 +1,4 @@
-"""A client that sees every message of the agent in its order: of a process, or of one in memory."""
+"""An ACP client that records every message of the agent, which runs as a process or in memory."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ from helexa.acp.config import Endpoint, Settings
 from helexa.acp.protocol.server import serve
 
 Message = dict[str, Any]
-Answer = Callable[[Message], Awaitable[Any] | Any]
+Handler = Callable[[Message], Awaitable[Any] | Any]
 CAPABILITIES: Message = {
     "fs": {"readTextFile": True, "writeTextFile": True},
     "session": {"notices": {}, "compaction": {}},
 }
 
 
-class Refused(Exception):
+class ErrorResponse(Exception):
     """An error response of the agent."""
 
     def __init__(self, error: Message) -> None:
@@ -34,14 +34,15 @@ class Editor:
 
     Attributes:
         received: every message of the agent, oldest first.
-        answers: what to answer to requests of the agent, by method; an exception is an error response.
+        handlers: functions that return the result of the agent's requests, by method. An exception of a handler
+            becomes an error response.
     """
 
     def __init__(self, receive: Callable[[], Awaitable[Message | None]], send: Callable[[Any], None]) -> None:
         self._receive = receive
         self.send = send
         self.received: list[Message] = []
-        self.answers: dict[str, Answer] = {
+        self.handlers: dict[str, Handler] = {
             "session/request_permission": allow,
             "fs/read_text_file": _read,
             "fs/write_text_file": _write,
@@ -53,74 +54,78 @@ class Editor:
         self._reader = asyncio.create_task(self._read())
 
     def updates(self, session_id: str | None = None, kind: str | None = None) -> list[Message]:
-        """The updates that came, of a session and kind."""
-        found = [message["params"] for message in self.received if message.get("method") == "session/update"]
-        mine = [params["update"] for params in found if session_id in (None, params["sessionId"])]
-        return [update for update in mine if kind in (None, update["sessionUpdate"])]
+        """Return the received updates, optionally only of one session or kind."""
+        notifications = [message["params"] for message in self.received if message.get("method") == "session/update"]
+        matching_session = [params["update"] for params in notifications if session_id in (None, params["sessionId"])]
+        return [update for update in matching_session if kind in (None, update["sessionUpdate"])]
 
-    def told(self, method: str) -> list[Message]:
-        """The parameters of what the agent sent for a method."""
+    def requests(self, method: str) -> list[Message]:
+        """Return the parameters of the agent's requests and notifications with a method."""
         return [message["params"] for message in self.received if message.get("method") == method]
 
     def text(self, session_id: str | None = None) -> str:
-        """What the agent said."""
+        """Return the text of the agent's messages."""
         return "".join(update["content"]["text"] for update in self.updates(session_id, "agent_message_chunk"))
 
     async def until(self, ready: Callable[[], Any]) -> Any:
-        """Wait until something is true of what was received; what it is."""
+        """Wait until `ready()` is true, which is checked after each received message; return its value."""
         async with self._changed:
             await self._changed.wait_for(ready)
         return ready()
 
     def hold(self, method: str) -> asyncio.Future[int]:
-        """Never answer requests of a method; the id of the first one that comes."""
-        came: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        """Leave requests of a method without a response; the returned future is the id of the first request."""
+        first_id: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def never(params: Message) -> Awaitable[Any]:
-            asked = [message["id"] for message in self.received if message.get("method") == method]
-            if not came.done():
-                came.set_result(asked[-1])
+        def wait_forever(params: Message) -> Awaitable[Any]:
+            ids = [message["id"] for message in self.received if message.get("method") == method]
+            if not first_id.done():
+                first_id.set_result(ids[-1])
             return asyncio.Event().wait()
 
-        self.answers[method] = never
-        return came
+        self.handlers[method] = wait_forever
+        return first_id
 
     def start(self, method: str, **params: Any) -> tuple[int, asyncio.Future[Message]]:
-        """Send a request; its id and its response."""
+        """Send a request; return its id and a future of its response."""
         self._next_id += 1
         id = self._next_id
         self._waiting[id] = asyncio.get_running_loop().create_future()
         self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
         return id, self._waiting[id]
 
-    async def ask(self, method: str, **params: Any) -> Any:
-        """Send a request and wait for its result."""
+    async def request(self, method: str, **params: Any) -> Any:
+        """Send a request and return its result.
+
+        Raises:
+            ErrorResponse: the agent sent an error response.
+        """
         _, waiting = self.start(method, **params)
         response = await waiting
         if "error" in response:
-            raise Refused(response["error"])
+            raise ErrorResponse(response["error"])
         return response["result"]
 
-    def tell(self, method: str, **params: Any) -> None:
+    def notify(self, method: str, **params: Any) -> None:
         """Send a notification."""
         self.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def initialize(self, **capabilities: Any) -> Message:
-        return await self.ask(
+        return await self.request(
             "initialize", protocolVersion=1, clientCapabilities=CAPABILITIES | capabilities, clientInfo={"name": "t"}
         )
 
     async def new(self, cwd: Path, **params: Any) -> str:
-        """Open a session; its id."""
-        return (await self.ask("session/new", cwd=str(cwd), mcpServers=[], **params))["sessionId"]
+        """Open a session and return its id."""
+        return (await self.request("session/new", cwd=str(cwd), mcpServers=[], **params))["sessionId"]
 
     async def prompt(self, session_id: str, text: str) -> str:
-        """Ask the agent; the reason why it stopped."""
+        """Send a prompt and return the stop reason."""
         prompt = [{"type": "text", "text": text}]
-        return (await self.ask("session/prompt", sessionId=session_id, prompt=prompt))["stopReason"]
+        return (await self.request("session/prompt", sessionId=session_id, prompt=prompt))["stopReason"]
 
     async def read_all(self) -> None:
-        """Wait until the agent has said its last."""
+        """Wait until the agent has closed the connection."""
         await self._reader
         for task in self._tasks:
             task.cancel()
@@ -136,20 +141,20 @@ class Editor:
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
             elif "id" in message:
-                task = asyncio.create_task(self._answer(message))
+                task = asyncio.create_task(self._respond(message))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_result({"error": {"code": 0, "message": "the agent is gone"}})
 
-    async def _answer(self, message: Message) -> None:
-        answer = self.answers.get(message["method"])
+    async def _respond(self, message: Message) -> None:
+        handler = self.handlers.get(message["method"])
         response: Message = {"jsonrpc": "2.0", "id": message["id"]}
         try:
-            if answer is None:
+            if handler is None:
                 raise NotImplementedError(f"Method not found: {message['method']}")
-            result = answer(message["params"])
+            result = handler(message["params"])
             if isinstance(result, Awaitable):
                 result = await result
             response["result"] = result
@@ -160,7 +165,7 @@ class Editor:
 
 
 def allow(params: Message, kind: str = "allow_once") -> Message:
-    """Choose the option of a kind, as the user would."""
+    """Return the response in which the user selects the option of a kind."""
     option = next(option for option in params["options"] if option["kind"] == kind)
     return {"outcome": {"outcome": "selected", "optionId": option["optionId"]}}
 
@@ -184,7 +189,7 @@ class AgentProcess:
     editor: Editor
 
     async def close(self) -> int:
-        """End the connection; the exit code of the agent."""
+        """Close the agent's stdin, and return its exit code."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         code = await self.process.wait()
@@ -194,8 +199,12 @@ class AgentProcess:
 
 @asynccontextmanager
 async def agent_process(home: Path, sdk: Path | None = None, **environ: str) -> AsyncIterator[AgentProcess]:
-    """A `helexa-acp` process whose home is a folder of the test's, and with a wheel of the SDK instead of the installed
-    one. Its stdout carries JSON-RPC and nothing else.
+    """Start a `helexa-acp` process with its client.
+
+    Args:
+        home: home directory of the process.
+        sdk: wheel of the SDK to use instead of the installed SDK, or None.
+        environ: further environment variables.
     """
     known = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
     if sdk is not None:
@@ -230,7 +239,7 @@ async def agent_process(home: Path, sdk: Path | None = None, **environ: str) -> 
 
 
 class Memory:
-    """One end of a connection within this process; messages are as JSON has them."""
+    """One end of a connection within this process. Messages are encoded as JSON, as on a real connection."""
 
     def __init__(self, inbox: asyncio.Queue[str | None], outbox: asyncio.Queue[str | None]) -> None:
         self._inbox = inbox
@@ -252,12 +261,12 @@ class Memory:
 
 @asynccontextmanager
 async def memory(settings: Settings | Callable[[], Settings]) -> AsyncIterator[Memory]:
-    """The client's end of a connection to an agent in this process."""
-    there: asyncio.Queue[str | None] = asyncio.Queue()
-    back: asyncio.Queue[str | None] = asyncio.Queue()
-    ours = Memory(back, there)
+    """Start an agent in this process; return the client's end of the connection."""
+    to_agent: asyncio.Queue[str | None] = asyncio.Queue()
+    to_client: asyncio.Queue[str | None] = asyncio.Queue()
+    ours = Memory(to_client, to_agent)
     load = settings if callable(settings) else lambda: settings
-    agent = asyncio.create_task(serve(load, Memory(there, back)))
+    agent = asyncio.create_task(serve(load, Memory(to_agent, to_client)))
     try:
         yield ours
     finally:
@@ -267,19 +276,19 @@ async def memory(settings: Settings | Callable[[], Settings]) -> AsyncIterator[M
 
 @asynccontextmanager
 async def agent_in_memory(settings: Settings | Callable[[], Settings]) -> AsyncIterator[Editor]:
-    """An agent in this process, and its client."""
+    """Start an agent in this process; return its client."""
     async with memory(settings) as end:
         editor = Editor(end.receive, end.post)
         yield editor
     await editor.read_all()
 
 
-def settings_for(url: str, home: Path, **more: Any) -> Settings:
-    """The configuration with one endpoint."""
-    endpoint = Endpoint(**{"name": "default", "base_url": url, "default_model": "scripted"} | more)
+def settings_for(url: str, home: Path, **options: Any) -> Settings:
+    """Return a configuration with one endpoint."""
+    endpoint = Endpoint(**{"name": "default", "base_url": url, "default_model": "scripted"} | options)
     return Settings(endpoints=(endpoint,), default_endpoint="default", data_dir=home / "data")
 
 
-def on(url: str) -> dict[str, str]:
-    """The environment for one endpoint."""
+def endpoint_environment(url: str) -> dict[str, str]:
+    """Return the environment variables that configure one endpoint."""
     return {"HELEXA_ACP_BASE_URL": url, "HELEXA_ACP_MODEL": "scripted"}

@@ -1,14 +1,14 @@
-// A client on the TypeScript SDK. Its errand is JSON in argv; whatever it sees is a line of JSON on its stdout.
+// A client built with the TypeScript SDK. Its instructions are JSON in argv; each event it sees is a JSON line on stdout.
 import { spawn } from "node:child_process";
 import { readFile, writeFile } from "node:fs/promises";
 import { Readable, Writable } from "node:stream";
 import { pathToFileURL } from "node:url";
 
-const errand = JSON.parse(process.argv[2]);
-const acp = await import(pathToFileURL(errand.sdk));
+const instructions = JSON.parse(process.argv[2]);
+const acp = await import(pathToFileURL(instructions.sdk));
 const see = (kind, value) => process.stdout.write(JSON.stringify({ kind, value }) + "\n");
 
-const agent = spawn(errand.agent[0], errand.agent.slice(1), { stdio: ["pipe", "pipe", "inherit"] });
+const agent = spawn(instructions.agent[0], instructions.agent.slice(1), { stdio: ["pipe", "pipe", "inherit"] });
 const stream = acp.ndJsonStream(Writable.toWeb(agent.stdin), Readable.toWeb(agent.stdout));
 const terminals = new Map();
 let context;
@@ -43,11 +43,11 @@ const handlers = {
     return {};
   },
   "session/request_permission": async ({ sessionId, options }) => {
-    if (errand.decision === "cancel") {
+    if (instructions.decision === "cancel") {
       await context.notify("session/cancel", { sessionId });
       return { outcome: { outcome: "cancelled" } };
     }
-    const option = options.find(({ kind }) => kind === errand.decision);
+    const option = options.find(({ kind }) => kind === instructions.decision);
     return { outcome: { outcome: "selected", optionId: option.optionId } };
   },
 };
@@ -56,7 +56,7 @@ let client = acp.client({ name: "sdk-client" });
 for (const [method, handle] of Object.entries(handlers)) {
   client = client.onRequest(method, async ({ params }) => {
     see(method, params);
-    if (errand.refuse.includes(method)) throw new acp.RequestError(-32603, `no ${method} today`);
+    if (instructions.refuse.includes(method)) throw new acp.RequestError(-32603, `no ${method} today`);
     return await handle(params);
   });
 }
@@ -69,7 +69,7 @@ await client.connectWith(stream, async (connected) => {
   const clientCapabilities = { fs, terminal: true, session: { notices: {}, compaction: {} } };
   see("initialize", await context.request("initialize", { protocolVersion: 1, clientInfo, clientCapabilities }));
   const ids = [];
-  for (const together of errand.steps) {
+  for (const together of instructions.steps) {
     await Promise.all(
       together.map(async ([method, params]) => {
         const sessionId = typeof params.sessionId === "number" ? ids[params.sessionId] : params.sessionId;
@@ -79,6 +79,6 @@ await client.connectWith(stream, async (connected) => {
       }),
     );
   }
-  agent.kill(errand.end);
+  agent.kill(instructions.end);
 });
 process.exit(0);

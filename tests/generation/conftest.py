@@ -1,4 +1,4 @@
-"""One small model in a private engine for all tests of the library, and an environment that says nothing."""
+"""Fixtures of the library's tests: a small model in a private engine, and an environment without settings."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from helexa.generation.background import background
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """No variable says anything, and no server of this machine is asked."""
+    """Remove the library's environment variables, and skip the search for local servers."""
     monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", ())
     for name in ("BASE_URL", "API_KEY", "MODEL", "DEVICE", "NUM_PARALLEL", "FORCE_F32"):
         monkeypatch.delenv(f"HELEXA_{name}", raising=False)
@@ -21,23 +21,23 @@ def plain_environment(monkeypatch):
 
 @pytest.fixture(scope="session")
 def small(smollm2_gguf: Path):
-    """SmolLM2 with real weights, loaded once."""
+    """SmolLM2 with real weights, loaded once per test session."""
     with helexa.load(str(smollm2_gguf), target="private") as model:
         yield model
 
 
 @pytest.fixture
 def scripted():
-    """A model whose target does what a test says."""
+    """Return a `ScriptedTarget`, and a model that uses this target."""
     target = ScriptedTarget()
-    model = helexa.Model(target.place)
-    background().targets._found[target.place.key] = target
+    model = helexa.Model(target.location)
+    background().targets._cached[target.location.key] = target
     return target, model
 
 
 @pytest.fixture
 def gateway():
-    """A server whose answers a test chooses."""
+    """A server whose responses are set by the test."""
     server = CannedGateway()
     yield server
     server.close()

@@ -1,4 +1,4 @@
-"""A target that answers as a test says, in the library's own loop."""
+"""A target whose behavior is selected by each prompt."""
 
 import asyncio
 import itertools
@@ -16,25 +16,31 @@ _serial = itertools.count()
 
 
 class ScriptedTarget:
-    """Answers a prompt with its own words. What a prompt starts with says what becomes of it:
+    """A target that repeats the words of the prompt. The first word can change the behavior:
 
-    wait     after one piece nothing more comes, until it is cancelled, which is counted
-    bad      is refused
-    crash    fails in a way that may be escaped by asking again, and takes all that run beside it along
-    late     is answered only when all others are
+    wait     yield one piece, then wait for cancellation
+    bad      fail with `InvalidRequestError`
+    crash    fail with a retryable error, together with all running requests
+    late     complete after all other requests
+
+    Attributes:
+        requests: all requests, oldest first.
+        running, max_running: number of running requests, and its maximum.
+        canceled, crashes: number of canceled requests, and of `crash` prompts.
+        started: set when the first request has yielded a piece.
+        on_request: called with each prompt before it runs.
     """
 
     name = "script"
     width = 4
 
     def __init__(self) -> None:
-        self.place = ModelLocation(model=f"scripted-{next(_serial)}")
+        self.location = ModelLocation(model=f"scripted-{next(_serial)}")
         self.requests: list[Request] = []
-        self.running = self.most = self.cancelled = self.crashes = 0
-        self.asked = threading.Event()
-        self.before: Callable[[str], None] = lambda prompt: None
+        self.running = self.max_running = self.canceled = self.crashes = 0
+        self.started = threading.Event()
+        self.on_request: Callable[[str], None] = lambda prompt: None
         self._crash = asyncio.Event()
-        self._others: dict[int, asyncio.Event] = {}
 
     async def open(self, on_progress: object = None, holder: object = None) -> None:
         pass
@@ -42,21 +48,21 @@ class ScriptedTarget:
     async def close(self, holder: object) -> None:
         pass
 
-    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+    async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         prompt = request.messages[-1]["content"]
         self.requests.append(request)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         crash = self._crash
         try:
-            self.before(prompt)
+            self.on_request(prompt)
             words = prompt.split()
             yield Delta(words[0])
-            self.asked.set()
+            self.started.set()
             if words[0] == "wait":
                 await asyncio.Event().wait()
             if words[0] == "bad":
-                raise InvalidRequestError("it is bad")
+                raise InvalidRequestError("bad prompt")
             if words[0] == "crash":
                 self.crashes += 1
                 self._crash = asyncio.Event()
@@ -72,7 +78,7 @@ class ScriptedTarget:
             usage = Usage(prompt=1, completion=len(words))
             yield End(reason="stop", model="scripted", usage=usage)
         except (GeneratorExit, asyncio.CancelledError):
-            self.cancelled += 1
+            self.canceled += 1
             raise
         finally:
             self.running -= 1

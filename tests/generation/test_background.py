@@ -1,4 +1,4 @@
-"""Crossing between a caller and the background loop, where Ctrl-C may come at any moment."""
+"""Calls from a caller's thread into the background event loop, interrupted by Ctrl-C."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from helexa.generation.background import Blocking, across, background, blocking_
 
 
 class InterruptedAtOnce(Blocking):
-    """Ctrl-C comes when the first step is under way and nobody waits for it yet."""
+    """Raise KeyboardInterrupt after the first step was submitted and before the caller waits for it."""
 
     def __init__(self):
         self.interrupted = False
@@ -21,7 +21,7 @@ class InterruptedAtOnce(Blocking):
         raise KeyboardInterrupt
 
 
-def test_an_interruption_before_the_first_wait_ends_what_is_under_way():
+def test_interrupt_before_first_wait_ends_the_running_step():
     ended = []
 
     async def silent():

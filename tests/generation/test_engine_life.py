@@ -1,4 +1,4 @@
-"""Engines of a process of one's own: they end with it, however it ends."""
+"""Private engines: start, unload, restart, and end of the engine process with its parent."""
 
 import contextlib
 import os
@@ -46,17 +46,17 @@ os.waitpid(child, 0)
 
 @pytest.fixture
 def fake_engines(monkeypatch):
-    """Engine processes that hold no model."""
+    """Start fake engine processes, which load no weights."""
     monkeypatch.setattr("helexa.neuron.engine_client.child.COMMAND", ENGINE)
 
 
 PATCHED = f"import helexa.neuron.engine_client.child as child; child.COMMAND = {ENGINE!r}\n"
 
 
-def started(model, what):
-    """A process that has loaded a model into a fake engine, and that engine."""
+def started(model, action):
+    """Start a process that loads a model into a fake engine; return the process and its engine process."""
     process = subprocess.Popen(
-        [sys.executable, "-c", PATCHED + LOAD, str(model), what], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PATCHED + LOAD, str(model), action], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     return process, psutil.Process(int(process.stdout.readline()))
@@ -68,9 +68,9 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize(("what", "number"), [("leave", None), ("wait", signal.SIGKILL), ("wait", signal.SIGINT)])
-def test_an_engine_ends_with_its_process(tmp_path, what, number):
-    process, engine = started(make_model(tmp_path), what)
+@pytest.mark.parametrize(("action", "number"), [("leave", None), ("wait", signal.SIGKILL), ("wait", signal.SIGINT)])
+def test_an_engine_ends_with_its_process(tmp_path, action, number):
+    process, engine = started(make_model(tmp_path), action)
     with process:
         if number is not None:
             process.send_signal(number)
@@ -79,31 +79,31 @@ def test_an_engine_ends_with_its_process(tmp_path, what, number):
         assert (process.returncode == 0) == (number is None)
 
 
-def test_a_model_that_is_closed_is_unloaded_and_comes_back_when_it_is_asked(tmp_path, fake_engines):
+def test_closed_model_is_unloaded_and_can_be_reopened(tmp_path, fake_engines):
     path = make_model(tmp_path)
     with helexa.load(str(path), target="private") as model:
-        first = psutil.Process(model.open()._served().engine._child.pid)
-    assert has_ended(first)
-    assert model.open()._served().engine._child.pid != first.pid
+        first_engine = psutil.Process(model.open()._served().engine._child.pid)
+    assert has_ended(first_engine)
+    assert model.open()._served().engine._child.pid != first_engine.pid
     model.close()
 
 
-def test_a_model_stays_as_long_as_anybody_holds_it(tmp_path, fake_engines):
+def test_model_stays_loaded_until_last_holder_closes(tmp_path, fake_engines):
     path = str(make_model(tmp_path))
     with helexa.load(path, target="private") as model:
         engine = psutil.Process(model.open()._served().engine._child.pid)
-        with helexa.load(path, target="private", device="auto") as other:
+        with helexa.load(path, target="private", device="auto") as other_model:
             pass
         with helexa.load(path, target="private"):
             pass
         assert engine.is_running()
         assert model.open()._served().engine._child.pid == engine.pid
-        assert other.open()._served().engine._child.pid != engine.pid  # that one runs in its own way
+        assert other_model.open()._served().engine._child.pid != engine.pid  # other settings, another engine
     assert has_ended(engine)
-    other.close()
+    other_model.close()
 
 
-def test_an_engine_that_dies_is_replaced(tmp_path, fake_engines):
+def test_dead_engine_is_replaced(tmp_path, fake_engines):
     with helexa.load(str(make_model(tmp_path)), target="private") as model:
         target = model.open()
         first = target._served().engine._child.pid
@@ -113,7 +113,7 @@ def test_an_engine_that_dies_is_replaced(tmp_path, fake_engines):
         assert model.open()._served().engine._child.pid != first
 
 
-def test_two_models_of_one_name_are_two(tmp_path, fake_engines):
+def test_models_with_equal_names_have_separate_engines(tmp_path, fake_engines):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_two_models_of_one_name_are_two(tmp_path, fake_engines):
         model.close()
 
 
-def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
+def test_load_error_names_the_cause(tmp_path, fake_engines):
     with pytest.raises(helexa.HelexaError, match="the file is truncated"):
         helexa.generate("hi", model=str(make_model(tmp_path, "bad-file")), target="private")
     with pytest.raises(helexa.HelexaError, match="no such file"):
@@ -133,7 +133,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path, fake_engines):
         helexa.generate("hi", model="what is this", target="private")
 
 
-def test_no_engine_is_left_that_was_started_for_a_model_that_cannot_be_had(tmp_path):
+def test_failed_load_leaves_no_engine_process(tmp_path):
     models = ["what is this", str(tmp_path / "nowhere.gguf"), str(make_model(tmp_path, "bad-file"))]
     models.append(str(make_model(tmp_path)))
     run = subprocess.run(
@@ -142,8 +142,8 @@ def test_no_engine_is_left_that_was_started_for_a_model_that_cannot_be_had(tmp_p
     assert run.stdout.split() == ["0", "0", "0", "1"]
 
 
-def test_a_forked_child_has_a_loop_of_its_own(gateway):
-    """The loop's thread is the parent's alone: without one of its own the child would wait for ever."""
+def test_forked_child_starts_its_own_event_loop(gateway):
+    """A fork does not copy the thread of the event loop, so the child must start its own."""
     run = subprocess.run(
         [sys.executable, "-c", FORK, gateway.url], check=False, capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""The variables that the library goes by, under each of their names."""
+"""The library's environment variables and their aliases."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from helexa.neuron.sources.sources import _limit
 
 
 @pytest.mark.parametrize("name", ["HELEXA_NUM_PARALLEL", "CANDLE_NUM_PARALLEL"])
-def test_how_many_run_in_parallel(small, monkeypatch, name):
+def test_num_parallel_sets_the_width(small, monkeypatch, name):
     assert small.open().width == 64
     monkeypatch.setenv(name, "3")
     assert small.open().width == 3
@@ -23,32 +23,32 @@ def test_float32_can_be_forced(monkeypatch, name, value, dtype):
     assert EngineSettings().config().harness.torch.dtype == dtype
 
 
-def test_what_is_asked_for_in_words_comes_before_the_environment(monkeypatch):
+def test_arguments_override_the_environment(monkeypatch):
     monkeypatch.setenv("HELEXA_FORCE_F32", "1")
     monkeypatch.setenv("HELEXA_DEVICE", "cuda:1")
     torch = EngineSettings(device="cpu", dtype="bf16").config().harness.torch
     assert (torch.device, torch.dtype) == ("cpu", "bfloat16")
 
 
-def test_the_device(monkeypatch):
+def test_device_variable_selects_private_engine(monkeypatch):
     monkeypatch.setenv("HELEXA_DEVICE", "cuda:1")
     assert EngineSettings().config().harness.torch.device == "cuda:1"
     assert ModelLocation().is_private
 
 
-def test_the_model(monkeypatch):
+def test_model_variable_is_the_default(monkeypatch):
     monkeypatch.setenv("HELEXA_MODEL", "org/other")
     assert ModelLocation().wanted_model == "org/other"
     assert ModelLocation(model="org/own").wanted_model == "org/own"
 
 
 @pytest.mark.parametrize("name", ["HELEXA_MAX_CONCURRENT_DOWNLOADS", "MAX_CONCURRENT_DOWNLOADS"])
-def test_how_many_files_come_in_at_once(name):
+def test_max_concurrent_downloads_is_read(name):
     assert _limit({name: "3"}) == 3
     assert _limit({}) == 8
 
 
-def test_our_names_come_before_their_aliases():
+def test_helexa_names_override_aliases():
     names = {"HELEXA_NUM_PARALLEL": "5", "CANDLE_NUM_PARALLEL": "6"}
     assert environment.number("HELEXA_NUM_PARALLEL", names) == 5
 
@@ -62,12 +62,12 @@ def test_our_names_come_before_their_aliases():
         (environment.flag, "CANDLE_FORCE_F32", "2"),
     ],
 )
-def test_what_makes_no_sense_is_an_error_that_names_the_variable(read, name, value):
+def test_invalid_value_names_the_variable(read, name, value):
     known = next((ours for ours, alias in environment.ALIASES.items() if alias == name), name)
     with pytest.raises(ConfigError, match=name):
         read(known, {name: value})
 
 
-def test_a_device_that_is_none_is_an_error():
+def test_unknown_device_is_a_config_error():
     with pytest.raises(ConfigError, match="device"):
         EngineSettings(device="toaster").config()

@@ -1,4 +1,4 @@
-"""Files of prompts and of results: what they say, and that nothing finished is lost or done twice."""
+"""Files of prompts and results: their format, and resumed runs that neither lose nor repeat finished prompts."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_every_form_of_a_prompt_and_what_is_said_of_its_result(scripted, prompts, results):
+def test_each_prompt_form_has_a_result_line(scripted, prompts, results):
     target, model = scripted
     path = prompts(
         '"late one"',
@@ -51,24 +51,24 @@ def test_every_form_of_a_prompt_and_what_is_said_of_its_result(scripted, prompts
         {"id": 5},
         "no json",
     )
-    told = []
-    summary = model.batch_file(path, results, seed=100, on_result=lambda index, result: told.append(index))
+    indices = []
+    summary = model.batch_file(path, results, seed=100, on_result=lambda index, result: indices.append(index))
     assert summary == helexa.FileSummary(finished=4, failed=2, kept=0)
-    found = records(results)
-    assert [record["index"] for record in found] == [0, 1, 2, 3, 4, 5]
-    assert sorted(told) == [0, 1, 2, 3, 4, 5] != told
-    assert [record.get("text") for record in found] == ["late one", "two", "three", "four", None, None]
-    assert [record.get("id") for record in found] == [None, "b", None, None, 5, None]
-    assert found[4]["error"]["type"] == "InvalidRequestError"
-    assert "line 6: an object needs a 'prompt'" in found[4]["error"]["message"]
-    assert [record.get("seed") for record in found[:4]] == [100, 101, 102, 12]
+    lines = records(results)
+    assert [record["index"] for record in lines] == [0, 1, 2, 3, 4, 5]
+    assert sorted(indices) == [0, 1, 2, 3, 4, 5] != indices
+    assert [record.get("text") for record in lines] == ["late one", "two", "three", "four", None, None]
+    assert [record.get("id") for record in lines] == [None, "b", None, None, 5, None]
+    assert lines[4]["error"]["type"] == "InvalidRequestError"
+    assert "line 6: an object needs a 'prompt'" in lines[4]["error"]["message"]
+    assert [record.get("seed") for record in lines[:4]] == [100, 101, 102, 12]
     bodies = {request.messages[-1]["content"]: request.body("m") for request in target.requests}
     assert bodies["two"]["max_tokens"] == 3
     assert "max_tokens" not in bodies["three"]
     assert bodies["four"]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
-def test_a_second_run_asks_only_what_has_no_answer(scripted, prompts, results):
+def test_second_run_sends_only_unfinished_prompts(scripted, prompts, results):
     target, model = scripted
     path = prompts('"one"', '"bad"', '"three"')
     assert model.batch_file(path, results) == helexa.FileSummary(finished=2, failed=1, kept=0)
@@ -80,60 +80,60 @@ def test_a_second_run_asks_only_what_has_no_answer(scripted, prompts, results):
     assert [record["index"] for record in records(results)] == [0, 1, 2, 3]
 
 
-def test_a_line_that_was_cut_off_is_done_again(scripted, prompts, results):
+def test_prompt_of_truncated_result_line_is_repeated(scripted, prompts, results):
     _, model = scripted
     path = prompts('"one"', '"two"', '"three"')
     model.batch_file(path, results)
-    whole = results.read_bytes()
-    results.write_bytes(whole[: whole.rindex(b'"text"')])
+    content = results.read_bytes()
+    results.write_bytes(content[: content.rindex(b'"text"')])
     assert model.batch_file(path, results) == helexa.FileSummary(finished=1, failed=0, kept=2)
     assert [record["text"] for record in records(results)] == ["one", "two", "three"]
 
 
-def test_answers_to_other_prompts_are_left_alone(scripted, prompts, results):
+def test_results_of_different_prompts_are_not_overwritten(scripted, prompts, results):
     _, model = scripted
     model.batch_file(prompts('"one"', '"two"'), results)
-    before = results.read_bytes()
+    content = results.read_bytes()
     for second, options in (('"other"', {}), ('"two"', {"temperature": 0.5})):
         with pytest.raises(helexa.InvalidRequestError, match="name another file"):
             model.batch_file(prompts('"one"', second), results, **options)
-    assert results.read_bytes() == before
+    assert results.read_bytes() == content
 
 
-def test_a_file_of_something_else_is_left_alone(scripted, prompts, results):
+def test_file_without_results_is_not_overwritten(scripted, prompts, results):
     results.write_text("my diary\n")
-    with pytest.raises(helexa.InvalidRequestError, match="something else"):
+    with pytest.raises(helexa.InvalidRequestError, match="other data than results"):
         scripted[1].batch_file(prompts('"one"'), results)
     assert results.read_text() == "my diary\n"
 
 
-def test_two_runs_do_not_write_to_one_file(scripted, prompts, results):
+def test_second_run_on_locked_results_fails(scripted, prompts, results):
     with ResultFile(results), pytest.raises(helexa.InvalidRequestError, match="another process"):
         scripted[1].batch_file(prompts('"one"'), results)
 
 
-def test_prompts_that_are_not_there(scripted, results):
+def test_missing_prompts_file_creates_no_results(scripted, results):
     with pytest.raises(FileNotFoundError):
         scripted[1].batch_file("nowhere.jsonl", results)
     assert not results.exists()
 
 
-def test_prompts_are_read_as_they_are_drawn(scripted, prompts, results):
-    """Not all of them are held at once: what stands further down may still be changed."""
+def test_prompts_are_read_lazily(scripted, prompts, results):
+    """A run reads at most 50 of 200 prompts before the first result."""
     target, model = scripted
     path = prompts(*(json.dumps(f"p{number}") for number in range(200)))
-    drawn = []
-    target.before = drawn.append
+    read = []
+    target.on_request = read.append
 
     def on_result(index, result):
         if index == 0:
-            assert len(drawn) < 50
+            assert len(read) < 50
 
     assert model.batch_file(path, results, on_result=on_result).finished == 200
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_what_was_finished_outlives_the_process_and_the_next_one_goes_on(gateway, prompts, results, number):
+def test_next_run_resumes_after_killed_process(gateway, prompts, results, number):
     path = prompts(*(json.dumps(f"prompt {index}") for index in range(6)))
     gateway.patience = 2
     command = [sys.executable, "-c", RUN, str(path), str(results), gateway.url]
@@ -147,9 +147,9 @@ def test_what_was_finished_outlives_the_process_and_the_next_one_goes_on(gateway
         process.communicate()
     assert {record["index"] for record in records(results)} == finished
     gateway.patience = None
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "FileSummary(finished=4, failed=0, kept=2)"
+    second_run = subprocess.run(command, capture_output=True, text=True, env=environ, check=True, timeout=60)
+    assert second_run.stdout.splitlines()[-1] == "FileSummary(finished=4, failed=0, kept=2)"
     assert [record["index"] for record in records(results)] == list(range(6))
-    asked = [request["messages"][0]["content"] for request in gateway.requests]
-    assert all(asked.count(f"prompt {index}") == 1 for index in finished)
+    sent = [request["messages"][0]["content"] for request in gateway.requests]
+    assert all(sent.count(f"prompt {index}") == 1 for index in finished)
     assert not [entry for entry in Path(results.parent).iterdir() if entry.name.startswith(".")]

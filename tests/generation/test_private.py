@@ -1,4 +1,4 @@
-"""Private engines where memory is short."""
+"""Private engines: unloading models when memory is short, and the choice of a device."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,8 @@ from helexa.neuron.engine_client.warm_standby import WarmStandby
 from helexa.neuron.hardware.device_choice import DeviceChoice
 
 
-class Crowded:
-    """A registry with room for one model."""
+class OneModelRegistry:
+    """A registry with memory for one model."""
 
     def __init__(self):
         self.loaded = {}
@@ -41,7 +41,7 @@ class Crowded:
 
 @pytest.fixture
 def registry():
-    return Crowded()
+    return OneModelRegistry()
 
 
 @pytest.fixture
@@ -51,25 +51,25 @@ def engines(registry):
     return engines
 
 
-async def test_a_model_that_nobody_needs_makes_room(engines, registry):
+async def test_idle_model_is_unloaded_for_another(engines, registry):
     await engines.target("org/a").open()
     await engines.target("org/b").open()
     assert (registry.unloaded, list(registry.loaded)) == (["org/a"], ["org/b"])
 
 
-async def test_a_model_that_is_held_stays(engines, registry):
+async def test_held_model_is_not_unloaded(engines, registry):
     holder = object()
-    held = engines.target("org/a")
-    await held.open(holder=holder)
+    target = engines.target("org/a")
+    await target.open(holder=holder)
     with pytest.raises(DoesNotFitError):
         await engines.target("org/b").open()
     assert list(registry.loaded) == ["org/a"]
-    await held.close(holder)
+    await target.close(holder)
     await engines.target("org/b").open()
     assert list(registry.loaded) == ["org/b"]
 
 
-async def test_a_model_that_answers_stays(engines, registry):
+async def test_busy_model_is_not_unloaded(engines, registry):
     await engines.target("org/a").open()
     registry.loaded["org/a"].engine.open_streams = 1
     with pytest.raises(DoesNotFitError):
@@ -77,17 +77,17 @@ async def test_a_model_that_answers_stays(engines, registry):
 
 
 @pytest.mark.parametrize(("quant", "model_bytes"), [(None, 1600), ("bf16", 1600), ("Q4_K_M", 450), ("auto", 450)])
-async def test_a_device_is_chosen_for_what_the_weights_become(engines, tmp_path, monkeypatch, quant, model_bytes):
-    """A model that is quantised while it loads fits where its files would not."""
+async def test_device_choice_uses_size_after_quantization(engines, tmp_path, monkeypatch, quant, model_bytes):
+    """A model that is quantized during loading needs fewer bytes than its files have."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(bytes(1600))
-    asked = []
+    sizes = []
 
     def device_for(size):
-        asked.append(size)
+        sizes.append(size)
         return DeviceChoice("cpu", "the processor")
 
     monkeypatch.setattr("helexa.generation.private.device_for", device_for)
     engines._config.harness.torch.device = "auto"
     await engines.registry_for(ModelSource("file", str(tmp_path)), quant, lambda *_: None)
-    assert asked == [model_bytes]
+    assert sizes == [model_bytes]

@@ -1,4 +1,4 @@
-"""Servers: a real node's routes, and servers that refuse, break off or make no sense."""
+"""Servers as targets: the routes of a real node, error responses, broken connections and invalid responses."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from neuron.scripted_engine import MODEL, answer, endless, failing
 from neuron.scripted_node import serve
 
 
-async def test_a_node_answers_with_the_same_types_as_a_private_engine():
+async def test_node_completion_has_all_fields():
     async with serve(answer("Good day.", cached=3)) as node:
         result = await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=0.5, seed=11, max_tokens=40)
         assert isinstance(result, helexa.Completion)
@@ -20,17 +20,17 @@ async def test_a_node_answers_with_the_same_types_as_a_private_engine():
         assert (sampling.temperature, sampling.seed, node.engine.requests[-1].max_tokens) == (0.5, 11, 40)
 
 
-async def test_pieces_and_callbacks_come_from_a_server_as_well():
+async def test_server_supports_callbacks_and_batches():
     async with serve(answer("Good day.")) as node:
-        heard = []
-        await helexa.agenerate("hi", target=f"{node.url}/v1/", model=MODEL, on_token=heard.append)
-        assert "".join(heard) == "Good day."
+        pieces = []
+        await helexa.agenerate("hi", target=f"{node.url}/v1/", model=MODEL, on_token=pieces.append)
+        assert "".join(pieces) == "Good day."
         results = await helexa.abatch(["a", "b", "c"], target=node.url, model=MODEL)
         assert [result.text for result in results] == ["Good day."] * 3
 
 
-async def test_nothing_is_on_that_was_not_asked_for():
-    """No penalty, no bias and no truncation; temperature and length as the node has them for everybody."""
+async def test_default_sampling_adds_no_penalties():
+    """Without options there are no penalties and no truncation; temperature and length are the node's defaults."""
     async with serve(answer("ok")) as node:
         await helexa.agenerate("hi", target=node.url, model=MODEL)
         plain = node.engine.requests[-1]
@@ -45,7 +45,7 @@ async def test_nothing_is_on_that_was_not_asked_for():
         assert node.engine.requests[-1].max_tokens == plain.max_tokens
 
 
-async def test_leaving_a_stream_ends_the_answer_on_the_server():
+async def test_leaving_a_stream_cancels_the_server_request():
     async with serve(endless("Well")) as node:
         async with helexa.astream("hi", target=node.url, model=MODEL) as stream:
             async for _ in stream:
@@ -53,13 +53,13 @@ async def test_leaving_a_stream_ends_the_answer_on_the_server():
         await node.engine.cancelled.wait()
 
 
-async def test_a_server_s_failure_in_the_midst_of_an_answer_is_an_error():
+async def test_server_failure_during_answer_is_an_engine_error():
     async with serve(failing("Well", "it broke")) as node:
         with pytest.raises(helexa.EngineError, match="it broke"):
             await helexa.agenerate("hi", target=node.url, model=MODEL)
 
 
-async def test_refusals_have_their_types():
+async def test_error_responses_map_to_error_classes():
     async with serve(answer("ok")) as node:
         with pytest.raises(helexa.ModelNotFoundError, match="other"):
             await helexa.agenerate("hi", target=node.url, model="other")
@@ -69,13 +69,13 @@ async def test_refusals_have_their_types():
             await helexa.agenerate("hi", target=node.url, model=MODEL, temperature=7)
 
 
-def test_without_a_model_the_first_that_is_loaded_answers(gateway):
+def test_default_model_is_the_first_loaded_model(gateway):
     result = helexa.generate("hi", target=gateway.url)
     assert (result.model, result.text) == ("warm/model", "Hello there!")
     assert gateway.requests[0]["model"] == "warm/model"
 
 
-def test_the_environment_names_server_key_and_model(gateway, monkeypatch):
+def test_environment_selects_server_key_and_model(gateway, monkeypatch):
     monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
     monkeypatch.setenv("HELEXA_API_KEY", "sk-1")
     monkeypatch.setenv("HELEXA_MODEL", "cold/model")
@@ -83,7 +83,7 @@ def test_the_environment_names_server_key_and_model(gateway, monkeypatch):
     assert gateway.authorization == "Bearer sk-1"
 
 
-def test_a_busy_server_is_asked_again_when_it_says(gateway, monkeypatch):
+def test_busy_server_is_retried_after_its_delay(gateway, monkeypatch):
     busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
     gateway.refusal = (429, {"Retry-After": "0"}, busy)
     with pytest.raises(helexa.EngineError, match="busy") as raised:
@@ -100,7 +100,7 @@ def test_a_busy_server_is_asked_again_when_it_says(gateway, monkeypatch):
         ([{"choices": "none"}, {"usage": []}, {"choices": [7]}, "fine"], None, "fine"),
     ],
 )
-def test_what_breaks_off_is_no_answer_and_what_makes_no_sense_is_passed_over(gateway, pieces, kind, message):
+def test_broken_streams_fail_and_invalid_chunks_are_skipped(gateway, pieces, kind, message):
     gateway.pieces = pieces
     if kind is None:
         assert helexa.generate("hi", target=gateway.url, model="m").text == message
@@ -109,24 +109,24 @@ def test_what_breaks_off_is_no_answer_and_what_makes_no_sense_is_passed_over(gat
             helexa.generate("hi", target=gateway.url, model="m")
 
 
-def test_an_interrupted_thread_lets_the_server_know(gateway):
+def test_leaving_a_plain_stream_closes_the_connection(gateway):
     gateway.pieces = ["one", "WAIT"]
     with helexa.stream("hi", target=gateway.url, model="m") as stream:
         assert next(iter(stream)).text == "one"
     assert gateway.gone.wait(20)
 
 
-def test_where_nobody_listens(unused_tcp_port):
+def test_refused_connection_is_an_unreachable_error(unused_tcp_port):
     with pytest.raises(helexa.UnreachableError, match="helexa up"):
         helexa.generate("hi", target=f"http://127.0.0.1:{unused_tcp_port}", model="m")
 
 
-def test_a_batch_for_nobody_fails_at_once_and_not_once_for_each_prompt(unused_tcp_port):
+def test_batch_fails_at_once_if_server_is_unreachable(unused_tcp_port):
     with pytest.raises(helexa.UnreachableError, match="no server"):
         helexa.batch(["a", "b"], target=f"http://127.0.0.1:{unused_tcp_port}", model="m", on_error="return")
 
 
-def test_a_server_that_goes_away_takes_with_it_only_what_is_not_answered(gateway):
+def test_lost_server_fails_each_prompt_with_retryable_error(gateway):
     model = helexa.load("m", target=gateway.url)
     gateway.pieces = ["DROP"]
     with pytest.raises(helexa.UnreachableError, match="broke"):
@@ -138,17 +138,17 @@ def test_a_server_that_goes_away_takes_with_it_only_what_is_not_answered(gateway
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:31313", "ftp://host", "http://", "http://host:port", "http://a b"])
-def test_what_is_no_url(url):
+def test_invalid_url_is_rejected(url):
     with pytest.raises(helexa.InvalidRequestError, match="not a URL"):
         helexa.generate("hi", target=url)
 
 
-def test_how_an_engine_runs_is_no_matter_of_a_server(gateway):
-    with pytest.raises(helexa.InvalidRequestError, match="up to the server"):
+def test_dtype_for_a_server_is_rejected(gateway):
+    with pytest.raises(helexa.InvalidRequestError, match="cannot be set for the server"):
         helexa.generate("hi", target=gateway.url, model="m", dtype="float32")
 
 
-async def test_a_server_of_this_machine_that_has_the_model_is_asked_first(monkeypatch):
+async def test_local_server_with_the_model_is_preferred(monkeypatch):
     async with serve(answer("from the node")) as node:
         monkeypatch.setattr("helexa.generation.targets._LOCAL_URLS", (node.url,))
         assert ModelLocation(model=MODEL).url is None
@@ -156,7 +156,7 @@ async def test_a_server_of_this_machine_that_has_the_model_is_asked_first(monkey
         assert result.text == "from the node"
 
 
-async def test_errors_of_many_requests_at_once_are_their_own():
+async def test_concurrent_requests_keep_their_own_errors():
     async with serve(answer("ok")) as node:
         results = await helexa.abatch(
             ["hi", "word " * 3000, "ho"], target=node.url, model=MODEL, on_error="return", max_parallel=3

@@ -18,8 +18,8 @@ def main() -> NoReturn:
     """Run the command line. Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="helexa-acp",
-        description="A coding agent for editors that speak the Agent Client Protocol, on stdin and stdout. "
-        "Editors start it; its configuration is HELEXA_ACP_CONFIG_PATH or ~/.config/helexa-acp/config.toml.",
+        description="A coding agent for editors that use the Agent Client Protocol over stdin and stdout. Editors "
+        "start the agent. Its configuration file is HELEXA_ACP_CONFIG_PATH or ~/.config/helexa-acp/config.toml.",
     )
     parser.add_argument("--version", action="version", version=f"helexa-acp {agent_version()}")
     parser.parse_args()
@@ -37,7 +37,7 @@ def serve() -> int:
         print("helexa-acp: acp is not installed; install it with: pip install 'helexa[acp]'", file=sys.stderr)
         return 1
     if sys.stdin.isatty():
-        print("helexa-acp: an editor starts this and speaks JSON-RPC to it; see docs/acp.md.", file=sys.stderr)
+        print("helexa-acp: waiting for JSON-RPC from an editor on stdin; see docs/acp.md.", file=sys.stderr)
     try:
         asyncio.run(_serve())
     except KeyboardInterrupt:

@@ -17,11 +17,11 @@ Mode = Literal["default", "acceptEdits", "plan", "bypassPermissions"]
 
 DEFAULT_BASE_URL = "http://localhost:31313/v1"
 DEFAULT_MODEL = "helexa/large"
-_MOST_NAMES = 20
+_MAX_LISTED_NAMES = 20
 
 
 class ConfigError(Exception):
-    """One line that names the file or variable, the key, and the remedy."""
+    """The configuration is invalid. The message names the file or variable, the key, and the remedy in one line."""
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
         name: name in `endpoint:model`; not empty, without colon.
         base_url: URL including `/v1`, without trailing slash.
         wire_api: wire API of the endpoint; `auto` probes the endpoint.
-        default_model: model of new sessions.
+        default_model: model of new sessions, or None for the endpoint's first listed model.
         api_key: API key; never shown, logged or saved.
         max_tokens: maximum tokens of one answer, or None for a default.
         context_window: context size in tokens that overrides the endpoint's value, or None.
@@ -59,7 +59,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     Attributes:
         endpoints: at least one endpoint; names are unique.
         default_endpoint: name of one of the endpoints.
-        system_prompt_path: file that replaces the built-in system prompt; `{cwd}` in it is replaced by the folder.
+        system_prompt_path: file that replaces the built-in system prompt; `{cwd}` in the file stands for the session's
+            folder.
         default_mode: mode of sessions in projects without a saved mode.
         allow_fetch: whether the model may fetch web pages.
         data_dir: folder of sessions, preferences and plans.
@@ -98,8 +99,8 @@ class _File(Struct, kw_only=True):
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the path of the configuration file, whether or not the file exists."""
-    if told := environ.get("HELEXA_ACP_CONFIG_PATH"):
-        return Path(told).expanduser()
+    if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
+        return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
     return Path(home) / "helexa-acp" / "config.toml"
 
@@ -148,7 +149,7 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {str(error).replace('$.', '')}") from None
     if not file.endpoints:
-        raise ConfigError(f"{origin}: no [[endpoints]]; write one with a name and a base_url")
+        raise ConfigError(f"{origin}: no [[endpoints]]; add one with a name and a base_url")
     endpoints: dict[str, Endpoint] = {}
     skipped: dict[str, str] = {}
     for table in file.endpoints:
@@ -173,7 +174,7 @@ def parse(text: str, origin: str, environ: Mapping[str, str]) -> Settings:
         default_mode=_choice(file.default_mode, Mode, f"{origin}: default_mode"),
         allow_fetch=file.allow_fetch,
         data_dir=_data_dir(environ),
-        warnings=tuple(f"endpoint {reason}; it is left out" for reason in skipped.values()),
+        warnings=tuple(f"endpoint {reason}; the endpoint is skipped" for reason in skipped.values()),
     )
 
 
@@ -183,7 +184,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
         if not text:
             return None
         if not text.isascii() or not text.isdigit() or int(text) == 0:
-            raise ConfigError(f"{name}: not a positive whole number: '{text}'")
+            raise ConfigError(f"{name}: not a positive integer: '{text}'")
         return int(text)
 
     prompt = environ.get("HELEXA_ACP_SYSTEM_PROMPT_PATH")
@@ -212,7 +213,7 @@ def _endpoint(table: _EndpointTable, origin: str, environ: Mapping[str, str]) ->
     """Return the endpoint, or the reason why it cannot be used."""
     where = f"{origin}: endpoint '{table.name}'"
     if not table.name.strip() or ":" in table.name:
-        raise ConfigError(f"{where}: a name is not empty and has no ':'")
+        raise ConfigError(f"{where}: a name must not be empty and must not contain ':'")
     for key in ("max_tokens", "context_window"):
         value = getattr(table, key)
         if value is not None and value < 1:
@@ -244,7 +245,9 @@ def _base_url(text: str, where: str) -> str:
     except ValueError:
         valid, secret = False, None
     if secret:
-        raise ConfigError(f"{where}: a URL is shown to people; write what is before the @ as api_key or in headers")
+        raise ConfigError(
+            f"{where}: a URL must not contain credentials, as it is shown to users; use api_key or headers"
+        )
     if not valid:
         raise ConfigError(f"{where}: not an http(s) URL: '{text}'")
     bare = text.strip().rstrip("/")
@@ -254,7 +257,7 @@ def _base_url(text: str, where: str) -> str:
 def _check_headers(values: Mapping[str, str], where: str) -> None:
     for name, value in values.items():
         if not (name + value).isascii() or not (name + value).isprintable():
-            raise ConfigError(f"{where}: {name} has characters in it that no header can carry")
+            raise ConfigError(f"{where}: {name} contains characters that HTTP headers cannot contain")
 
 
 def _choice(value: str, literal: Any, where: str) -> Any:
@@ -287,9 +290,9 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 def name_hint(value: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the most similar known name, or the first known names."""
     known = list(known)
-    parts = [name for name in known if value in name.split("_")]
-    near = [*difflib.get_close_matches(value, known, n=1), *parts]
-    if near:
-        return f"did you mean '{near[0]}'?"
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return f"there are: {', '.join(known[:_MOST_NAMES])}{more}"
+    partial_matches = [name for name in known if value in name.split("_")]
+    matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]
+    if matches:
+        return f"did you mean '{matches[0]}'?"
+    omitted = f" and {len(known) - _MAX_LISTED_NAMES} more" if len(known) > _MAX_LISTED_NAMES else ""
+    return f"known names: {', '.join(known[:_MAX_LISTED_NAMES])}{omitted}"

@@ -29,7 +29,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call began and its name is known; `arguments` are None before parsing or if invalid."""
+    """A tool call started, and its name is known. `arguments` is None if not parsed yet or if invalid."""
 
     call_id: str
     name: str
@@ -40,7 +40,7 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """A tool call progressed or ended. Fields that are None stay unchanged; a card replaces the card before.
+    """A tool call progressed or ended. A field that is None is unchanged; `card` replaces the previous card.
 
     Attributes:
         output: result text for the model, once the call has ended.
@@ -55,7 +55,7 @@ class CallChanged:
 
 @dataclass(frozen=True, slots=True)
 class PlanChanged:
-    """The whole present plan."""
+    """The plan changed. `entries` is the complete new plan."""
 
     entries: tuple[PlanEntry, ...]
 
@@ -92,7 +92,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """State of a compaction; `summary` is present for `completed`, `error` for `failed`."""
+    """A compaction changed its status. `summary` is set for `completed`, `error` for `failed`."""
 
     compaction_id: str
     status: CompactionStatus
@@ -122,4 +122,4 @@ Event = (
 )
 
 Emit = Callable[[Event], Awaitable[None]]
-"""Callback that receives events in order; it blocks while the client does not read."""
+"""Callback that receives events in order; awaiting it waits until the client has read earlier messages."""

@@ -12,25 +12,25 @@ def encode(value: Any) -> bytes:
     try:
         return _encoder.encode(value) + b"\n"
     except UnicodeEncodeError:
-        return _encoder.encode(_whole(msgspec.to_builtins(value))) + b"\n"
+        return _encoder.encode(_without_lone_surrogates(msgspec.to_builtins(value))) + b"\n"
 
 
 def sendable(value: Any) -> Any:
-    """Return the value with lone surrogates replaced by U+FFFD."""
+    """Return the value with lone surrogates in strings replaced by U+FFFD, so that it can be encoded as UTF-8."""
     try:
         _encoder.encode(value)
     except UnicodeEncodeError:
-        return _whole(msgspec.to_builtins(value))
+        return _without_lone_surrogates(msgspec.to_builtins(value))
     return value
 
 
-def _whole(value: Any) -> Any:
+def _without_lone_surrogates(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case dict():
-            return {_whole(key): _whole(member) for key, member in value.items()}
+            return {_without_lone_surrogates(key): _without_lone_surrogates(member) for key, member in value.items()}
         case list() | tuple():
-            return [_whole(member) for member in value]
+            return [_without_lone_surrogates(member) for member in value]
         case _:
             return value

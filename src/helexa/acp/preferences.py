@@ -13,11 +13,14 @@ import msgspec
 from msgspec import Struct
 
 logger = logging.getLogger(__name__)
-MOST_GRANTS = 500
+MAX_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
-    """A scope that is permanently allowed or rejected; see `helexa.acp.tools.tool.Scope`."""
+    """A saved "always" answer: a scope that is permanently allowed or rejected.
+
+    `tool` and `subject` are the fields of `helexa.acp.tools.tool.Scope`.
+    """
 
     tool: str
     subject: str
@@ -25,7 +28,7 @@ class Grant(Struct, frozen=True):
 
 
 class Project(Struct, frozen=True):
-    """Preferences of a folder. Fields that the user has not chosen yet are None."""
+    """The preferences of a folder. A field is None until the user chooses a value."""
 
     cwd: str
     model: str | None = None
@@ -36,7 +39,7 @@ class Project(Struct, frozen=True):
 
 
 class Preferences:
-    """The preferences of all projects. Errors of reading and writing are logged, and defaults are used."""
+    """The preferences of all projects, one file per project. Read and write errors are logged, not raised."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "projects"
@@ -53,7 +56,7 @@ class Preferences:
         except FileNotFoundError:
             return Project(cwd)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            logger.warning("%s cannot be read, nothing is remembered: %s", path, error)
+            logger.warning("preferences cannot be read, using defaults: path=%s error=%s", path, error)
             return Project(cwd)
         return project if project.cwd == cwd else Project(cwd)
 
@@ -66,16 +69,16 @@ class Preferences:
                 _replace(self.path(cwd), msgspec.json.format(msgspec.json.encode(project)))
                 return project
         except OSError as error:
-            logger.warning("what was chosen cannot be remembered: %s", error)
+            logger.warning("preferences cannot be saved: error=%s", error)
             return change(self.read(cwd))
 
     def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Save an "always" answer; the oldest answers beyond the limit are removed."""
+        """Save a permanent permission or rejection; remove the oldest ones beyond `MAX_GRANTS`."""
 
         def added(project: Project) -> Project:
-            others = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))
-            kept = (*others, Grant(tool, subject, allowed))[-MOST_GRANTS:]
-            return msgspec.structs.replace(project, grants=kept)
+            other_grants = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))
+            grants = (*other_grants, Grant(tool, subject, allowed))[-MAX_GRANTS:]
+            return msgspec.structs.replace(project, grants=grants)
 
         return self.change(cwd, added)
 

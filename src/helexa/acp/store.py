@@ -19,8 +19,8 @@ from helexa.acp.history import Message
 from helexa.acp.json_line import encode
 
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-PAGE = 50
-_MOST_HEAD = 64 << 10
+PAGE_SIZE = 50
+_MAX_HEAD_BYTES = 64 << 10
 _TITLE_MARK = b'\n{"type":"title"'
 
 
@@ -50,8 +50,8 @@ class Title(Struct, frozen=True, tag="title"):
     title: str
 
 
-class Chosen(Struct, frozen=True, tag="chosen"):
-    """New choices of the user."""
+class SavedChoices(Struct, frozen=True, tag="chosen"):
+    """The user's current model, mode, thought level and temperature, saved after each change."""
 
     model: str
     mode: str
@@ -59,15 +59,15 @@ class Chosen(Struct, frozen=True, tag="chosen"):
     temperature: float | None = None
 
 
-class Spent(Struct, frozen=True, tag="spent"):
-    """Present context usage in tokens, and total cost of the session in US dollars."""
+class SavedUsage(Struct, frozen=True, tag="spent"):
+    """Context usage in tokens after a round, and the session's total cost in US dollars."""
 
     used: int
     size: int | None = None
     cost: float | None = None
 
 
-Entry = Head | Round | Title | Chosen | Spent
+Entry = Head | Round | Title | SavedChoices | SavedUsage
 _decode = msgspec.json.Decoder(Entry).decode
 
 
@@ -79,41 +79,41 @@ class SavedSession:
         head: the first line.
         messages: the history, oldest first.
         title: last title, or None.
-        chosen: last choices of the user, or None.
-        spent: last usage, or None.
-        damaged: number of unreadable lines, including an incomplete last line after a crash.
+        choices: last choices of the user, or None.
+        usage: last usage, or None.
+        unreadable_lines: number of unreadable lines, including an incomplete last line after a crash.
     """
 
     head: Head
     messages: list[Message] = field(default_factory=list)
     title: str | None = None
-    chosen: Chosen | None = None
-    spent: Spent | None = None
-    damaged: int = 0
+    choices: SavedChoices | None = None
+    usage: SavedUsage | None = None
+    unreadable_lines: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLine:
-    """A session in a list; `updated` is in seconds since 1970."""
+class SessionEntry:
+    """A session in a list of sessions. `updated_s` is the time of the last change, in seconds since 1970."""
 
     head: Head
     title: str | None
-    updated: float
+    updated_s: float
 
     @property
     def updated_at(self) -> str:
-        """Time of the last change, ISO 8601 in UTC."""
-        return datetime.fromtimestamp(self.updated, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        """The time of the last change as ISO 8601 text in UTC."""
+        return datetime.fromtimestamp(self.updated_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Journal:
+class SessionLog:
     """The log of one session. Appended entries are on disk when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def exists(self) -> bool:
-        """Return whether the file exists."""
+        """Return whether the log file exists."""
         return self._path.exists()
 
     def append(self, entries: Sequence[Entry]) -> None:
@@ -125,7 +125,7 @@ class Journal:
         self._write(entries, os.O_RDWR | os.O_APPEND)
 
     def create(self, head: Head) -> None:
-        """Create the file.
+        """Create the log file with `head` as its first line.
 
         Raises:
             StoreError: the file cannot be created.
@@ -133,7 +133,7 @@ class Journal:
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise StoreError(f"sessions cannot be kept in {self._path.parent}: {error.strerror}") from None
+            raise StoreError(f"sessions cannot be saved in {self._path.parent}: {error.strerror}") from None
         self._write((head,), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL)
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
@@ -149,42 +149,42 @@ class Journal:
             StoreError: the file is not a session log.
         """
         saved: SavedSession | None = None
-        damaged = 0
+        unreadable_lines = 0
         for line in self._lines():
             try:
                 entry = _decode(line)
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                damaged += 1
+                unreadable_lines += 1
                 continue
             match entry:
                 case Head():
                     saved = saved or SavedSession(entry)
                 case _ if saved is None:
-                    damaged += 1
+                    unreadable_lines += 1
                 case Round(messages):
                     saved.messages.extend(messages)
                 case Title(title):
                     saved.title = title
-                case Chosen():
-                    saved.chosen = entry
-                case Spent():
-                    saved.spent = entry
+                case SavedChoices():
+                    saved.choices = entry
+                case SavedUsage():
+                    saved.usage = entry
         if saved is None:
-            raise StoreError(f"{self._path.name} is no session that this version can read")
-        saved.damaged = damaged
+            raise StoreError(f"{self._path.name} is not a session log that this version can read")
+        saved.unreadable_lines = unreadable_lines
         return saved
 
-    def line(self) -> SessionLine | None:
+    def list_entry(self) -> SessionEntry | None:
         """Return the list entry of the session from its first line and last title, or None if the log is invalid."""
         try:
             with self._path.open("rb") as file:
-                head = _decode(file.readline(_MOST_HEAD))
-                updated = os.fstat(file.fileno()).st_mtime
+                head = _decode(file.readline(_MAX_HEAD_BYTES))
+                updated_s = os.fstat(file.fileno()).st_mtime
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                     title = _last_title(content)
         except (OSError, ValueError):  # msgspec errors are ValueErrors
             return None
-        return SessionLine(head, title, updated) if isinstance(head, Head) else None
+        return SessionEntry(head, title, updated_s) if isinstance(head, Head) else None
 
     def _lines(self) -> Iterator[bytes]:
         with self._path.open("rb") as file:
@@ -198,7 +198,7 @@ class Journal:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 size = os.lseek(file, 0, os.SEEK_END)
                 if size and os.pread(file, 1, size - 1) != b"\n":
-                    data = b"\n" + data  # terminate the incomplete line of a crashed process
+                    data = b"\n" + data  # end the incomplete line that a crashed process left
                 view = memoryview(data)
                 while view:
                     view = view[os.write(file, view) :]
@@ -215,19 +215,19 @@ class Store:
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "sessions"
 
-    def create(self, id: str, cwd: str, directories: Sequence[str]) -> Journal:
+    def create(self, id: str, cwd: str, directories: Sequence[str]) -> SessionLog:
         """Create a session.
 
         Raises:
             StoreError: the session cannot be written.
         """
-        journal = Journal(self._path(id))
-        journal.create(Head(id, cwd, time.time(), tuple(directories)))
-        return journal
+        session_log = SessionLog(self._path(id))
+        session_log.create(Head(id, cwd, time.time(), tuple(directories)))
+        return session_log
 
-    def open(self, id: str) -> Journal:
+    def open(self, id: str) -> SessionLog:
         """Return the log of a session, whether or not the session exists."""
-        return Journal(self._path(id))
+        return SessionLog(self._path(id))
 
     def delete(self, id: str) -> None:
         """Delete a session permanently. Missing sessions are ignored.
@@ -240,31 +240,31 @@ class Store:
         except OSError as error:
             raise StoreError(f"the session cannot be deleted: {error.strerror}") from None
 
-    def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionLine], str | None]:
+    def page(self, cwd: str | None, cursor: str | None) -> tuple[list[SessionEntry], str | None]:
         """Return a page of sessions, the newest first, and the cursor of the next page or None.
 
         Raises:
             ValueError: the cursor is invalid.
         """
-        after = _read_cursor(cursor) if cursor else None
-        lines: list[SessionLine] = []
+        page_start = _read_cursor(cursor) if cursor else None
+        page: list[SessionEntry] = []
         last = (0, "")
-        for place in sorted(self._places(), reverse=True):
-            if after is not None and place >= after:
+        for key in sorted(self._session_keys(), reverse=True):
+            if page_start is not None and key >= page_start:
                 continue
-            line = Journal(self._path(place[1])).line()
-            if line is None or (cwd is not None and line.head.cwd != cwd):
+            entry = SessionLog(self._path(key[1])).list_entry()
+            if entry is None or (cwd is not None and entry.head.cwd != cwd):
                 continue
-            if len(lines) == PAGE:
-                return lines, _cursor(last)
-            lines.append(line)
-            last = place
-        return lines, None
+            if len(page) == PAGE_SIZE:
+                return page, _cursor(last)
+            page.append(entry)
+            last = key
+        return page, None
 
-    def _places(self) -> Iterator[tuple[int, str]]:
+    def _session_keys(self) -> Iterator[tuple[int, str]]:
         try:
-            with os.scandir(self._folder) as found:
-                for entry in found:
+            with os.scandir(self._folder) as entries:
+                for entry in entries:
                     id, _, kind = entry.name.rpartition(".")
                     if kind == "jsonl" and SESSION_ID.fullmatch(id):
                         yield entry.stat().st_mtime_ns, id
@@ -273,7 +273,7 @@ class Store:
 
     def _path(self, id: str) -> Path:
         if not SESSION_ID.fullmatch(id):
-            raise StoreError("that is no id of a session")
+            raise StoreError(f"{id[:100]!r} is not a session id")
         return self._folder / f"{id}.jsonl"
 
 
@@ -291,8 +291,8 @@ def _last_title(content: mmap.mmap) -> str | None:
     return None
 
 
-def _cursor(place: tuple[int, str]) -> str:
-    return base64.urlsafe_b64encode(f"{place[0]}:{place[1]}".encode()).decode()
+def _cursor(key: tuple[int, str]) -> str:
+    return base64.urlsafe_b64encode(f"{key[0]}:{key[1]}".encode()).decode()
 
 
 def _read_cursor(cursor: str) -> tuple[int, str]:
@@ -300,4 +300,4 @@ def _read_cursor(cursor: str) -> tuple[int, str]:
         mtime, _, id = base64.urlsafe_b64decode(cursor.encode()).decode().partition(":")
         return int(mtime), id
     except (binascii.Error, UnicodeError, ValueError):
-        raise ValueError("that is no cursor of a session list") from None
+        raise ValueError(f"{cursor[:100]!r} is not a cursor of a session list") from None

@@ -13,7 +13,7 @@ from helexa.generation.target import End, Target, WasThought
 
 Result = Completion | GenerationError
 
-_MOST_SUSPECTS = 256  # limit of requests to repeat after retryable errors
+_MAX_SUSPECTS = 256  # at most this many requests are repeated after retryable errors
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
@@ -29,7 +29,7 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
     first_at = last_at = 0.0
     text: list[str] = []
     reasoning: list[str] = []
-    async with aclosing(target.answer(request)) as events:
+    async with aclosing(target.run(request)) as events:
         async for event in events:
             match event:
                 case Delta():
@@ -54,24 +54,24 @@ async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Com
 
 async def complete(target: Target, request: Request) -> Completion:
     """Return the completion of a request; raises the errors of `pieces`."""
-    return await _leading(target, request, asyncio.Event())
+    return await _complete_and_signal(target, request, asyncio.Event())
 
 
-async def several(target: Target, requests: Sequence[Request]) -> Completion:
-    """Run several requests with one prompt; return the first completion, with the others in `others`.
+async def complete_choices(target: Target, requests: Sequence[Request]) -> Completion:
+    """Run requests that share one prompt; return the first request's completion, with the further ones in `others`.
 
-    The other requests begin after the prefill of the first request and reuse its KV cache.
+    The further requests start after the prefill of the first request and reuse its KV pages.
 
     Raises:
         GenerationError: one of the requests failed; the others are canceled.
     """
-    prompt_read = asyncio.Event()
-    first_task = asyncio.create_task(_leading(target, requests[0], prompt_read))
+    prefilled = asyncio.Event()
+    first_task = asyncio.create_task(_complete_and_signal(target, requests[0], prefilled))
     completions: dict[int, Completion] = {}
     try:
-        await prompt_read.wait()
-        async with aclosing(results(target, requests[1:], target.width)) as answers:
-            async for index, result in answers:
+        await prefilled.wait()
+        async with aclosing(results(target, requests[1:], target.width)) as further_results:
+            async for index, result in further_results:
                 if isinstance(result, GenerationError):
                     raise result
                 completions[index] = result
@@ -84,10 +84,10 @@ async def several(target: Target, requests: Sequence[Request]) -> Completion:
 async def results(
     target: Target, requests: Iterable[Request | GenerationError], width: int
 ) -> AsyncGenerator[tuple[int, Result], None]:
-    """Yield (index, result) for each request in the order of completion, taking requests from the iterable as needed.
+    """Yield (index, result) for each request in the order of completion, reading `requests` lazily.
 
-    A failing engine fails all its running requests. These requests are repeated one at a time at the end, so that a
-    request that crashes engines fails alone.
+    A failing engine fails all its running requests. After the last request, the failed requests are repeated one at a
+    time. So only a request that crashes the engine fails.
 
     Args:
         target: the model.
@@ -107,7 +107,7 @@ async def results(
         for index, request in pending:
             result = request if isinstance(request, GenerationError) else await _result(target, request)
             engine_failed = result is not request and isinstance(result, GenerationError) and result.retryable
-            if engine_failed and len(suspects) < _MOST_SUSPECTS and isinstance(request, Request):
+            if engine_failed and len(suspects) < _MAX_SUSPECTS and isinstance(request, Request):
                 suspects.append((index, request))
             else:
                 await outcomes.put((index, result))
@@ -137,15 +137,15 @@ async def results(
         await asyncio.wait([worker_task])
 
 
-async def _leading(target: Target, request: Request, read: asyncio.Event) -> Completion:
+async def _complete_and_signal(target: Target, request: Request, prefilled: asyncio.Event) -> Completion:
     try:
         async with aclosing(pieces(target, request)) as events:
             async for event in events:
-                read.set()
+                prefilled.set()
                 if isinstance(event, Completion):
                     return event
     finally:
-        read.set()
+        prefilled.set()
     raise AssertionError("unreachable: `pieces` ends with a completion or raises")
 
 
@@ -154,7 +154,7 @@ async def _result(target: Target, request: Request) -> Result:
         return await complete(target, request)
     except UnreachableError as error:
         if not error.retryable:
-            raise  # all requests would fail alike
+            raise  # all other requests would fail in the same way
         return error
     except GenerationError as error:
         return error

@@ -1,7 +1,8 @@
-"""The library's event loop in its own thread, and two kinds of callers that wait for its results.
+"""The library's event loop, which runs in its own thread, and the two kinds of callers that wait for its results.
 
-Engines, connections and requests live in this event loop. Plain functions block their thread, coroutines wait in their
-own event loop. So event loops do not nest, and both kinds of callers share the same engines.
+Engines, connections and requests live in the background event loop. A plain function blocks its thread until the result
+is ready. A coroutine awaits the result in its own event loop. So event loops never nest, and both kinds of callers
+share the same engines.
 """
 
 import asyncio
@@ -38,11 +39,11 @@ class Background:
         """Schedule `work` in the event loop and return its future.
 
         Raises:
-            RuntimeError: the caller is the thread of the event loop, which would wait for itself.
+            RuntimeError: the caller runs in the thread of the event loop, which would then wait for itself.
         """
         if threading.current_thread() is self._thread:
             work.close()
-            raise RuntimeError("a callback that runs in helexa's own loop may not call back into helexa")
+            raise RuntimeError("a callback in helexa's event loop must not call helexa; call it in another thread")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def end(self) -> None:
@@ -67,7 +68,7 @@ _lock = threading.Lock()
 
 
 def background() -> Background:
-    """Return the background of this process, started at the first call."""
+    """Return the background event loop of this process; the first call starts it."""
     global _running  # noqa: PLW0603
     with _lock:
         if _running is None:
@@ -76,7 +77,7 @@ def background() -> Background:
 
 
 def shut_down() -> None:
-    """Stop the background and its engines; the next request starts new ones."""
+    """Stop the background event loop and all engines; the next request starts them again."""
     global _running
     with _lock:
         loop_thread, _running = _running, None
@@ -96,19 +97,19 @@ if hasattr(os, "register_at_fork"):
 
 
 class Caller(Protocol):
-    """The waiting side: a plain function or a coroutine."""
+    """How a caller waits for the background event loop: as a plain function or as a coroutine."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which runs in the background; an interruption cancels `work`."""
         ...
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call a plain or async user callback on the caller's side."""
+        """Call a callback of the user, and await its result if the callback is async."""
         ...
 
 
 class Blocking:
-    """A plain function, which blocks its thread; its coroutines never suspend, see `blocking`."""
+    """A caller that blocks its thread. Coroutines that wait only through this class never suspend; see `blocking`."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until `work` is done; see `Caller`."""
@@ -116,17 +117,17 @@ class Blocking:
         try:
             return future.result()
         finally:
-            future.cancel()  # has an effect only after Ctrl-C
+            future.cancel()  # has an effect only if Ctrl-C interrupted the wait
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call the callback and await its result in the background; see `Caller`."""
+        """Call the callback in this thread; await its result in the background event loop. See `Caller`."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await self.wait(_awaited(result))
 
 
 class Awaiting:
-    """A coroutine in the caller's event loop."""
+    """A caller that is a coroutine in its own event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; see `Caller`."""
@@ -171,7 +172,7 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of a generator in the background one at a time, and close that generator at the end."""
+    """Yield the items of a generator that runs in the background event loop; close the generator at the end."""
     lock = asyncio.Lock()  # closing waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None
 

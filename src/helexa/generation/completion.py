@@ -63,7 +63,7 @@ class Completion:
         seed: random seed of the answer; the same seed and prompt reproduce the answer.
         device, dtype: device and data type of the computation, or None if the server does not report them.
         parsed: the parsed answer if a schema was given: an instance of the pydantic model, or plain JSON values.
-        others: the further answers if several were requested.
+        others: the second and later answers if several were requested; see `choices`.
     """
 
     text: str

@@ -38,7 +38,7 @@ def number(name: str, environ: Mapping[str, str] = os.environ) -> int | None:
     if value is None:
         return None
     if not value.isdecimal() or not 0 < int(value) < 1 << 31:
-        raise ConfigError(f"{_spelt(name, environ)}: '{value}' is not a number above 0")
+        raise ConfigError(f"{_set_name(name, environ)}: '{value}' is not a positive integer")
     return int(value)
 
 
@@ -46,13 +46,13 @@ def flag(name: str, environ: Mapping[str, str] = os.environ) -> bool:
     """Return whether the value is 1, true, yes or on.
 
     Raises:
-        ConfigError: the value is neither a true nor a false word.
+        ConfigError: the value is not a boolean.
     """
     value = (text(name, environ) or "").lower()
     if value not in _YES + _NO:
-        raise ConfigError(f"{_spelt(name, environ)}: '{value}' is neither 1 nor 0")
+        raise ConfigError(f"{_set_name(name, environ)}: '{value}' is not a boolean; set 1 or 0")
     return value in _YES
 
 
-def _spelt(name: str, environ: Mapping[str, str]) -> str:
+def _set_name(name: str, environ: Mapping[str, str]) -> str:
     return name if environ.get(name) else ALIASES.get(name, name)

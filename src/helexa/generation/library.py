@@ -14,7 +14,7 @@ from helexa.generation.request import Prompt
 from helexa.generation.target import OnProgress
 from helexa.generation.targets import ModelLocation
 
-_PLACE = ("model", "target", "device", "dtype", "quant")
+_LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
@@ -35,7 +35,7 @@ class Options(AskOptions, total=False):
     quant: str | None
 
 
-class BatchPlaceOptions(BatchOptions, Options, total=False):
+class BatchTargetOptions(BatchOptions, Options, total=False):
     """Options of a batch and of its target."""
 
 
@@ -43,7 +43,7 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
     """Answer a prompt.
 
     Args:
-        prompt: a question, or a conversation.
+        prompt: the text of a user message, or a conversation.
         n: number of answers, each with its own seed; see `Completion.choices`.
         on_token: plain or async function, called with each piece of the answer; an exception of the function cancels
             the request and is raised.
@@ -79,17 +79,17 @@ def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
 
 @overload
 def batch(
-    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchPlaceOptions]
+    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchTargetOptions]
 ) -> list[Completion]: ...
 
 
 @overload
 def batch(
-    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchPlaceOptions]
+    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchTargetOptions]
 ) -> list[Completion | GenerationError]: ...
 
 
-def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]) -> Any:
+def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]) -> Any:
     """Answer many prompts concurrently; return the results in the order of the prompts.
 
     Args:
@@ -108,25 +108,25 @@ def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: 
 
 @overload
 async def abatch(
-    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchPlaceOptions]
+    prompts: Iterable[Prompt], *, on_error: Literal["raise"] = "raise", **options: Unpack[BatchTargetOptions]
 ) -> list[Completion]: ...
 
 
 @overload
 async def abatch(
-    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchPlaceOptions]
+    prompts: Iterable[Prompt], *, on_error: Literal["return"], **options: Unpack[BatchTargetOptions]
 ) -> list[Completion | GenerationError]: ...
 
 
 async def abatch(
-    prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchPlaceOptions]
+    prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchTargetOptions]
 ) -> Any:
     """Answer many prompts like `batch`, for coroutines; cancellation ends the batch."""
     model, rest = _split(options)
     return await model.abatch(prompts, on_error=on_error, **rest)  # type: ignore[call-overload]
 
 
-def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
+def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
     """Answer a file of prompts in JSON lines into a file of results; interrupted runs resume.
 
     Each result is written when known, with the `index` of its prompt, and survives the death of this process. At the
@@ -148,7 +148,7 @@ def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[Batch
     return model.batch_file(prompts, results, **rest)
 
 
-async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchPlaceOptions]) -> FileSummary:
+async def abatch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
     """Answer a file of prompts like `batch_file`, for coroutines."""
     model, rest = _split(options)
     return await model.abatch_file(prompts, results, **rest)
@@ -202,7 +202,7 @@ async def _pull(model: str, quant: str | None, on_progress: OnProgress | None) -
     return await fetch(model, quant, on_progress)
 
 
-def _split(options: Options | BatchPlaceOptions) -> tuple[Model, Any]:
+def _split(options: Options | BatchTargetOptions) -> tuple[Model, Any]:
     """Return the model selected by `options`, and the remaining options."""
     rest: Any = dict(options)
-    return Model(ModelLocation(*(rest.pop(name, None) for name in _PLACE))), rest
+    return Model(ModelLocation(*(rest.pop(name, None) for name in _LOCATION_FIELDS))), rest

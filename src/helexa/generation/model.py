@@ -1,4 +1,4 @@
-"""A model at any target. Each method of the library exists as a plain function and as a coroutine."""
+"""`Model`: a model at a server or in a private engine. Most methods exist as a plain function and as a coroutine."""
 
 import difflib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
-from helexa.generation.answering import Result, complete, pieces, results, several
+from helexa.generation.answering import Result, complete, complete_choices, pieces, results
 from helexa.generation.background import Awaiting, Blocking, Caller, across, background, blocking, blocking_each
 from helexa.generation.completion import Completion, Delta
 from helexa.generation.errors import BatchError, GenerationError, InvalidRequestError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 OnToken = Callable[[str], Awaitable[None] | None]
-"""Called with each piece of an answer."""
+"""Called with the text of each piece of an answer, without reasoning."""
 
 OnResult = Callable[[int, Result], Awaitable[None] | None]
 """Called with the prompt's index and each result of a batch."""
@@ -118,8 +118,8 @@ class AsyncStream:
 class Model:
     """One model at one target, made by `load`. Leaving its `with` block calls `close`."""
 
-    def __init__(self, place: ModelLocation) -> None:
-        self._place = place
+    def __init__(self, location: ModelLocation) -> None:
+        self._location = location
 
     def generate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
@@ -197,7 +197,10 @@ class Model:
         return await Awaiting().wait(self._open(on_progress, self))
 
     def close(self) -> None:
-        """Unload the model from its private engine unless another `load` holds it; the next request loads it again."""
+        """Unload the model from its private engine, unless another `load` still uses the model.
+
+        The next request loads the model again. On a server, `close` has no effect.
+        """
         blocking(Blocking().wait(self._close()))
 
     async def aclose(self) -> None:
@@ -224,11 +227,11 @@ class Model:
         ask = _ask(options)
         requests = [ask.request(prompt, number) for number in range(n)]
         if on_token is None:
-            return await caller.wait(self._answers(requests))
+            return await caller.wait(self._complete(requests))
         if n > 1:
-            raise InvalidRequestError("on_token is for one answer: the pieces of several would run into one another")
-        async with aclosing(across(caller, self._pieces(requests[0]))) as said:
-            async for piece in said:
+            raise InvalidRequestError(f"on_token requires n=1, but n is {n}: pieces of several answers would be mixed")
+        async with aclosing(across(caller, self._pieces(requests[0]))) as answer_pieces:
+            async for piece in answer_pieces:
                 if isinstance(piece, Completion):
                     return piece
                 if not piece.thought:
@@ -242,30 +245,30 @@ class Model:
         if on_error not in ("raise", "return"):
             raise InvalidRequestError(f"on_error is {on_error!r}, but must be 'raise' or 'return'")
         if isinstance(prompts, str | bytes | Mapping):
-            raise InvalidRequestError("a batch is a list of prompts, not one; see generate")
+            raise InvalidRequestError("a batch is a list of prompts; use generate for one prompt")
         ask = _ask(options)
         requests = [_request(ask, prompt, number) for number, prompt in enumerate(prompts)]
-        done: list[Result | None] = [None] * len(requests)
-        async with aclosing(across(caller, self.results(requests, max_parallel))) as found:
-            async for index, result in found:
-                done[index] = result.at(index) if isinstance(result, GenerationError) else result
+        ordered_results: list[Result | None] = [None] * len(requests)
+        async with aclosing(across(caller, self.results(requests, max_parallel))) as result_stream:
+            async for index, result in result_stream:
+                ordered_results[index] = result.at(index) if isinstance(result, GenerationError) else result
                 if on_result is not None:
                     await caller.call(on_result, index, result)
                 if isinstance(result, GenerationError) and on_error == "raise":
-                    raise BatchError(result, done) from result
-        return done
+                    raise BatchError(result, ordered_results) from result
+        return ordered_results
 
     async def _batch_file(
         self, caller: Caller, prompts: str | Path, results: str | Path, options: BatchOptions
     ) -> FileSummary:
         max_parallel, on_result = options.pop("max_parallel", None), options.pop("on_result", None)
-        ask, model = _ask(options), self._place.wanted_model or ""
+        ask, model = _ask(options), self._location.wanted_model or ""
         next(read_prompts(Path(prompts), ask, model), None)  # fail before creating a results file
         with ResultFile(Path(results)) as file:
             run = FileRun(Path(prompts), file, ask, model)
-            async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as found:
-                async for place, result in found:
-                    index = run.take(place, result)
+            async with aclosing(across(caller, self.results(run.requests(), max_parallel))) as result_stream:
+                async for position, result in result_stream:
+                    index = run.take(position, result)
                     if on_result is not None:
                         await caller.call(on_result, index, result)
             file.put_in_order()
@@ -274,31 +277,34 @@ class Model:
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
     ) -> AsyncGenerator[tuple[int, Result], None]:
-        """Yield (index, result) of requests, taken as needed; runs in the background loop (see `across`)."""
+        """Yield (index, result) of each request in the order of completion, reading `requests` lazily.
+
+        The generator must run in the background event loop; see `across`.
+        """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")
         target = await self._open()
-        async with aclosing(results(target, requests, max_parallel or target.width)) as found:
-            async for item in found:
+        async with aclosing(results(target, requests, max_parallel or target.width)) as result_stream:
+            async for item in result_stream:
                 yield item
 
     async def _pieces(self, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-        target = await background().targets.find(self._place)
-        async with aclosing(pieces(target, replace(request, streamed=True))) as said:
-            async for piece in said:
+        target = await background().targets.find(self._location)
+        async with aclosing(pieces(target, replace(request, streamed=True))) as answer_pieces:
+            async for piece in answer_pieces:
                 yield piece
 
-    async def _answers(self, requests: list[Request]) -> Completion:
-        target = await background().targets.find(self._place)
-        return await (complete(target, requests[0]) if len(requests) == 1 else several(target, requests))
+    async def _complete(self, requests: list[Request]) -> Completion:
+        target = await background().targets.find(self._location)
+        return await (complete(target, requests[0]) if len(requests) == 1 else complete_choices(target, requests))
 
     async def _open(self, on_progress: OnProgress | None = None, holder: object = None) -> Target:
-        target = await background().targets.find(self._place)
+        target = await background().targets.find(self._location)
         await target.open(on_progress, holder)
         return target
 
     async def _close(self) -> None:
-        await (await background().targets.find(self._place)).close(self)
+        await (await background().targets.find(self._location)).close(self)
 
 
 _OPTIONS = AskOptions.__annotations__.keys() | SamplingOptions.__annotations__.keys() | {"model", "target", "n"}
@@ -314,14 +320,14 @@ def _ask(options: AskOptions) -> Ask:
     flat: dict[str, Any] = dict(options)
     for name in flat:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(sorted(_OPTIONS))}"
+            matches = difflib.get_close_matches(name, _OPTIONS, n=1)
+            hint = f"did you mean '{matches[0]}'?" if matches else f"options are: {', '.join(sorted(_OPTIONS))}"
             raise TypeError(f"there is no option '{name}'; {hint}")
     sampling = flat.pop("sampling", None) or Sampling()
     if not isinstance(sampling, Sampling):
         raise InvalidRequestError(f"sampling is a Sampling, not {type(sampling).__name__}")
     system, schema, think = flat.pop("system", None), flat.pop("schema", None), flat.pop("think", None)
-    return Ask(sampling.replaced(flat), system, AnswerSchema.of(schema), think)  # type: ignore[arg-type]
+    return Ask(sampling.replaced(flat), system, AnswerSchema.from_schema(schema), think)  # type: ignore[arg-type]
 
 
 def _request(ask: Ask, prompt: Prompt, number: int) -> Request | GenerationError:

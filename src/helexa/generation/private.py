@@ -32,15 +32,15 @@ from helexa.neuron.weights.quantization.quant_form import share_left
 
 log = logging.getLogger(__name__)
 
-_OURSELVES = "self"  # the only principal of this process: all requests share the prefix cache
-_LOOK_SECONDS = 0.05
-_WAIT_SECONDS = 24 * 3600.0  # for admission behind other requests of this process
+_PRINCIPAL = "self"  # the only principal of this process: all requests share the prefix cache
+_RETRY_SECONDS = 0.05
+_WAIT_SECONDS = 24 * 3600.0  # maximum time in the queue, behind other requests of this process
 _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "float16", "f16": "float16"}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of a private engine. None selects the environment's value, else a value for the machine.
+    """Settings of a private engine. None selects the environment variable's value, else the configured value.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
@@ -58,13 +58,13 @@ class EngineSettings:
         """
         config = read_config(None)
         dtype = self.dtype or ("float32" if environment.flag(environment.FORCE_F32) else None)
-        said = {
+        options = {
             "device": self.device or environment.text(environment.DEVICE),
             "dtype": _DTYPES.get(dtype, dtype) if dtype else None,
         }
-        chosen = {name: value for name, value in said.items() if value}
+        changes = {name: value for name, value in options.items() if value}
         try:
-            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | chosen)
+            torch = TorchConfig.model_validate(config.harness.torch.model_dump() | changes)
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(f"{first['loc'][0]} cannot be '{first['input']}': {first['msg']}") from None
@@ -75,20 +75,20 @@ class EngineSettings:
 
 
 class PrivateEngines:
-    """The engines of this process, each with one model and all with the same settings.
+    """The private engines that share one `EngineSettings`. Each engine runs one model.
 
     Args:
         settings: settings of the engines.
-        spare: warm standby process for the first engine; ended if the first load fails.
+        standby: warm standby process for the first engine; ended if the first load fails.
     """
 
-    def __init__(self, settings: EngineSettings, spare: WarmStandby) -> None:
-        self.spare = spare
+    def __init__(self, settings: EngineSettings, standby: WarmStandby) -> None:
+        self.standby = standby
         self._config = settings.config()
-        self._sources = Sources(self._config, refresh=False)  # only `pull` asks the hub for updates
-        self.holders: dict[str, set[object]] = {}  # holders of each loaded model, by its id
+        self._sources = Sources(self._config, refresh=False)  # only `pull` checks the hub for updates
+        self.holders: dict[str, set[object]] = {}  # model id -> objects that keep the model loaded
         self._registries: dict[str, Registry] = {}  # by device
-        self._places: dict[str, str] = {}  # model id -> source of the model
+        self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
         """Return the target for `org/name`, `scheme:name` or a path."""
@@ -105,7 +105,7 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Return the registry of the device that was configured or that suits the model best.
+        """Return the registry of the configured device. For `auto`, choose the device by the size of the weights.
 
         Raises:
             SourceError: the model could not be fetched.
@@ -114,18 +114,18 @@ class PrivateEngines:
         if device == "auto":
             quant = source.quant(quant)
             path = await self._sources.resolve(source, quant=quant, progress=on_progress)
-            choice = await asyncio.to_thread(lambda: device_for(_bytes_of(path, quant)))
+            choice = await asyncio.to_thread(lambda: device_for(_weight_bytes(path, quant)))
             log.info("%s", choice)
             device = choice.device
         if device not in self._registries:
-            self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self.spare.take)
+            self._registries[device] = Registry(self._config, self._sources, device=device, spawn=self.standby.take)
         return self._registries[device]
 
     async def make_room(self, registry: Registry) -> bool:
-        """Unload a model without holders and running requests; return whether a model was unloaded."""
+        """Unload one model that has neither holders nor running requests; return whether a model was unloaded."""
         for model in registry.models():
             if not self.holders.get(model.id) and not model.engine.open_streams:
-                log.info("%s makes room for another model", model.id)
+                log.info("unloading an idle model to make room: model=%s", model.id)
                 await registry.unload(model.id)
                 return True
         return False
@@ -134,12 +134,14 @@ class PrivateEngines:
         """Unload all models and end the engines."""
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
-    def _id(self, name: str, place: str) -> str:
-        """Return the name, or a numbered name if another model has the name."""
-        taken = 1
-        while self._places.setdefault(found := name if taken == 1 else f"{name}-{taken}", place) != place:
-            taken += 1
-        return found
+    def _id(self, name: str, source: str) -> str:
+        """Return `name`, or `name` with a number if a model from another source already has this id."""
+        number = 1
+        unique_name = name
+        while self._sources_by_id.setdefault(unique_name, source) != source:
+            number += 1
+            unique_name = f"{name}-{number}"
+        return unique_name
 
 
 async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = None) -> Path:
@@ -188,23 +190,23 @@ class PrivateTarget:
             try:
                 await self._load(report)
             except BaseException:
-                await self._engines.spare.close()
+                await self._engines.standby.close()
                 raise
 
-    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+    async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request; see `Target`."""
         try:
             if self._registry is None:
                 raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
             model = self._registry.get(self.model)
             body = {"max_tokens": model.context_length, **request.body(self.model)}
-            events = await converse(model, ChatRequest.of(body), _OURSELVES)
+            events = await converse(model, ChatRequest.of(body), _PRINCIPAL)
             async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Failed):
                         raise event.error
-                    if (said := _said(event, model)) is not None:
-                        yield said
+                    if (item := _library_event(event, model)) is not None:
+                        yield item
         except ApiError as error:
             raise generation_error(error) from None
 
@@ -226,7 +228,7 @@ class PrivateTarget:
             try:
                 await self._registry.load(self._spec, report)
             except AlreadyLoadedError:
-                await asyncio.sleep(_LOOK_SECONDS)  # the engine died and another load is in progress
+                await asyncio.sleep(_RETRY_SECONDS)  # the engine died and another load is in progress
             except DoesNotFitError:
                 if not await self._engines.make_room(self._registry):
                     raise
@@ -238,15 +240,18 @@ class PrivateTarget:
             return None
 
 
-def _bytes_of(model: Path, quant: str | None) -> int:
-    """Return the bytes of the weights: of a file with all its parts, or of a folder after quantization."""
+def _weight_bytes(model: Path, quant: str | None) -> int:
+    """Return the size of the weights in bytes: all shards of a GGUF file, or a folder's safetensors files.
+
+    If `quant` is given, the size of a folder is the size after quantization.
+    """
     if model.is_dir():
         stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")
         return int(stored * share_left(quant)) if quant else stored
     return sum(model.with_name(name).stat().st_size for name in part_names(model.name))
 
 
-def _said(event: InferenceEvent, model: ServedModel) -> Event | None:
+def _library_event(event: InferenceEvent, model: ServedModel) -> Event | None:
     match event:
         case TextDelta(text):
             return Delta(text)

@@ -29,7 +29,7 @@ _WIDTH = 16
 _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 30
 _LIST_SECONDS = 15.0
-_MAX_REPLY_BYTES = 16 << 20
+_MAX_BODY_BYTES = 16 << 20
 _REASONS = ("stop", "length", "tool_calls")
 
 
@@ -55,7 +55,7 @@ class Remote:
         if key:
             self._headers.append((b"authorization", b"Bearer " + key.encode()))
         self._upstream = Upstream()
-        self._reached = False
+        self._was_reached = False
 
     async def target(self, model: str | None) -> "RemoteTarget":
         """Return the target of a model id. Without an id, return the first loaded model, else the first model.
@@ -72,7 +72,10 @@ class Remote:
         return RemoteTarget(self, model)
 
     async def loaded(self, model: str | None) -> "RemoteTarget | None":
-        """Return the target of a model id, or of any model, if the server has the model loaded; else None."""
+        """Return the target of `model` if the server has the model loaded, else None.
+
+        If `model` is None, return the target of the first loaded model.
+        """
         try:
             names = [name for name, loaded in (await self.models()).items() if loaded]
         except GenerationError:
@@ -90,49 +93,49 @@ class Remote:
         """
         try:
             async with asyncio.timeout(_LIST_SECONDS):
-                reply = await self._whole(await self._ask(b"GET", "/v1/models"))
+                response_body = await self._read_body(await self._ask(b"GET", "/v1/models"))
         except TimeoutError:
             raise UnreachableError(f"{self.url} does not answer") from None
-        entries = _object(reply).get("data")
+        entries = _object(response_body).get("data")
         if not isinstance(entries, list):
-            raise EngineError(f"{self.url}/v1/models did not answer with a list of models; is this a helexa server?")
+            raise EngineError(f"{self.url}/v1/models did not return a list of models; is this a helexa server?")
         named_entries = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
         return {entry["id"]: entry.get("loaded") is not False for entry in named_entries}
 
     async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed chat completion; closing the generator cancels the request on the server.
 
-        A busy server is asked again a few times after the delay in its response.
+        A busy server's `Retry-After` is obeyed a few times before its error is raised.
 
         Raises:
             GenerationError: the server rejected the request, failed, or disconnected.
         """
         data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-        answer = await self._patiently(data)
+        response = await self._ask_with_retries(data)
         parser = EventParser()
         try:
-            if not dict(answer.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-                raise EngineError(f"{self.url} did not answer with a stream; is this a helexa server?")
-            while chunk := await answer.chunk():
+            if not dict(response.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
+                raise EngineError(f"{self.url} did not return an event stream; is this a helexa server?")
+            while chunk := await response.chunk():
                 for event in parser.feed(chunk):
                     if event.data == "[DONE]":
-                        await answer.chunk()  # read to the end, so that the connection can be reused
+                        await response.chunk()  # read to the end, so that the connection can be reused
                         return
                     event_body = _object(event.data.encode())
                     if "error" in event_body:
-                        raise self._refused(500, event_body, {})
+                        raise self._response_error(500, event_body, {})
                     yield event_body
         except (UpstreamError, ValueError) as error:
-            raise self._lost(error) from None
+            raise self._connection_error(error) from None
         finally:
-            answer.close()
-        raise EngineError("the answer broke off: the connection ended before it was complete", retryable=True)
+            response.close()
+        raise EngineError("the answer broke off: the connection ended before the last chunk", retryable=True)
 
     def close(self) -> None:
         """Close the connections."""
         self._upstream.close()
 
-    async def _patiently(self, data: bytes) -> Answer:
+    async def _ask_with_retries(self, data: bytes) -> Answer:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._ask(b"POST", "/v1/chat/completions", data)
@@ -144,33 +147,33 @@ class Remote:
 
     async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
         try:
-            answer = await self._upstream.ask(method, self.url, path, self._headers, data)
-            self._reached = True
-            if answer.status == 200:
-                return answer
-            headers = dict(answer.headers)
-            error = self._refused(answer.status, _object(await self._whole(answer)), headers)
+            response = await self._upstream.ask(method, self.url, path, self._headers, data)
+            self._was_reached = True
+            if response.status == 200:
+                return response
+            headers = dict(response.headers)
+            error = self._response_error(response.status, _object(await self._read_body(response)), headers)
         except UpstreamError as error:
-            raise self._lost(error) from None
+            raise self._connection_error(error) from None
         retry_after = headers.get(b"retry-after", b"")
         if error.retryable and retry_after.isdigit():
             raise _BusyError(error, int(retry_after))
         raise error
 
-    async def _whole(self, answer: Answer) -> bytes:
+    async def _read_body(self, response: Answer) -> bytes:
         body = bytearray()
         try:
-            while chunk := await answer.chunk():
+            while chunk := await response.chunk():
                 body += chunk
-                if len(body) > _MAX_REPLY_BYTES:
-                    raise EngineError(f"{self.url} sent more than {_MAX_REPLY_BYTES} bytes")
+                if len(body) > _MAX_BODY_BYTES:
+                    raise EngineError(f"{self.url} sent a response of more than {_MAX_BODY_BYTES} bytes")
         except UpstreamError as error:
-            raise self._lost(error) from None
+            raise self._connection_error(error) from None
         finally:
-            answer.close()
+            response.close()
         return bytes(body)
 
-    def _refused(self, status: int, envelope: dict[str, Any], headers: dict[bytes, bytes]) -> GenerationError:
+    def _response_error(self, status: int, envelope: dict[str, Any], headers: dict[bytes, bytes]) -> GenerationError:
         error = envelope.get("error")
         error = error if isinstance(error, dict) else {"message": error}
         text, code = error.get("message"), error.get("code")
@@ -178,11 +181,13 @@ class Remote:
         delay = 1 if b"retry-after" in headers or code in ("service_unavailable", "rate_limit_exceeded") else None
         return generation_error(ApiError(status, code if isinstance(code, str) else None, message, retry_after=delay))
 
-    def _lost(self, error: Exception) -> UnreachableError:
+    def _connection_error(self, error: Exception) -> UnreachableError:
         match error:
             case NotReached():
                 # A server that answered earlier may be restarting.
-                return UnreachableError(f"no server at {self.url}; start one with `helexa up`", retryable=self._reached)
+                return UnreachableError(
+                    f"no server at {self.url}; start one with `helexa up`", retryable=self._was_reached
+                )
             case Silent():
                 return UnreachableError(f"{self.url} stopped answering", retryable=True)
         return UnreachableError(f"the connection to {self.url} broke: {error}", retryable=True)
@@ -217,7 +222,7 @@ class RemoteTarget:
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
         """Do nothing: the server decides when to load its models; see `Target`."""
 
-    async def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+    async def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request; see `Target`."""
         reason: FinishReason | None = None
         usage: dict[str, Any] = {}
@@ -236,7 +241,7 @@ class RemoteTarget:
         finally:
             await chunks.aclose()
         if reason is None:
-            raise EngineError("the answer ended without saying why", retryable=True)
+            raise EngineError("the answer ended without a finish reason", retryable=True)
         yield _end(reason, self.model, usage)
 
     async def close(self, holder: object) -> None:

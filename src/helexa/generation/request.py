@@ -13,7 +13,7 @@ Message = Mapping[str, Any]
 """A message of a conversation, `{"role": "user", "content": "..."}`, as in OpenAI's chat API."""
 
 Prompt = str | Sequence[Message]
-"""The text of a question, or a conversation."""
+"""The text of a user message, or a conversation."""
 
 _SEEDS = 1 << 31  # seeds that every server accepts
 
@@ -35,7 +35,7 @@ class Ask:
     think: bool | None = None
 
     def request(self, prompt: Prompt, number: int = 0) -> "Request":
-        """Return the request for `prompt`; `number` is added to a given seed.
+        """Return the request for `prompt`. `number` is added to the seed, if `sampling` has one.
 
         Raises:
             InvalidRequestError: the prompt is invalid.
@@ -89,5 +89,5 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         raise InvalidRequestError("the conversation has no messages")
     for position, message in enumerate(prompt):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise InvalidRequestError(f"message {position} is no object with a 'role' and a 'content'")
+            raise InvalidRequestError(f"message {position} is not an object with a 'role' and a 'content'")
     return [dict(message) for message in prompt]

@@ -55,5 +55,5 @@ class Sampling:
 
     def body(self) -> dict[str, Any]:
         """Return the fields of a request, without options that are None."""
-        said = ((field.name, getattr(self, field.name)) for field in fields(self))
-        return {name: value for name, value in said if value is not None}
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: value for name, value in values if value is not None}

@@ -22,11 +22,11 @@ class AnswerSchema:
     model: "type[BaseModel] | None" = None
 
     @classmethod
-    def of(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
-        """Return the answer schema for a JSON Schema or a pydantic model, or None for None.
+    def from_schema(cls, schema: "Mapping[str, Any] | type[BaseModel] | None") -> "AnswerSchema | None":
+        """Return the answer schema for a JSON Schema or a pydantic model, or None if `schema` is None.
 
         Raises:
-            InvalidRequestError: `schema` is neither of them.
+            InvalidRequestError: `schema` is neither a mapping nor a pydantic model.
         """
         if schema is None:
             return None
@@ -52,17 +52,17 @@ class AnswerSchema:
             return json.loads(text) if self.model is None else self.model.model_validate_json(text)
         except ValueError as error:  # includes pydantic's ValidationError
             if completion.finish_reason == "length":
-                reason = "it was cut at its limit of tokens; raise max_tokens"
+                reason = "it was truncated at the token limit; raise max_tokens"
             else:
                 reason = " ".join(str(error).split())[:300]
-            raise SchemaError(f"the answer is not what the schema asks for: {reason}", completion) from None
+            raise SchemaError(f"the answer does not match the schema: {reason}", completion) from None
 
 
 def _closed(schema: Any) -> Any:
-    """Return a pydantic model's schema that forbids additional properties, which pydantic would ignore."""
+    """Return a copy of a pydantic model's schema in which no object allows additional properties."""
     if isinstance(schema, list):
-        return [_closed(part) for part in schema]
+        return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    closed = {name: _closed(part) for name, part in schema.items()}
+    closed = {name: _closed(item) for name, item in schema.items()}
     return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed

@@ -69,7 +69,7 @@ class Target(Protocol):
         """
         ...
 
-    def answer(self, request: Request) -> AsyncGenerator[Event, None]:
+    def run(self, request: Request) -> AsyncGenerator[Event, None]:
         """Yield deltas, and `End` as the last event; closing the generator cancels the request.
 
         Raises:

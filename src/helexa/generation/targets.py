@@ -25,7 +25,7 @@ _LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """The caller's choice of model and target. None selects the environment's value or a default.
+    """The caller's choice of model and target. None selects an environment variable's value or a default.
 
     Attributes:
         model: `org/name`, `scheme:name`, or a path.
@@ -47,70 +47,72 @@ class ModelLocation:
     @property
     def url(self) -> str | None:
         """The requested server, or None."""
-        said = self.target or environment.text(environment.BASE_URL)
-        return None if said == PRIVATE else said
+        value = self.target or environment.text(environment.BASE_URL)
+        return None if value == PRIVATE else value
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key of the target, including the present environment variables."""
+        """Key under which `Targets` caches the target; includes the current values of the environment variables."""
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property
     def is_private(self) -> bool:
         """Whether the target must be a private engine."""
-        own = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
-        return self.target == PRIVATE or (self.url is None and own is not None)
+        engine_setting = self.device or self.dtype or self.quant or environment.text(environment.DEVICE)
+        return self.target == PRIVATE or (self.url is None and engine_setting is not None)
 
 
 class Targets:
     """The targets of this process, created at first use. For use in one event loop."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[object, ...], Target] = {}
+        self._cached: dict[tuple[object, ...], Target] = {}
         self._engines: dict[tuple[str | None, str | None], PrivateEngines] = {}
         self._remotes: dict[str, Remote] = {}
-        self._finding = asyncio.Lock()
-        self._spare = WarmStandby()
+        self._lock = asyncio.Lock()
+        self._standby = WarmStandby()
 
-    async def find(self, place: ModelLocation) -> Target:
-        """Return the target for a place.
+    async def find(self, location: ModelLocation) -> Target:
+        """Return the target for a location.
 
         Raises:
             HelexaError: no target was found.
         """
-        async with self._finding:
-            if (target := self._found.get(place.key)) is not None:
+        async with self._lock:
+            if (target := self._cached.get(location.key)) is not None:
                 return target
-            if place.url is None and not place.is_private:
+            if location.url is None and not location.is_private:
                 # Do not cache the result: local servers may stop, and later requests then need another target.
                 for url in _LOCAL_URLS:
-                    if (target := await self._remote(url).loaded(place.wanted_model)) is not None:
+                    if (target := await self._remote(url).loaded(location.wanted_model)) is not None:
                         return target
-            target = self._found[place.key] = await self._choose(place)
+            target = self._cached[location.key] = await self._choose(location)
             return target
 
     async def close(self) -> None:
         """Close all targets."""
         engines, self._engines = list(self._engines.values()), {}
         remotes, self._remotes = list(self._remotes.values()), {}
-        self._found.clear()
-        await self._spare.close()
+        self._cached.clear()
+        await self._standby.close()
         for remote in remotes:
             remote.close()
-        await asyncio.gather(*(one.close() for one in engines), return_exceptions=True)
+        await asyncio.gather(*(private_engines.close() for private_engines in engines), return_exceptions=True)
 
-    async def _choose(self, place: ModelLocation) -> Target:
-        model = place.wanted_model
-        if place.url is not None and not place.is_private:
-            if place.device or place.dtype or place.quant:
-                raise InvalidRequestError(f"device, dtype and quant are up to the server at {place.url}")
-            return await self._remote(place.url).target(model)
+    async def _choose(self, location: ModelLocation) -> Target:
+        model = location.wanted_model
+        if location.url is not None and not location.is_private:
+            if location.device or location.dtype or location.quant:
+                raise InvalidRequestError(
+                    f"device, dtype and quant cannot be set for the server at {location.url}; remove them"
+                )
+            return await self._remote(location.url).target(model)
         if not self._engines:
-            await self._spare.begin()  # The process starts while this process imports the modules of private engines.
+            await self._standby.begin()  # The process starts while this process imports the modules of private engines.
         try:
-            return self._engines_of(place).target(model or DEFAULT_MODEL, place.quant)
+            return self._private_engines(location).target(model or DEFAULT_MODEL, location.quant)
         except BaseException:
-            await self._spare.close()
+            await self._standby.close()
             raise
 
     def _remote(self, url: str) -> "Remote":
@@ -120,11 +122,11 @@ class Targets:
             self._remotes[url] = Remote(url, os.environ.get(environment.API_KEY))
         return self._remotes[url]
 
-    def _engines_of(self, place: ModelLocation) -> "PrivateEngines":
+    def _private_engines(self, location: ModelLocation) -> "PrivateEngines":
         with explained_extras():
             from helexa.generation.private import EngineSettings, PrivateEngines
 
-        key = (place.device, place.dtype)
+        key = (location.device, location.dtype)
         if key not in self._engines:
-            self._engines[key] = PrivateEngines(EngineSettings(*key), self._spare)
+            self._engines[key] = PrivateEngines(EngineSettings(*key), self._standby)
         return self._engines[key]

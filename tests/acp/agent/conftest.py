@@ -1,4 +1,4 @@
-"""A session without a client: real tools in a real folder, a real endpoint, and a user who answers as told."""
+"""A session without a client: real tools in a temporary folder, and a scripted endpoint."""
 
 import asyncio
 import contextlib
@@ -16,87 +16,88 @@ from helexa.acp.history import Message, Text, UserMessage
 from helexa.acp.host.local import LocalHost
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelChoice
-from helexa.acp.tools.tool import PermissionQuestion, Scope, ToolContext, Verdict
+from helexa.acp.tools.tool import PermissionRequest, Scope, ToolContext, Verdict
 from helexa.acp.tools.toolbox import open_toolbox
 from scripted.endpoint import ScriptedEndpoint
 
 
 @dataclass
 class Stage:
-    """A session.
+    """A session that records events, and also acts as conversation, client and user.
 
     Attributes:
-        events: all that was said.
-        asked: the calls that the user was asked about.
-        verdict: what he answers.
-        running: set once a call runs.
-        speaking: set once something was said.
+        messages: the history.
+        events: all emitted events.
+        permission_requests: all permission requests.
+        verdict: the user's response to permission requests.
+        running: set when a tool call runs.
+        speaking: set when the first text was emitted.
     """
 
     turn: Turn
     messages: list[Message] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    asked: list[PermissionQuestion] = field(default_factory=list)
+    permission_requests: list[PermissionRequest] = field(default_factory=list)
     verdict: Verdict = "allow_once"
     running: asyncio.Event = field(default_factory=asyncio.Event)
     speaking: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def prompt(self, text: str) -> StopReason:
-        """Say something and let the agent answer."""
+        """Append a user message and run a turn; return the stop reason."""
         await self.commit(UserMessage(f"u{len(self.messages)}", (Text(text),)))
         return await run_turn(self.turn)
 
     async def commit(self, *messages: Message) -> None:
-        """As a conversation does it."""
+        """Append messages to the history; see `Conversation`."""
         self.messages.extend(messages)
 
     async def emit(self, event: Event) -> None:
-        """As a client takes it."""
+        """Record an event."""
         self.events.append(event)
         if isinstance(event, CallChanged) and event.status == "in_progress":
             self.running.set()
         if isinstance(event, TextDelta):
             self.speaking.set()
 
-    async def ask(self, question: PermissionQuestion) -> Verdict:
-        """As a user answers it."""
-        self.asked.append(question)
+    async def request_permission(self, request: PermissionRequest) -> Verdict:
+        """Record a permission request and return `verdict`."""
+        self.permission_requests.append(request)
         return self.verdict
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Nothing is allowed for good."""
+        """Return None: no scope is allowed or rejected permanently."""
         return None
 
     @property
     def text(self) -> str:
-        """What the agent said."""
+        """The text of all answers."""
         return "".join(event.text for event in self.events if isinstance(event, TextDelta))
 
     @property
     def notices(self) -> list[str]:
-        """What it remarked."""
+        """The texts of all notices."""
         return [event.text for event in self.events if isinstance(event, Notice)]
 
     @property
     def usages(self) -> list[UsageChanged]:
-        """How full the context was, after each round."""
+        """Context usage after each round."""
         return [event for event in self.events if isinstance(event, UsageChanged)]
 
     @property
     def compactions(self) -> list[CompactionChanged]:
-        """What became of attempts to sum up."""
+        """The states of all compactions."""
         return [event for event in self.events if isinstance(event, CompactionChanged)]
 
     @property
     def endings(self) -> list[tuple[str, str | None]]:
-        """How calls ended, with what the model was told."""
+        """Status and output of each finished call."""
         ended = [event for event in self.events if isinstance(event, CallChanged)]
         return [(event.status, event.output) for event in ended if event.status in ("completed", "failed")]
 
 
 @pytest.fixture
 async def stage(tmp_path: Path) -> Any:
-    """Opens sessions on a scripted endpoint."""
+    """Return a function that opens a session on a scripted endpoint."""
     async with contextlib.AsyncExitStack() as stack:
 
         async def opened(endpoint: ScriptedEndpoint, mode: Any = "bypassPermissions", **options: Any) -> Stage:
@@ -107,24 +108,24 @@ async def stage(tmp_path: Path) -> Any:
                 default_endpoint="e",
             )
             context = ToolContext("s", folder, (folder,), tmp_path / "plans", LocalHost(), settings)
-            box = await open_toolbox(context)
+            toolbox = await open_toolbox(context)
             models = Models(settings)
-            stack.push_async_callback(box.close)
+            stack.push_async_callback(toolbox.close)
             stack.push_async_callback(models.close)
             await models.refresh(30)
-            made = Stage.__new__(Stage)
+            opened_stage = Stage.__new__(Stage)
             turn = Turn(
                 settings=settings,
-                conversation=made,
+                conversation=opened_stage,
                 choices=Choices(ModelChoice("e", "scripted"), mode),
                 models=models,
-                toolbox=box,
+                toolbox=toolbox,
                 context=context,
-                grants=made,
-                ask=made.ask,
-                emit=made.emit,
+                grants=opened_stage,
+                request_permission=opened_stage.request_permission,
+                emit=opened_stage.emit,
             )
-            made.__init__(turn)
-            return made
+            opened_stage.__init__(turn)
+            return opened_stage
 
         yield opened

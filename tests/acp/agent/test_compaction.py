@@ -1,11 +1,11 @@
-"""Conversations that become too long: what is left out, what is summed up, and how the endpoint's word is taken."""
+"""Too long conversations: shortened messages, compaction, and context limits learned from the endpoint."""
 
 import asyncio
 
 import pytest
 
 from helexa.acp.agent.compaction import compact
-from helexa.acp.agent.view import project, tokens, visible
+from helexa.acp.agent.view import fit_messages, tokens, visible
 from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
@@ -27,29 +27,37 @@ def of_size(context):
 OF_UNKNOWN_SIZE = {"data": [{"id": "scripted"}]}
 
 
-def test_what_was_cleared_or_summed_up_is_not_seen():
+def test_cleared_and_summarized_messages_are_not_visible():
     a, b, c, d = (user(id) for id in "abcd")
     assert visible([a, Cleared("x"), b]) == [b]
     (head, *rest) = visible([a, b, c, Summary("s", "all", kept=1), d])
     assert head.hidden
     assert head.parts[0].text.endswith("all")
     assert rest == [c, d]
-    again = visible([a, b, Summary("s", "one", kept=1), c, Summary("t", "two", kept=2), d])
-    assert [message.id for message in again] == ["t", "b", "c", "d"]
+    twice_compacted = visible([a, b, Summary("s", "one", kept=1), c, Summary("t", "two", kept=2), d])
+    assert [message.id for message in twice_compacted] == ["t", "b", "c", "d"]
     assert visible([a, Summary("s", "all"), Cleared("x")]) == []
 
 
-def test_each_call_has_a_result_and_each_result_a_call():
-    lost, found = ToolResult("lost", "x"), ToolResult("2", "y")
+def test_visible_pairs_calls_with_results():
+    unmatched, matched = ToolResult("lost", "x"), ToolResult("2", "y")
     view = visible(
-        [lost, user("a"), calling("b", "1", "2"), found, found, user("c"), AssistantMessage("d", reasoning="x")]
+        [
+            unmatched,
+            user("a"),
+            calling("b", "1", "2"),
+            matched,
+            matched,
+            user("c"),
+            AssistantMessage("d", reasoning="x"),
+        ]
     )
     assert [type(message) for message in view] == [UserMessage, AssistantMessage, ToolResult, ToolResult, UserMessage]
-    assert view[2] is found
+    assert view[2] is matched
     assert view[3].failed
 
 
-def test_old_results_go_first_then_old_answers_never_what_the_user_said():
+def test_fit_messages_replaces_results_then_answers():
     long = "x" * 7000
     history = [
         user("u", long),
@@ -62,20 +70,20 @@ def test_old_results_go_first_then_old_answers_never_what_the_user_said():
             )
         ),
     ]
-    whole = tokens(history)
-    assert project(history, whole) == history
-    slightly = project(history, whole - 1)
+    all_tokens = tokens(history)
+    assert fit_messages(history, all_tokens) == history
+    slightly = fit_messages(history, all_tokens - 1)
     changed = [index for index, message in enumerate(history) if slightly[index] != message]
     assert changed == [2, 4, 6, 8, 10, 12, 14, 16]  # in eights
     assert "7000 bytes" in slightly[2].content
-    assert tokens(project(history, whole / 3)) <= whole / 3
-    least = project(history, 0)
+    assert tokens(fit_messages(history, all_tokens / 3)) <= all_tokens / 3
+    least = fit_messages(history, 0)
     assert least[0] == history[0]
     assert least[-4:] == history[-4:]
     assert all("were taken out" in message.text for message in least[1:-4:2])
 
 
-async def test_a_conversation_that_does_not_fit_is_summed_up_by_the_model_that_is_chosen(stage):
+async def test_too_long_conversation_is_compacted(stage):
     async with ScriptedEndpoint(Say("THE SUMMARY"), Say("answer 5"), models=of_size(8192)) as endpoint:
         actor = await stage(endpoint)
         for index in range(5):
@@ -85,38 +93,38 @@ async def test_a_conversation_that_does_not_fit_is_summed_up_by_the_model_that_i
     started, completed = actor.compactions
     assert (started.status, completed.status) == ("in_progress", "completed")
     assert completed.summary.startswith("THE SUMMARY")
-    summing, asking = endpoint.asked
-    assert "question 0" in summing.conversation[0][1]
-    assert summing.tools == []
-    assert len(summing.conversation[0][1]) / 3.5 < 8192
-    assert "THE SUMMARY" in asking.conversation[0][1]
-    assert "question 5" in asking.conversation[-1][1]
-    assert "question 0" not in str(asking.conversation)
+    task_of_summary, request_after = endpoint.asked
+    assert "question 0" in task_of_summary.conversation[0][1]
+    assert task_of_summary.tools == []
+    assert len(task_of_summary.conversation[0][1]) / 3.5 < 8192
+    assert "THE SUMMARY" in request_after.conversation[0][1]
+    assert "question 5" in request_after.conversation[-1][1]
+    assert "question 0" not in str(request_after.conversation)
     assert isinstance(actor.messages[-2], Summary)
     assert actor.text == "answer 5"
 
 
-async def test_a_smaller_model_bounds_its_own_summary(stage):
+async def test_summary_request_fits_a_small_context(stage):
     async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]
         endpoint.script[:] = [Say("SHORT"), Say("ok")]
         assert await actor.prompt("and now?") == "end_turn"
     assert actor.text == "ok"
-    summing, asking = endpoint.asked
-    assert len(str(summing.body)) / 3.5 < 4096
-    assert len(str(asking.conversation)) / 3.5 < 4096
+    task_of_summary, request_after = endpoint.asked
+    assert len(str(task_of_summary.body)) / 3.5 < 4096
+    assert len(str(request_after.conversation)) / 3.5 < 4096
 
 
 @pytest.mark.parametrize(
-    ("words", "learned"),
+    ("message", "learned"),
     [
         ("This model's maximum context length is 4,096 tokens. However, you requested 9000", 4096),
         ("the request exceeds the available context size", None),
         ("prompt is too long: 9000 tokens > 4096 maximum", 4096),
     ],
 )
-async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, learned):
+async def test_context_limit_error_shortens_the_request(stage, message, learned):
     async with ScriptedEndpoint(models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [
@@ -126,7 +134,7 @@ async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, lear
             AssistantMessage("c", "d" * 9000),
         ]
         actor.messages += [user("e"), AssistantMessage("f", "so"), user("g"), AssistantMessage("h", "so")]
-        refused = Refuse(400, {"error": {"message": words}})
+        refused = Refuse(400, {"error": {"message": message}})
         endpoint.script[:] = [refused, Say("fits")]
         assert await actor.prompt("go on") == "end_turn"
         assert actor.turn.models.card(actor.turn.choices.model).context == learned
@@ -134,7 +142,7 @@ async def test_a_refusal_for_its_length_teaches_how_much_fits(stage, words, lear
     assert "were taken out" in str(endpoint.asked[-1].conversation)
 
 
-async def test_one_that_refuses_again_and_again_is_an_error_of_the_turn(stage):
+async def test_repeated_context_limit_errors_fail_the_turn(stage):
     refused = Refuse(413, {"error": {"message": "too large"}})
     async with ScriptedEndpoint(*[refused] * 9, models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
@@ -143,15 +151,15 @@ async def test_one_that_refuses_again_and_again_is_an_error_of_the_turn(stage):
     assert len(endpoint.asked) < 9
 
 
-async def test_a_prompt_that_cannot_fit_is_not_even_sent(stage):
+async def test_prompt_larger_than_context_is_not_sent(stage):
     async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
         actor = await stage(endpoint)
-        with pytest.raises(ProviderError, match="has room for 2048"):
+        with pytest.raises(ProviderError, match="the context of e:scripted has 2048"):
             await actor.prompt("word " * 9000)
     assert all("never" not in text for text in (actor.text, str(actor.messages)))
 
 
-async def test_summing_up_on_demand(stage):
+async def test_compact_on_demand(stage):
     async with ScriptedEndpoint(
         Say("SUM"), Refuse(400, {"error": {"message": "no"}}), Say("x", hold_after=1), models=OF_UNKNOWN_SIZE
     ) as endpoint:
@@ -160,15 +168,15 @@ async def test_summing_up_on_demand(stage):
         actor.messages += [user("a", "why " * 500), AssistantMessage("b", "so " * 500)]
         assert await compact(actor.turn, "mind the names")
         assert "mind the names" in endpoint.asked[0].system
-        before = list(actor.messages)
+        messages_before = list(actor.messages)
         actor.messages.append(user("c", "why " * 500))
         assert not await compact(actor.turn)
-        assert actor.messages[:-1] == before
-        summing = asyncio.create_task(compact(actor.turn))
+        assert actor.messages[:-1] == messages_before
+        task_of_summary = asyncio.create_task(compact(actor.turn))
         await endpoint.holding.wait()
-        summing.cancel()
+        task_of_summary.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await summing
+            await task_of_summary
         await endpoint.hung_up.wait()
     states = [event.status for event in actor.compactions]
     assert states == ["in_progress", "completed", "in_progress", "failed", "in_progress", "cancelled"]

@@ -1,4 +1,4 @@
-"""Turns: what is asked, what is run, what is told and what is kept."""
+"""The agent loop: requests, tool calls, emitted events, committed messages, errors and cancellation."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ every_api = pytest.mark.parametrize("api", APIS)
 
 
 @every_api
-async def test_a_round_is_told_and_kept(stage, api):
+async def test_round_emits_events_and_is_committed(stage, api):
     look = Say("I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."})))
     async with ScriptedEndpoint(look, Say("It says hi.", tokens=(300, 20))) as endpoint:
         actor = await stage(endpoint, wire_api=api)
@@ -44,7 +44,7 @@ async def test_a_round_is_told_and_kept(stage, api):
     assert [usage.used for usage in actor.usages] == [120, 320]
 
 
-async def test_calls_that_read_run_side_by_side_and_others_in_order(stage, monkeypatch):
+async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeypatch):
     async with ScriptedEndpoint(
         Say(
             calls=(
@@ -75,9 +75,9 @@ async def test_calls_that_read_run_side_by_side_and_others_in_order(stage, monke
     assert "1" in actor.messages[6].content
 
 
-async def test_ids_are_unique_whatever_an_endpoint_calls_them(stage):
-    again = [Say(calls=(Call("list_dir", {"path": "."}),)), Say("ok")]
-    async with ScriptedEndpoint(*again, *again) as endpoint:
+async def test_repeated_call_ids_are_made_unique(stage):
+    second_call = [Say(calls=(Call("list_dir", {"path": "."}),)), Say("ok")]
+    async with ScriptedEndpoint(*second_call, *second_call) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("a")
         first = actor.messages[1].calls[0]
@@ -86,13 +86,13 @@ async def test_ids_are_unique_whatever_an_endpoint_calls_them(stage):
             ToolResult("call_3_0", "old"),
         ]
         await actor.prompt("b")
-    again = next(message for message in actor.messages[4:] if isinstance(message, AssistantMessage)).calls[0]
+    second_call = next(message for message in actor.messages[4:] if isinstance(message, AssistantMessage)).calls[0]
     assert first.id == "call_1_0"
-    assert again.id not in ("call_1_0", "call_3_0")
+    assert second_call.id not in ("call_1_0", "call_3_0")
 
 
 @every_api
-async def test_a_cancel_closes_the_stream_and_keeps_what_was_said(stage, api):
+async def test_cancel_closes_the_stream_and_commits_partial_answer(stage, api):
     async with ScriptedEndpoint(Say("so far " * 9, hold_after=6), Say("again")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         turn = asyncio.create_task(actor.prompt("go"))
@@ -108,7 +108,7 @@ async def test_a_cancel_closes_the_stream_and_keeps_what_was_said(stage, api):
     assert actor.text.endswith("again")
 
 
-async def test_a_cancel_within_a_call_leaves_a_history_that_goes_on(stage):
+async def test_cancel_during_a_call_leaves_a_valid_history(stage):
     calls = (Call("bash", {"command": "echo begun > begun; sleep 600"}), Call("bash", {"command": "touch never"}))
     async with ScriptedEndpoint(Say(calls=calls), Say("fine")) as endpoint:
         actor = await stage(endpoint)
@@ -133,7 +133,7 @@ async def test_a_cancel_within_a_call_leaves_a_history_that_goes_on(stage):
 
 
 @every_api
-async def test_a_stream_that_dies_is_an_error_of_the_turn(stage, api):
+async def test_broken_stream_fails_the_turn(stage, api):
     within_the_call = 10  # in each API
     dying = Say("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
     async with ScriptedEndpoint(dying, Say("back")) as endpoint:
@@ -147,11 +147,11 @@ async def test_a_stream_that_dies_is_an_error_of_the_turn(stage, api):
     assert actor.text.endswith("back")
 
 
-async def test_an_error_of_the_endpoint_is_one_of_the_turn_and_the_session_goes_on(stage):
+async def test_endpoint_error_fails_the_turn_and_hides_the_key(stage):
     refused = Refuse(401, {"error": {"message": "invalid API key sk-secret", "code": "invalid_api_key"}})
     async with ScriptedEndpoint(refused, Say("better")) as endpoint:
         actor = await stage(endpoint, api_key="sk-secret")
-        with pytest.raises(ProviderError, match="refused the API key") as refused:
+        with pytest.raises(ProviderError, match="rejected the API key") as refused:
             await actor.prompt("a")
         assert "sk-secret" not in actor.text + str(actor.notices) + str(refused.value)
         assert await actor.prompt("b") == "end_turn"
@@ -159,7 +159,7 @@ async def test_an_error_of_the_endpoint_is_one_of_the_turn_and_the_session_goes_
     assert len(actor.messages) == 3
 
 
-async def test_a_busy_endpoint_is_asked_again_and_the_user_knows(stage):
+async def test_busy_endpoint_is_retried_with_notices(stage):
     busy = [
         Refuse(429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
         Refuse(503, {"error": {"message": "loading", "code": "service_unavailable"}}, {"retry-after": "0"}),
@@ -170,10 +170,10 @@ async def test_a_busy_endpoint_is_asked_again_and_the_user_knows(stage):
         assert await actor.prompt("a") == "end_turn"
     assert actor.text == "here"
     assert len(actor.notices) == 3
-    assert "slow down. Trying again in 0 s." in actor.notices[0]
+    assert "slow down. Retrying in 0 s." in actor.notices[0]
 
 
-async def test_an_endpoint_that_is_always_busy_is_given_up(stage):
+async def test_retries_of_a_busy_endpoint_are_limited(stage):
     busy = Refuse(503, {"error": {"message": "loading"}}, {"retry-after": "0"})
     async with ScriptedEndpoint(*[busy] * 50) as endpoint:
         actor = await stage(endpoint)
@@ -186,7 +186,7 @@ async def test_an_endpoint_that_is_always_busy_is_given_up(stage):
     assert len(endpoint.asked) == 12
 
 
-async def test_malformed_calls_are_told_to_the_model_which_tries_again(stage):
+async def test_malformed_calls_return_errors_to_the_model(stage):
     bad = (Call("read_file", '{"path": "a"'), Call("nope"), Call("read_file", {"path": 5, "x": 1}), Call("bash", "[1]"))
     async with ScriptedEndpoint(Say(calls=bad), Say("ok")) as endpoint:
         actor = await stage(endpoint)
@@ -200,7 +200,7 @@ async def test_malformed_calls_are_told_to_the_model_which_tries_again(stage):
     assert all(isinstance(json.loads(call.arguments), dict) for call in actor.messages[1].calls)
 
 
-async def test_calls_in_the_text_are_run(stage):
+async def test_calls_in_text_are_run(stage):
     no_tools = Refuse(400, {"error": {"message": "scripted does not support tools"}})
     call = "<tool_call>\n<function=write_file>\n<parameter=path>\nx\n</parameter>\n<parameter=content>\n1\n</parameter>"
     bad = '<tool_call>{"path": "x"}</tool_call>'
@@ -213,7 +213,7 @@ async def test_calls_in_the_text_are_run(stage):
     assert [event.card.title for event in started] == ["write_file", "Malformed tool call"]
 
 
-async def test_a_model_that_never_stops_is_stopped(stage):
+async def test_rounds_of_a_turn_are_limited(stage):
     async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"
@@ -222,7 +222,7 @@ async def test_a_model_that_never_stops_is_stopped(stage):
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("refusal", "refusal"), ("stop", "end_turn")])
-async def test_how_an_answer_ends_is_how_the_turn_ends(stage, finish, reason):
+async def test_stop_reason_follows_finish_reason(stage, finish, reason):
     async with ScriptedEndpoint(Say("a", finish=finish), Say("", thought="x", finish=finish)) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == reason
@@ -231,7 +231,7 @@ async def test_how_an_answer_ends_is_how_the_turn_ends(stage, finish, reason):
         assert "gave no answer" in actor.notices[0]
 
 
-async def test_a_plan_is_told(stage):
+async def test_plan_is_emitted(stage):
     tasks = [{"content": "look", "status": "completed", "priority": "high"}, {"content": "mend"}]
     async with ScriptedEndpoint(Say(calls=(Call("todo", {"tasks": tasks}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint)
@@ -240,7 +240,7 @@ async def test_a_plan_is_told(stage):
     assert [(entry.content, entry.status) for entry in plan.entries] == [("look", "completed"), ("mend", "pending")]
 
 
-async def test_what_the_user_rejects_is_not_run(stage):
+async def test_rejected_call_is_not_run(stage):
     async with ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch no"}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint, "default")
         actor.verdict = "reject_once"
@@ -250,7 +250,7 @@ async def test_what_the_user_rejects_is_not_run(stage):
     assert "did not allow" in actor.endings[0][1]
 
 
-async def test_the_mode_is_read_anew_each_round(stage):
+async def test_mode_is_read_in_each_turn(stage):
     plan = Say(calls=(Call("bash", {"command": "touch no"}),))
     async with ScriptedEndpoint(plan, Say("b"), Say("c")) as endpoint:
         actor = await stage(endpoint, "plan")
@@ -265,7 +265,7 @@ async def test_the_mode_is_read_anew_each_round(stage):
     assert "bash" in endpoint.asked[2].tools
 
 
-async def test_what_it_costs_is_told(stage):
+async def test_cost_is_emitted(stage):
     priced = {"data": [{"id": "scripted", "limit": {"context": 100_000}, "cost": {"input": 1.0, "output": 10.0}}]}
     async with ScriptedEndpoint(Say("a", tokens=(1000, 100), cached=400), models=priced) as endpoint:
         actor = await stage(endpoint)

@@ -1,22 +1,22 @@
-"""The system prompt: what is in it, and what a project may put there."""
+"""The system prompt: environment, mode, and project instructions."""
 
 import datetime
 from pathlib import Path
 
 import pytest
 
-from helexa.acp.agent.prompt import MOST_NOTES, read_notes, system_prompt
+from helexa.acp.agent.prompt import MAX_NOTE_BYTES, read_notes, system_prompt
 from helexa.acp.config import Endpoint, Settings
 from helexa.acp.host.local import LocalHost
 from helexa.acp.tools.tool import ToolContext
 
 
-def context(cwd: Path, **more) -> ToolContext:
-    settings = Settings(endpoints=(Endpoint(name="e", base_url="http://e/v1"),), default_endpoint="e", **more)
+def context(cwd: Path, **options) -> ToolContext:
+    settings = Settings(endpoints=(Endpoint(name="e", base_url="http://e/v1"),), default_endpoint="e", **options)
     return ToolContext("s", cwd, (cwd, cwd / "more"), cwd / "plans", LocalHost(), settings)
 
 
-async def test_a_projects_notes_are_read_from_its_root_down(tmp_path):
+async def test_notes_are_read_from_the_repository_root_down(tmp_path):
     (tmp_path / "AGENTS.md").write_text("not of the project")
     root = tmp_path / "project"
     inner = root / "a" / "b"
@@ -32,22 +32,22 @@ async def test_a_projects_notes_are_read_from_its_root_down(tmp_path):
     assert "passed over" not in notes
 
 
-async def test_without_a_repository_only_the_folder_counts(tmp_path):
+async def test_notes_outside_a_repository_are_only_of_the_folder(tmp_path):
     (tmp_path / "AGENTS.md").write_text("above")
     (tmp_path / "work").mkdir()
     assert await read_notes(context(tmp_path / "work")) == ""
 
 
-async def test_notes_are_bounded_and_lead_nowhere_else(tmp_path):
+async def test_notes_are_limited_and_do_not_follow_links(tmp_path):
     (tmp_path / "secret").write_text("hush")
     work = tmp_path / "work"
     work.mkdir()
     (work / "AGENTS.md").symlink_to(tmp_path / "secret")
     assert "hush" not in await read_notes(context(work))
     (work / "AGENTS.md").unlink()
-    (work / "AGENTS.md").write_bytes(b"\xff" + b"x" * 10 * MOST_NOTES)
+    (work / "AGENTS.md").write_bytes(b"\xff" + b"x" * 10 * MAX_NOTE_BYTES)
     notes = await read_notes(context(work))
-    assert len(notes) < 2 * MOST_NOTES
+    assert len(notes) < 2 * MAX_NOTE_BYTES
     assert "the file is longer" in notes
     (work / "AGENTS.md").unlink()
     (work / "AGENTS.md").mkdir()
@@ -56,9 +56,9 @@ async def test_notes_are_bounded_and_lead_nowhere_else(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["default", "acceptEdits", "plan", "bypassPermissions"])
-def test_it_says_where_and_how(tmp_path, mode):
-    place = context(tmp_path)
-    prompt = system_prompt(place.settings, place, mode, "be kind")
+def test_system_prompt_contains_environment_and_mode(tmp_path, mode):
+    tool_context = context(tmp_path)
+    prompt = system_prompt(tool_context.settings, tool_context, mode, "be kind")
     assert str(tmp_path) in prompt
     assert str(tmp_path / "more") in prompt
     assert datetime.date.today().isoformat() in prompt
@@ -67,10 +67,10 @@ def test_it_says_where_and_how(tmp_path, mode):
     assert "{" not in prompt
 
 
-def test_the_users_own_prompt_comes_in_its_place(tmp_path):
+def test_custom_prompt_replaces_the_built_in_prompt(tmp_path):
     file = tmp_path / "prompt.md"
     file.write_text("You are {cwd}'s poet. {not} a field")
-    place = context(tmp_path, system_prompt_path=file)
-    prompt = system_prompt(place.settings, place, "default", "")
+    tool_context = context(tmp_path, system_prompt_path=file)
+    prompt = system_prompt(tool_context.settings, tool_context, "default", "")
     assert prompt.startswith(f"You are {tmp_path}'s poet. {{not}} a field")
     assert "coding agent" not in prompt

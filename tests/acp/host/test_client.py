@@ -1,4 +1,4 @@
-"""Files and commands of a client that may refuse, be late or talk nonsense: a terminal is released in every case."""
+"""Files and commands of a client. Errors, timeouts and invalid responses of the client always release the terminal."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,51 +8,51 @@ from typing import Any
 
 import pytest
 
-from helexa.acp.host import client as hosting
+from helexa.acp.host import client as client_module
 from helexa.acp.host.client import ClientHost, open_host
 from helexa.acp.host.host import CommandResult, HostError
 from helexa.acp.host.local import LocalHost
 
-Answer = dict[str, Any] | Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+Response = dict[str, Any] | Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
 @dataclass
 class FakeClient:
-    """Answers by method; what it has no answer to it refuses."""
+    """A client with a response for each method; methods without a response fail."""
 
-    answers: dict[str, Answer] = field(default_factory=dict)
+    responses: dict[str, Response] = field(default_factory=dict)
     reads_files: bool = True
     writes_files: bool = True
     runs_commands: bool = True
-    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append((method, params))
+        self.requests.append((method, params))
         if method == "terminal/release":
             self.released.set()
-        answer = self.answers.get(method)
-        if answer is None:
-            raise HostError(f"the client refused {method}")
-        return answer if isinstance(answer, dict) else await answer(params)
+        response = self.responses.get(method)
+        if response is None:
+            raise HostError(f"the client rejected {method}")
+        return response if isinstance(response, dict) else await response(params)
 
     def methods(self) -> list[str]:
-        return [method.removeprefix("terminal/") for method, _ in self.asked]
+        return [method.removeprefix("terminal/") for method, _ in self.requests]
 
 
-def terminal(**changed: Answer) -> FakeClient:
-    answers: dict[str, Answer] = {
+def terminal(**changed: Response) -> FakeClient:
+    responses: dict[str, Response] = {
         "create": {"terminalId": "t1"},
         "wait_for_exit": {"exitCode": 0},
         "output": {"output": "done\n", "truncated": False},
         "kill": {},
         "release": {},
     }
-    kept = {name: answer for name, answer in (answers | changed).items() if answer is not None}
-    return FakeClient({f"terminal/{name}": answer for name, answer in kept.items()})
+    offered = {name: response for name, response in (responses | changed).items() if response is not None}
+    return FakeClient({f"terminal/{name}": response for name, response in offered.items()})
 
 
-async def never(_: dict[str, Any]) -> dict[str, Any]:
+async def wait_forever(_: dict[str, Any]) -> dict[str, Any]:
     return await asyncio.get_running_loop().create_future()
 
 
@@ -69,52 +69,52 @@ async def run(client: FakeClient, seconds: float = 60) -> CommandResult:
 
 
 async def released(client: FakeClient) -> None:
-    """Wait until the terminal was released; nobody waits for that when a turn is cancelled."""
+    """Wait until the terminal is released, which happens in the background after a cancellation."""
     await client.released.wait()
     assert client.methods().count("release") == 1
 
 
-async def test_a_command_runs_in_a_terminal_of_the_client() -> None:
+async def test_command_runs_in_a_client_terminal() -> None:
     client = terminal()
     assert await run(client) == CommandResult(exit_code=0, signal=None, output="done\n")
     assert client.methods() == ["create", "wait_for_exit", "output", "release"]
-    create = client.asked[0][1]
+    create = client.requests[0][1]
     assert create["sessionId"] == "s1" and create["args"] == ["-c", "make"] and create["cwd"] == "/"
     assert create["outputByteLimit"] == 1000
 
 
-async def test_time_over_is_kill_then_output_then_release() -> None:
-    client = terminal(wait_for_exit=never)
+async def test_timeout_kills_reads_output_and_releases() -> None:
+    client = terminal(wait_for_exit=wait_forever)
     result = await run(client, seconds=0.01)
     assert result.timed_out and result.output == "done\n"
     assert client.methods() == ["create", "wait_for_exit", "kill", "output", "release"]
 
 
 @pytest.mark.parametrize("refused", ["wait_for_exit", "output"])
-async def test_a_refusal_is_a_failure_of_the_tool_and_the_terminal_is_released(refused: str) -> None:
+async def test_client_error_fails_the_tool_and_releases_the_terminal(refused: str) -> None:
     client = terminal()
-    del client.answers[f"terminal/{refused}"]
-    with pytest.raises(HostError, match=f"refused terminal/{refused}"):
+    del client.responses[f"terminal/{refused}"]
+    with pytest.raises(HostError, match=f"rejected terminal/{refused}"):
         await run(client)
     await released(client)
 
 
-async def test_a_kill_that_is_refused_still_releases() -> None:
-    client = terminal(wait_for_exit=never)
-    del client.answers["terminal/kill"]
-    with pytest.raises(HostError, match="refused terminal/kill"):
+async def test_failed_kill_still_releases_the_terminal() -> None:
+    client = terminal(wait_for_exit=wait_forever)
+    del client.responses["terminal/kill"]
+    with pytest.raises(HostError, match="rejected terminal/kill"):
         await run(client, seconds=0.01)
     await released(client)
 
 
-async def test_a_release_that_is_refused_spoils_nothing() -> None:
+async def test_failed_release_does_not_fail_the_command() -> None:
     client = terminal()
-    del client.answers["terminal/release"]
+    del client.responses["terminal/release"]
     assert (await run(client)).exit_code == 0
 
 
 @pytest.mark.parametrize(
-    "answers",
+    "responses",
     [
         {"create": {}},
         {"create": {"terminalId": 7}},
@@ -122,23 +122,23 @@ async def test_a_release_that_is_refused_spoils_nothing() -> None:
         {"output": {}},
     ],
 )
-async def test_nonsense_is_a_failure(answers: dict[str, Answer]) -> None:
-    client = terminal(**answers)
+async def test_invalid_client_response_is_a_host_error(responses: dict[str, Response]) -> None:
+    client = terminal(**responses)
     with pytest.raises(HostError, match="has no"):
         await run(client)
 
 
-async def test_a_strange_exit_status_is_no_status() -> None:
+async def test_invalid_exit_status_is_none() -> None:
     result = await run(terminal(wait_for_exit={"exitCode": "0", "signal": 9}))
     assert (result.exit_code, result.signal, result.timed_out) == (None, None, False)
 
 
-async def test_a_cancelled_command_is_released() -> None:
+async def test_canceled_command_releases_its_terminal() -> None:
     waiting = asyncio.Event()
 
     async def wait(_: dict[str, Any]) -> dict[str, Any]:
         waiting.set()
-        return await never(_)
+        return await wait_forever(_)
 
     client = terminal(wait_for_exit=wait)
     command = asyncio.create_task(run(client))
@@ -149,56 +149,56 @@ async def test_a_cancelled_command_is_released() -> None:
     await released(client)
 
 
-async def test_a_terminal_that_comes_too_late_is_released_all_the_same() -> None:
-    asked, answer = asyncio.Event(), asyncio.get_running_loop().create_future()
+async def test_terminal_created_after_cancellation_is_released() -> None:
+    requests, response = asyncio.Event(), asyncio.get_running_loop().create_future()
 
     async def create(_: dict[str, Any]) -> dict[str, Any]:
-        asked.set()
-        return await answer
+        requests.set()
+        return await response
 
     client = terminal(create=create)
     command = asyncio.create_task(run(client))
-    await asked.wait()
+    await requests.wait()
     command.cancel()
     with pytest.raises(asyncio.CancelledError):
         await command
-    answer.set_result({"terminalId": "late"})
+    response.set_result({"terminalId": "late"})
     await released(client)
-    assert client.asked[-1] == ("terminal/release", {"sessionId": "s1", "terminalId": "late"})
+    assert client.requests[-1] == ("terminal/release", {"sessionId": "s1", "terminalId": "late"})
 
 
-async def test_a_client_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosting, "_ANSWER_SECONDS", 0.01)
-    client = terminal(output=never, release=never)
+async def test_silent_client_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_RESPONSE_SECONDS", 0.01)
+    client = terminal(output=wait_forever, release=wait_forever)
     with pytest.raises(HostError, match="did not answer terminal/output"):
         await run(client)
     await released(client)
 
 
-async def test_files_are_the_client_s_where_it_offers_them(tmp_path: Path) -> None:
+async def test_files_use_the_client_if_supported(tmp_path: Path) -> None:
     client = FakeClient({"fs/read_text_file": {"content": "unsaved"}, "fs/write_text_file": {}})
     (tmp_path / "a").write_text("saved")
     host = open_host(client, "s1")
     assert await host.read_text(tmp_path / "a", line=2, limit=3) == "unsaved"
     await host.write_text(tmp_path / "a", "new")
-    assert client.asked == [
+    assert client.requests == [
         ("fs/read_text_file", {"sessionId": "s1", "path": str(tmp_path / "a"), "line": 2, "limit": 3}),
         ("fs/write_text_file", {"sessionId": "s1", "path": str(tmp_path / "a"), "content": "new"}),
     ]
     assert (tmp_path / "a").read_text() == "saved"
 
 
-async def test_a_refused_file_is_not_taken_from_the_disk(tmp_path: Path) -> None:
+async def test_client_file_error_does_not_fall_back_to_disk(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("saved")
     host = open_host(FakeClient(), "s1")
-    with pytest.raises(HostError, match="refused fs/read_text_file"):
+    with pytest.raises(HostError, match="rejected fs/read_text_file"):
         await host.read_text(tmp_path / "a")
-    with pytest.raises(HostError, match="refused fs/write_text_file"):
+    with pytest.raises(HostError, match="rejected fs/write_text_file"):
         await host.write_text(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "saved"
 
 
-async def test_what_is_not_offered_is_of_this_machine(tmp_path: Path) -> None:
+async def test_missing_capabilities_use_this_machine(tmp_path: Path) -> None:
     async def started(terminal_id: str | None) -> None:
         assert terminal_id is None
 
@@ -206,13 +206,13 @@ async def test_what_is_not_offered_is_of_this_machine(tmp_path: Path) -> None:
     host = open_host(client, "s1")
     await host.write_text(tmp_path / "a", "new")
     result = await host.run("cat a", cwd=tmp_path, timeout_s=60, output_limit=1000, started=started)
-    assert result.output == "new" and client.asked == []
+    assert result.output == "new" and client.requests == []
     silent = FakeClient(reads_files=False, writes_files=False, runs_commands=False)
     assert isinstance(open_host(silent, "s1"), LocalHost)
 
 
-async def test_plans_are_files_of_ours(tmp_path: Path) -> None:
+async def test_plans_are_local_files(tmp_path: Path) -> None:
     client = FakeClient()
     host = open_host(client, "s1", private=[tmp_path / "plans"])
     await host.write_text(tmp_path / "plans/plan.md", "1. think")
-    assert await host.read_text(tmp_path / "plans/plan.md") == "1. think" and client.asked == []
+    assert await host.read_text(tmp_path / "plans/plan.md") == "1. think" and client.requests == []

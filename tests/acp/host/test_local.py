@@ -1,4 +1,4 @@
-"""Commands of this machine: their output, their end, and nothing left of them."""
+"""Local commands: output, timeouts, cancellation, and cleanup of processes and descriptors."""
 
 import asyncio
 import os
@@ -17,8 +17,8 @@ async def run(command: str, cwd: Path, seconds: float = 60, limit: int = 1 << 20
     return await LocalHost().run(command, cwd=cwd, timeout_s=seconds, output_limit=limit, started=started)
 
 
-async def gone(pid: int) -> None:
-    """Wait until a process has ended; one that only waits to be seen off has."""
+async def wait_until_ended(pid: int) -> None:
+    """Wait until a process has ended; a zombie counts as ended."""
     while True:
         try:
             status = Path(f"/proc/{pid}/stat").read_text()
@@ -29,43 +29,43 @@ async def gone(pid: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_output_and_ending_of_a_command(tmp_path: Path) -> None:
+async def test_command_output_and_exit_status(tmp_path: Path) -> None:
     result = await run("pwd; echo oops >&2; exit 3", tmp_path)
     assert result == CommandResult(exit_code=3, signal=None, output=f"{tmp_path}\noops\n")
     assert (await run("kill -TERM $$", tmp_path)).signal == "SIGTERM"
-    assert (await run("cat", tmp_path)).exit_code == 0  # nobody types
+    assert (await run("cat", tmp_path)).exit_code == 0  # stdin is empty
     assert (await run("printf '\\377ok'", tmp_path)).output == "\ufffdok"
 
 
-async def test_only_the_newest_output_is_kept_and_no_character_is_split(tmp_path: Path) -> None:
+async def test_newest_output_is_kept_without_split_characters(tmp_path: Path) -> None:
     result = await run("for i in $(seq 1 20000); do printf 'é€😀'; done; printf end", tmp_path, limit=1000)
     assert result.truncated and result.output.endswith("😀end")
     assert len(result.output.encode()) <= 1000 and "\ufffd" not in result.output
 
 
-async def test_ten_megabytes_are_no_trouble(tmp_path: Path) -> None:
+async def test_ten_megabytes_of_output(tmp_path: Path) -> None:
     result = await run("head -c 10000000 /dev/zero | tr '\\0' x", tmp_path)
     assert result.truncated and len(result.output) == 1 << 20
 
 
-async def test_time_is_bounded_and_what_was_said_is_kept(tmp_path: Path) -> None:
+async def test_timeout_keeps_the_output(tmp_path: Path) -> None:
     result = await run("echo said; trap 'echo asked; exit 0' TERM; sleep 60 & wait", tmp_path, seconds=0.5)
     assert result.timed_out and result.output == "said\nasked\n"
 
 
-async def test_who_does_not_end_is_made_to(tmp_path: Path) -> None:
+async def test_command_ignoring_sigterm_is_killed(tmp_path: Path) -> None:
     result = await run("trap '' TERM; echo $$; while :; do sleep 0.1; done", tmp_path, seconds=0.5)
     assert result.timed_out and result.signal == "SIGKILL"
-    await gone(int(result.output))
+    await wait_until_ended(int(result.output))
 
 
-async def test_what_stays_in_the_background_ends_with_the_command(tmp_path: Path) -> None:
+async def test_background_processes_end_with_the_command(tmp_path: Path) -> None:
     result = await run("sleep 300 & echo $!", tmp_path)
     assert result.exit_code == 0
-    await gone(int(result.output))
+    await wait_until_ended(int(result.output))
 
 
-async def test_a_cancelled_command_leaves_nothing(tmp_path: Path) -> None:
+async def test_canceled_command_leaves_no_process(tmp_path: Path) -> None:
     command = asyncio.create_task(
         run("echo $$ > pid.part; sleep 300 & echo $! >> pid.part; mv pid.part pid; wait", tmp_path)
     )
@@ -76,27 +76,27 @@ async def test_a_cancelled_command_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await command
     for pid in pids.read_text().split():
-        await gone(int(pid))
+        await wait_until_ended(int(pid))
 
 
-async def test_descriptors_are_given_back(tmp_path: Path) -> None:
+async def test_descriptors_are_closed(tmp_path: Path) -> None:
     await run("true", tmp_path)
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    open_descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for _ in range(5):
         await run("true", tmp_path)
         with pytest.raises(HostError):
             await run("true", tmp_path / "absent")
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert len(os.listdir("/proc/self/fd")) == open_descriptors  # noqa: PTH208
 
 
-async def test_a_command_that_cannot_start_is_an_error(tmp_path: Path) -> None:
+async def test_unstartable_command_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="could not be started"):
         await run("true", tmp_path / "absent")
     with pytest.raises(HostError, match="could not be started"):
         await run("echo \0", tmp_path)
 
 
-async def test_keys_are_not_shown_to_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_are_removed_from_command_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "sk-secret")
     monkeypatch.setenv("OTHER", "seen")
 

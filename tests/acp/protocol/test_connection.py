@@ -1,4 +1,4 @@
-"""What clients send, sane or not: each request has one answer, and nothing ends the agent."""
+"""Valid and invalid messages of clients: each request gets one response, and no message ends the agent."""
 
 import json
 from collections.abc import AsyncIterator
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from editors.editor import Editor, Refused, agent_in_memory, memory, settings_for
+from editors.editor import Editor, ErrorResponse, agent_in_memory, memory, settings_for
 from helexa.acp.config import ConfigError
 from helexa.acp.protocol.agent import Agent
 from scripted.endpoint import ScriptedEndpoint
@@ -45,53 +45,53 @@ async def editor(endpoint: ScriptedEndpoint, tmp_path: Path) -> AsyncIterator[Ed
         yield editor
 
 
-async def test_the_handshake(editor: Editor):
-    answer = await editor.initialize()
-    assert answer["protocolVersion"] == 1
-    assert answer["agentCapabilities"]["sessionCapabilities"].keys() >= {"list", "resume", "close", "delete"}
-    assert answer["authMethods"][0].keys() == {"id", "name", "description"}
-    later = await editor.ask("initialize", protocolVersion=7, clientCapabilities={})
-    assert later["protocolVersion"] == 1
+async def test_initialize(editor: Editor):
+    result = await editor.initialize()
+    assert result["protocolVersion"] == 1
+    assert result["agentCapabilities"]["sessionCapabilities"].keys() >= {"list", "resume", "close", "delete"}
+    assert result["authMethods"][0].keys() == {"id", "name", "description"}
+    second_result = await editor.request("initialize", protocolVersion=7, clientCapabilities={})
+    assert second_result["protocolVersion"] == 1
     for version in (None, "1", True):
-        with pytest.raises(Refused) as refused:
-            await editor.ask("initialize", protocolVersion=version)
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request("initialize", protocolVersion=version)
         assert refused.value.error["code"] == -32602
 
 
-async def test_what_is_not_offered_is_refused(editor: Editor, tmp_path: Path):
+async def test_unsupported_methods_and_params_are_rejected(editor: Editor, tmp_path: Path):
     for method in ("session/fork", "fs/read_text_file", "_helexa/x", "nonsense", "providers/list"):
-        with pytest.raises(Refused) as refused:
-            await editor.ask(method)
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request(method)
         assert refused.value.error["code"] == -32601
-    with pytest.raises(Refused) as refused:
-        await editor.ask("session/new", cwd=5, mcpServers=[{"name": "x", "command": ["secret"]}])
+    with pytest.raises(ErrorResponse) as refused:
+        await editor.request("session/new", cwd=5, mcpServers=[{"name": "x", "command": ["secret"]}])
     assert refused.value.error["code"] == -32602
     assert "cwd" in refused.value.error["message"] and "secret" not in json.dumps(refused.value.error)
     acp_server = {"type": "acp", "name": "x", "serverId": "y", "id": "z"}
-    with pytest.raises(Refused) as refused:
-        await editor.ask("session/new", cwd=str(tmp_path), mcpServers=[acp_server])
+    with pytest.raises(ErrorResponse) as refused:
+        await editor.request("session/new", cwd=str(tmp_path), mcpServers=[acp_server])
     assert refused.value.error["code"] == -32602
 
 
-async def test_no_message_ends_the_agent(endpoint: ScriptedEndpoint, tmp_path: Path):
-    """Made-up messages of all shapes: requests are answered once, and a sane one still works in the end."""
-    made: list[Any] = []
+async def test_random_messages_do_not_end_the_agent(endpoint: ScriptedEndpoint, tmp_path: Path):
+    """After random messages, each request has exactly one response, and a valid request still works."""
+    messages: list[Any] = []
 
     @settings(max_examples=250, deadline=None, database=None, derandomize=True)
     @given(message=MESSAGES | JSON)
-    def make(message: Any) -> None:
-        made.append(message)
+    def collect(message: Any) -> None:
+        messages.append(message)
 
-    make()
+    collect()
     async with memory(settings_for(endpoint.url, tmp_path)) as end:
         answered: dict[str, int] = {}
-        for message in made:
+        for message in messages:
             if message is not None:
                 await end.send(message)
         await end.send({"jsonrpc": "2.0", "id": "the end", "method": "initialize", "params": {"protocolVersion": 1}})
         waiting = {
             message["id"]
-            for message in made
+            for message in messages
             if isinstance(message, dict) and isinstance(message.get("method"), str) and _is_id(message.get("id"))
         } | {"the end"}
         while waiting - answered.keys():
@@ -107,21 +107,21 @@ def _is_id(id: Any) -> bool:
     return isinstance(id, int | str) and not isinstance(id, bool)
 
 
-async def test_a_request_can_be_taken_back(endpoint: ScriptedEndpoint, tmp_path: Path):
+async def test_request_can_be_canceled(endpoint: ScriptedEndpoint, tmp_path: Path):
     endpoint.script[:] = [Say("Wait for it", hold_after=3), Say("Done.")]
     async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
         id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
         await editor.until(lambda: editor.text(session))
-        editor.tell("$/cancel_request", requestId=id)
+        editor.notify("$/cancel_request", requestId=id)
         assert (await waiting)["error"]["code"] == -32800
         await endpoint.hung_up.wait()
         for unknown in (id, "x", None, True, [1], {}):
-            editor.tell("$/cancel_request", requestId=unknown)
+            editor.notify("$/cancel_request", requestId=unknown)
         assert await editor.prompt(session, "again") == "end_turn"
 
 
-async def test_an_id_in_use_is_refused(endpoint: ScriptedEndpoint, tmp_path: Path):
+async def test_request_id_in_use_is_rejected(endpoint: ScriptedEndpoint, tmp_path: Path):
     endpoint.script[:] = [Say("Wait", hold_after=2)]
     async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
@@ -133,17 +133,17 @@ async def test_an_id_in_use_is_refused(endpoint: ScriptedEndpoint, tmp_path: Pat
         await editor.until(lambda: [m for m in editor.received if m.get("result", {}).get("stopReason") == "end_turn"])
 
 
-async def test_a_configuration_that_cannot_be_used_refuses_sessions_until_it_is_mended(tmp_path: Path):
+async def test_sessions_are_rejected_until_configuration_is_valid(tmp_path: Path):
     good = settings_for("http://127.0.0.1:9/v1", tmp_path)
-    faults = [ConfigError("config.toml: unknown key 'modle'")] * 2
+    errors = [ConfigError("config.toml: unknown key 'modle'")] * 2
 
     def load() -> Any:
-        if faults:
-            raise faults.pop()
+        if errors:
+            raise errors.pop()
         return good
 
     async with agent_in_memory(load) as editor:
         await editor.initialize()
-        with pytest.raises(Refused, match="unknown key 'modle'"):
+        with pytest.raises(ErrorResponse, match="unknown key 'modle'"):
             await editor.new(tmp_path)
         assert await editor.new(tmp_path)

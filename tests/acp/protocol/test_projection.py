@@ -1,4 +1,4 @@
-"""Updates are what the schema says, live and on replay."""
+"""Conversion of events and history to protocol updates."""
 
 import json
 from importlib.metadata import version
@@ -35,10 +35,10 @@ from helexa.acp.history import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.protocol.initialize import Abilities
-from helexa.acp.protocol.projection import project, replay
+from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.projection import event_updates, replay
 
-ALL = Abilities(notices=True, compactions=True)
+ALL = ClientCapabilities(notices=True, compactions=True)
 CARD = Card(
     "Edit a.py",
     "edit",
@@ -58,8 +58,8 @@ EVENTS: list[Event] = [
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_updates_are_those_of_the_schema(event: Event):
-    (update,) = project(event, ALL)
+def test_updates_match_the_schema(event: Event):
+    (update,) = event_updates(event, ALL)
 
     notification = schema.SessionNotification.model_validate({"sessionId": "s", "update": update})
 
@@ -69,17 +69,17 @@ def test_updates_are_those_of_the_schema(event: Event):
     assert dumped == update
 
 
-def test_what_a_client_does_not_know_comes_as_a_thought():
+def test_unsupported_updates_become_thoughts():
     for event in (Notice("slow", "warning"), CompactionChanged("k", "completed", summary="all")):
-        (update,) = project(event, Abilities())
+        (update,) = event_updates(event, ClientCapabilities())
         assert update["sessionUpdate"] == "agent_thought_chunk"
-    assert project(CompactionDelta("k", "x"), Abilities()) == []
-    assert project(UsageChanged(10, None), ALL) == []
+    assert event_updates(CompactionDelta("k", "x"), ClientCapabilities()) == []
+    assert event_updates(UsageChanged(10, None), ALL) == []
 
 
-def test_notices_and_compactions_of_clients_that_know_them():
-    (notice,) = project(Notice("slow", "warning"), ALL)
-    (compaction,) = project(CompactionChanged("k", "failed", error="no room"), ALL)
+def test_supported_notices_and_compactions_are_updates():
+    (notice,) = event_updates(Notice("slow", "warning"), ALL)
+    (compaction,) = event_updates(CompactionChanged("k", "failed", error="no room"), ALL)
 
     assert notice == {"sessionUpdate": "notice", "severity": "warning", "title": "slow"}
     assert compaction == {
@@ -90,7 +90,7 @@ def test_notices_and_compactions_of_clients_that_know_them():
     }
 
 
-def test_replay_says_what_was_said_live():
+def test_replay_equals_live_updates():
     live = [
         ThoughtDelta("m1", "hm"),
         TextDelta("m1", "I edit."),
@@ -108,10 +108,10 @@ def test_replay_says_what_was_said_live():
     updates = list(replay(history, ALL))
 
     assert [update["sessionUpdate"] for update in updates[:2]] == ["user_message_chunk"] * 2
-    assert updates[2:] == [update for event in live for update in project(event, ALL)]
+    assert updates[2:] == [update for event in live for update in event_updates(event, ALL)]
 
 
-def test_replay_closes_what_has_no_end():
+def test_replay_ends_unfinished_calls():
     broken = [
         AssistantMessage("m1", calls=(ToolCall("c1", "bash", "{not json"),)),
         Summary("k", "all of it"),

@@ -1,4 +1,4 @@
-"""The protocol's own Python SDK as the client, in memory: every message of the agent is one that it can read."""
+"""The agent in memory with the protocol's Python SDK as the client, which validates every message."""
 
 import asyncio
 from pathlib import Path
@@ -15,7 +15,7 @@ from scripted.steps import Call, Say
 
 
 class Client:
-    """Keeps updates as the SDK reads them, and says yes."""
+    """A client that records updates and allows every call."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +40,7 @@ class Client:
         return schema.WriteTextFileResponse()
 
 
-async def test_a_session_from_its_start_to_its_end(tmp_path: Path):
+async def test_session_lifecycle(tmp_path: Path):
     (tmp_path / "a.txt").write_text("one\n")
     edit = Call("edit_file", {"path": "a.txt", "old_text": "one", "new_text": "two"})
     plan = Call("todo", {"tasks": [{"content": "edit"}]})
@@ -57,10 +57,10 @@ async def test_a_session_from_its_start_to_its_end(tmp_path: Path):
         session = await agent.new_session(cwd=str(tmp_path), mcp_servers=[])
         modes = await agent.set_session_mode(mode_id="default", session_id=session.session_id)
         assert modes is not None
-        answer = await agent.prompt(
+        response = await agent.prompt(
             prompt=[schema.TextContentBlock(type="text", text="go")], session_id=session.session_id
         )
-        assert answer.stop_reason == "end_turn"
+        assert response.stop_reason == "end_turn"
         assert (tmp_path / "a.txt").read_text() == "two\n"
         kinds = {update.session_update for update in client.updates}
         assert kinds >= {"agent_message_chunk", "agent_thought_chunk", "tool_call", "tool_call_update", "plan"}

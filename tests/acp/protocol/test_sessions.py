@@ -1,4 +1,4 @@
-"""Sessions over the wire: what is said of them, when, and what is left of them."""
+"""Sessions over the protocol: order of updates, replay, lists, choices, and authentication."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from editors.editor import Editor, Refused, agent_in_memory, settings_for
+from editors.editor import Editor, ErrorResponse, agent_in_memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
 from scripted.steps import Say
 
@@ -31,28 +31,28 @@ def work(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def place_of_response(editor: Editor, id: int) -> int:
+def index_of_response(editor: Editor, id: int) -> int:
     return next(n for n, message in enumerate(editor.received) if message.get("id") == id and "method" not in message)
 
 
-def place_of_update(editor: Editor, session_id: str, kind: str | None = None, after: int = 0) -> int:
+def index_of_update(editor: Editor, session_id: str, kind: str | None = None, start: int = 0) -> int:
     return next(
         n
         for n, message in enumerate(editor.received)
-        if n >= after
+        if n >= start
         and message.get("method") == "session/update"
         and message["params"]["sessionId"] == session_id
         and kind in (None, message["params"]["update"]["sessionUpdate"])
     )
 
 
-async def test_a_new_session_tells_of_itself_after_its_response(editor: Editor, work: Path):
+async def test_updates_of_new_session_follow_its_response(editor: Editor, work: Path):
     id, waiting = editor.start("session/new", cwd=str(work), mcpServers=[])
     result = (await waiting)["result"]
     session = result["sessionId"]
     await editor.until(lambda: editor.updates(session, "available_commands_update"))
 
-    assert place_of_response(editor, id) < place_of_update(editor, session)
+    assert index_of_response(editor, id) < index_of_update(editor, session)
     options = {option["id"]: option for option in result["configOptions"]}
     assert list(options)[:2] == ["mode", "model"]
     assert options["mode"]["currentValue"] == result["modes"]["currentModeId"] == "default"
@@ -64,12 +64,12 @@ async def test_a_new_session_tells_of_itself_after_its_response(editor: Editor, 
     assert names == ["compact", "model", "mode", "status", "clear", "init", "help"]
 
 
-async def test_the_order_holds_under_stress(editor: Editor, work: Path):
-    """Many sessions are opened, loaded, resumed and talked to at once: no update comes before its response."""
+async def test_update_order_with_many_sessions(editor: Editor, work: Path):
+    """Of many concurrent sessions, only the replay of `session/load` precedes the response."""
     ids = await asyncio.gather(*(editor.new(work) for _ in range(20)))
     assert len(set(ids)) == 20
     await asyncio.gather(*(editor.prompt(id, f"hi {id}") for id in ids))
-    began = len(editor.received)
+    received_before = len(editor.received)
 
     async def reopen(session: str, method: str) -> tuple[str, str, int]:
         id, waiting = editor.start(method, sessionId=session, cwd=str(work), mcpServers=[])
@@ -82,41 +82,45 @@ async def test_the_order_holds_under_stress(editor: Editor, work: Path):
     )
     new = [opening for opening in opened if isinstance(opening, str)]
     await editor.until(lambda: all(editor.updates(id, "available_commands_update") for id in new))
-    again = [opening for opening in opened if not isinstance(opening, str)]
-    await editor.until(lambda: all(len(editor.updates(id, "available_commands_update")) == 2 for id, _, _ in again))
+    replayed_texts = [opening for opening in opened if not isinstance(opening, str)]
+    await editor.until(
+        lambda: all(len(editor.updates(id, "available_commands_update")) == 2 for id, _, _ in replayed_texts)
+    )
 
-    for session, method, id in again:
-        answered = place_of_response(editor, id)
-        commands = place_of_update(editor, session, "available_commands_update", began)
-        first = place_of_update(editor, session, None, began)
+    for session, method, id in replayed_texts:
+        answered = index_of_response(editor, id)
+        commands = index_of_update(editor, session, "available_commands_update", received_before)
+        first = index_of_update(editor, session, None, received_before)
         assert answered < commands
         assert (first < answered) == (method == "session/load")
     for session in new:
         answered = next(
             n for n, message in enumerate(editor.received) if message.get("result", {}).get("sessionId") == session
         )
-        assert answered < place_of_update(editor, session)
+        assert answered < index_of_update(editor, session)
 
 
-async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Path, endpoint: ScriptedEndpoint):
+async def test_load_replays_history_and_resume_does_not(editor: Editor, work: Path, endpoint: ScriptedEndpoint):
     session = await editor.new(work)
     assert await editor.prompt(session, "Say hello") == "end_turn"
     live = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
-    await editor.ask("session/close", sessionId=session)
+    await editor.request("session/close", sessionId=session)
 
     editor.received.clear()
-    loaded = await editor.ask("session/load", sessionId=session, cwd=str(work), mcpServers=[])
+    loaded = await editor.request("session/load", sessionId=session, cwd=str(work), mcpServers=[])
     replayed = [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
     assert "sessionId" not in loaded and "configOptions" in loaded and "modes" in loaded
     assert replayed[0]["content"] == {"type": "text", "text": "Say hello"}
-    said = {kind: "".join(c["content"]["text"] for c in live if c["sessionUpdate"] == kind) for kind in KINDS}
-    again = {kind: "".join(c["content"]["text"] for c in replayed if c["sessionUpdate"] == kind) for kind in KINDS}
-    assert said == again == {"agent_message_chunk": "Hello.", "agent_thought_chunk": "hm"}
+    text = {kind: "".join(c["content"]["text"] for c in live if c["sessionUpdate"] == kind) for kind in KINDS}
+    replayed_texts = {
+        kind: "".join(c["content"]["text"] for c in replayed if c["sessionUpdate"] == kind) for kind in KINDS
+    }
+    assert text == replayed_texts == {"agent_message_chunk": "Hello.", "agent_thought_chunk": "hm"}
     assert {update["messageId"] for update in live} == {update["messageId"] for update in replayed[1:]}
 
     await editor.until(lambda: editor.updates(session, "available_commands_update"))
     editor.received.clear()
-    await editor.ask("session/resume", sessionId=session, cwd=str(work))
+    await editor.request("session/resume", sessionId=session, cwd=str(work))
     await editor.until(lambda: editor.updates(session, "available_commands_update"))
     assert not [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
     await editor.prompt(session, "And again")
@@ -127,55 +131,57 @@ async def test_load_tells_all_again_and_resume_nothing(editor: Editor, work: Pat
 KINDS = ("agent_message_chunk", "agent_thought_chunk")
 
 
-async def test_a_session_gets_a_title_and_is_listed_by_folder(editor: Editor, work: Path, tmp_path: Path):
+async def test_session_has_title_and_is_listed_by_folder(editor: Editor, work: Path, tmp_path: Path):
     session = await editor.new(work)
     await editor.prompt(session, "Please  mend\nthe " + "very " * 30 + "old gate")
     (info,) = editor.updates(session, "session_info_update")
-    other = await editor.new(tmp_path)
+    other_session = await editor.new(tmp_path)
 
-    listed = (await editor.ask("session/list", cwd=str(work)))["sessions"]
+    listed = (await editor.request("session/list", cwd=str(work)))["sessions"]
     assert [(line["sessionId"], line["cwd"], line["title"]) for line in listed] == [(session, str(work), info["title"])]
     assert info["title"].startswith("Please mend the very") and len(info["title"]) <= 60
-    both = (await editor.ask("session/list"))["sessions"]
-    assert {line["sessionId"] for line in both} == {session, other}
-    with pytest.raises(Refused, match="cursor"):
-        await editor.ask("session/list", cursor="what?")
+    both = (await editor.request("session/list"))["sessions"]
+    assert {line["sessionId"] for line in both} == {session, other_session}
+    with pytest.raises(ErrorResponse, match="cursor"):
+        await editor.request("session/list", cursor="what?")
 
 
-async def test_close_keeps_and_delete_removes(editor: Editor, work: Path):
+async def test_closed_session_can_be_resumed_and_deleted_one_cannot(editor: Editor, work: Path):
     session = await editor.new(work)
-    await editor.ask("session/close", sessionId=session)
-    with pytest.raises(Refused, match="no session"):
+    await editor.request("session/close", sessionId=session)
+    with pytest.raises(ErrorResponse, match="no session"):
         await editor.prompt(session, "hi")
-    await editor.ask("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
-    await editor.ask("session/delete", sessionId=session)
-    await editor.ask("session/delete", sessionId=session)
+    await editor.request("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
+    await editor.request("session/delete", sessionId=session)
+    await editor.request("session/delete", sessionId=session)
 
-    assert (await editor.ask("session/list"))["sessions"] == []
+    assert (await editor.request("session/list"))["sessions"] == []
     for method in ("session/load", "session/resume"):
-        with pytest.raises(Refused) as refused:
-            await editor.ask(method, sessionId=session, cwd=str(work), mcpServers=[])
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request(method, sessionId=session, cwd=str(work), mcpServers=[])
         assert refused.value.error["code"] == -32002
-    with pytest.raises(Refused, match="no session"):
-        await editor.ask("session/close", sessionId=session)
+    with pytest.raises(ErrorResponse, match="no session"):
+        await editor.request("session/close", sessionId=session)
 
 
-async def test_choices_are_in_step_in_old_and_new_words(editor: Editor, work: Path):
+async def test_modes_and_config_options_stay_consistent(editor: Editor, work: Path):
     session = await editor.new(work)
-    answer = await editor.ask("session/set_config_option", sessionId=session, configId="mode", value="plan")
-    assert {option["id"]: option["currentValue"] for option in answer["configOptions"]}["mode"] == "plan"
+    result = await editor.request("session/set_config_option", sessionId=session, configId="mode", value="plan")
+    assert {option["id"]: option["currentValue"] for option in result["configOptions"]}["mode"] == "plan"
     update = await editor.until(lambda: editor.updates(session, "current_mode_update"))
     assert update[-1]["currentModeId"] == "plan"
 
-    await editor.ask("session/set_mode", sessionId=session, modeId="acceptEdits")
+    await editor.request("session/set_mode", sessionId=session, modeId="acceptEdits")
     await editor.until(lambda: len(editor.updates(session, "current_mode_update")) == 2)
     update = await editor.until(lambda: editor.updates(session, "config_option_update"))
     assert update[-1]["configOptions"][0]["currentValue"] == "acceptEdits"
 
-    await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:other:7b")
-    await editor.ask("session/set_config_option", sessionId=session, configId="temperature", value="precise")
-    answer = await editor.ask("session/set_config_option", sessionId=session, configId="thought_level", value="high")
-    values = {option["id"]: option["currentValue"] for option in answer["configOptions"]}
+    await editor.request("session/set_config_option", sessionId=session, configId="model", value="default:other:7b")
+    await editor.request("session/set_config_option", sessionId=session, configId="temperature", value="precise")
+    result = await editor.request(
+        "session/set_config_option", sessionId=session, configId="thought_level", value="high"
+    )
+    values = {option["id"]: option["currentValue"] for option in result["configOptions"]}
     assert values == {
         "mode": "acceptEdits",
         "model": "default:other:7b",
@@ -183,85 +189,87 @@ async def test_choices_are_in_step_in_old_and_new_words(editor: Editor, work: Pa
         "temperature": "precise",
     }
     for option, value in (("mode", "yolo"), ("model", ""), ("thought_level", "9"), ("colour", "red")):
-        with pytest.raises(Refused) as refused:
-            await editor.ask("session/set_config_option", sessionId=session, configId=option, value=value)
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request("session/set_config_option", sessionId=session, configId=option, value=value)
         assert refused.value.error["code"] == -32602
 
 
-async def test_model_that_the_endpoint_does_not_serve_is_refused(editor: Editor, work: Path):
+async def test_unlisted_model_is_rejected(editor: Editor, work: Path):
     session = await editor.new(work)
     for value, hint in (
         ("default:scriptd", "did you mean 'scripted'?"),
-        ("gpt", "there are: scripted, other, other:7b"),
+        ("gpt", "known names: scripted, other, other:7b"),
     ):
-        with pytest.raises(Refused) as refused:
-            await editor.ask("session/set_config_option", sessionId=session, configId="model", value=value)
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request("session/set_config_option", sessionId=session, configId="model", value=value)
         model = value.removeprefix("default:")
         assert refused.value.error["message"] == f"Invalid params: default has no model '{model}'; {hint}"
     await editor.prompt(session, "/model scriptd")
-    said = "".join(update["content"]["text"] for update in editor.updates(session, "agent_message_chunk"))
-    assert said == "The model is still `default:scripted`: default has no model 'scriptd'; did you mean 'scripted'?"
+    text = "".join(update["content"]["text"] for update in editor.updates(session, "agent_message_chunk"))
+    assert text == "The model is still `default:scripted`: default has no model 'scriptd'; did you mean 'scripted'?"
 
 
 async def test_unreachable_endpoint_is_an_error_of_the_prompt(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, work: Path
 ):
-    monkeypatch.setattr("helexa.acp.agent.loop.MOST_BLIND_RETRIES", 0)
+    monkeypatch.setattr("helexa.acp.agent.loop.MAX_BLIND_RETRIES", 0)
     work.mkdir()
     async with agent_in_memory(settings_for("http://127.0.0.1:1/v1", tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
-        with pytest.raises(Refused) as refused:
-            await editor.ask("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
     assert refused.value.error["code"] == -32603
     assert refused.value.error["data"] == {"kind": "unavailable"}
     assert "127.0.0.1:1" in refused.value.error["message"]
 
 
-async def test_the_last_choices_of_a_project_are_remembered(endpoint: ScriptedEndpoint, tmp_path: Path, work: Path):
+async def test_new_session_uses_saved_choices_of_the_project(endpoint: ScriptedEndpoint, tmp_path: Path, work: Path):
     work.mkdir()
     settings = settings_for(endpoint.url, tmp_path)
     async with agent_in_memory(settings) as editor:
         session = await editor.new(work)
-        await editor.ask("session/set_config_option", sessionId=session, configId="model", value="default:other")
-        await editor.ask("session/set_mode", sessionId=session, modeId="plan")
+        await editor.request("session/set_config_option", sessionId=session, configId="model", value="default:other")
+        await editor.request("session/set_mode", sessionId=session, modeId="plan")
     async with agent_in_memory(settings) as editor:
-        again = await editor.ask("session/new", cwd=str(work), mcpServers=[])
-        values = {option["id"]: option["currentValue"] for option in again["configOptions"]}
+        replayed_texts = await editor.request("session/new", cwd=str(work), mcpServers=[])
+        values = {option["id"]: option["currentValue"] for option in replayed_texts["configOptions"]}
         assert (values["model"], values["mode"]) == ("default:other", "plan")
-        await editor.ask("session/set_mode", sessionId=again["sessionId"], modeId="bypassPermissions")
-        resumed = await editor.ask("session/resume", sessionId=again["sessionId"], cwd=str(work), mcpServers=[])
+        await editor.request("session/set_mode", sessionId=replayed_texts["sessionId"], modeId="bypassPermissions")
+        resumed = await editor.request(
+            "session/resume", sessionId=replayed_texts["sessionId"], cwd=str(work), mcpServers=[]
+        )
         assert resumed["modes"]["currentModeId"] == "bypassPermissions"
-        fresh = await editor.ask("session/new", cwd=str(work), mcpServers=[])
-        assert fresh["modes"]["currentModeId"] == "plan"  # not asking at all is chosen anew each time
+        fresh = await editor.request("session/new", cwd=str(work), mcpServers=[])
+        assert fresh["modes"]["currentModeId"] == "plan"  # bypassPermissions is not saved
 
 
-async def test_folders_must_be_there(editor: Editor, work: Path):
+async def test_invalid_folders_are_rejected(editor: Editor, work: Path):
     for cwd in ("relative", str(work / "missing"), "/\0", "", "/" + "x" * 5000):
-        with pytest.raises(Refused) as refused:
-            await editor.ask("session/new", cwd=cwd, mcpServers=[])
+        with pytest.raises(ErrorResponse) as refused:
+            await editor.request("session/new", cwd=cwd, mcpServers=[])
         assert refused.value.error["code"] == -32602
-    with pytest.raises(Refused, match="absolute"):
-        await editor.ask("session/new", cwd=str(work), mcpServers=[], additionalDirectories=["x"])
+    with pytest.raises(ErrorResponse, match="absolute"):
+        await editor.request("session/new", cwd=str(work), mcpServers=[], additionalDirectories=["x"])
 
 
-async def test_signing_out_ends_sessions_until_one_signs_in(editor: Editor, work: Path):
+async def test_logout_ends_sessions_until_authenticate(editor: Editor, work: Path):
     session = await editor.new(work)
-    await editor.ask("logout")
-    with pytest.raises(Refused) as refused:
+    await editor.request("logout")
+    with pytest.raises(ErrorResponse) as refused:
         await editor.new(work)
     assert refused.value.error["code"] == -32000
-    with pytest.raises(Refused, match="methodId"):
-        await editor.ask("authenticate", methodId="magic")
-    await editor.ask("authenticate", methodId="configuration")
-    assert await editor.ask("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
+    with pytest.raises(ErrorResponse, match="methodId"):
+        await editor.request("authenticate", methodId="magic")
+    await editor.request("authenticate", methodId="configuration")
+    assert await editor.request("session/resume", sessionId=session, cwd=str(work), mcpServers=[])
 
 
-async def test_models_that_are_found_late_are_told_and_taken(
+async def test_late_model_list_updates_options_and_default(
     endpoint: ScriptedEndpoint, tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
 ):
     work.mkdir()
-    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_PATIENCE_S", 0.01)
+    monkeypatch.setattr("helexa.acp.protocol.agent.MODELS_WAIT_S", 0.01)
     endpoint.listing.clear()
     endpoint.models = {"data": [{"id": "found", "object": "model", "context_length": 20000}]}
     async with agent_in_memory(settings_for(endpoint.url, tmp_path, default_model="helexa/large")) as editor:

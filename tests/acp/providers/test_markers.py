@@ -1,4 +1,4 @@
-"""Calls as text: found however the answer arrives, and nothing of it lost."""
+"""The parser of calls and reasoning in text gives the same result for any chunks and loses no text."""
 
 import itertools
 
@@ -7,16 +7,16 @@ import pytest
 from helexa.acp.providers.markers import Body, MarkerParser, Text, Thought
 
 
-def pieces(parts, *, fences=False):
-    """What comes out, neighbours of one kind joined."""
+def parse(chunks, *, fences=False):
+    """Return the parsed segments, with adjacent segments of one kind joined."""
     parser = MarkerParser(fences=fences)
-    found = [piece for part in parts for piece in parser.feed(part)] + parser.finish()
+    segments = [segment for chunk in chunks for segment in parser.feed(chunk)] + parser.finish()
     joined = []
-    for kind, group in itertools.groupby(found, type):
+    for kind, items in itertools.groupby(segments, type):
         if kind is Body:
-            joined.extend((kind, piece.text, piece.closed) for piece in group)
+            joined.extend((kind, segment.text, segment.closed) for segment in items)
         else:
-            joined.append((kind, "".join(piece.text for piece in group)))
+            joined.append((kind, "".join(segment.text for segment in items)))
     return joined
 
 
@@ -47,15 +47,15 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_cut_alike_wherever_it_is_split(name):
+def test_parser_result_does_not_depend_on_chunk_boundaries(name):
     answer, expected = ANSWERS[name]
-    assert pieces([answer]) == expected
-    assert pieces(answer) == expected
+    assert parse([answer]) == expected
+    assert parse(answer) == expected
     for at in range(len(answer)):
-        assert pieces([answer[:at], answer[at:]]) == expected
+        assert parse([answer[:at], answer[at:]]) == expected
 
 
-def test_text_does_not_wait():
+def test_text_is_returned_as_soon_as_possible():
     parser = MarkerParser(fences=False)
     assert parser.feed("Hello, ") == [Text("Hello, ")]
     assert parser.feed("a<b") == [Text("a<b")]
@@ -63,15 +63,15 @@ def test_text_does_not_wait():
     assert parser.feed("ad>") == [Text("<toad>")]
 
 
-def test_a_quoted_call_is_text_where_calls_come_otherwise():
+def test_call_in_code_block_is_text_with_fences():
     answer = "So:\n```\n<tool_call>1</tool_call>\n```\n<tool_call>2</tool_call>"
     quoted = [(Text, "So:\n```\n<tool_call>1</tool_call>\n```\n"), (Body, "2", True)]
-    assert pieces([answer], fences=True) == pieces(answer, fences=True) == quoted
-    assert [kind for kind, *_ in pieces(answer)] == [Text, Body, Text, Body]
+    assert parse([answer], fences=True) == parse(answer, fences=True) == quoted
+    assert [kind for kind, *_ in parse(answer)] == [Text, Body, Text, Body]
 
 
 @pytest.mark.parametrize("answer", ["<tool_call>oops", "<function=a>", "<tool_call>x</tool_call>"])
-def test_a_call_keeps_how_it_was_written(answer):
+def test_body_keeps_the_verbatim_call(answer):
     parser = MarkerParser(fences=False)
     (body,) = parser.feed(answer) + parser.finish()
     assert isinstance(body, Body)

@@ -1,4 +1,4 @@
-"""Who serves what: lists of many makes, endpoints that fail, dialects that are found out."""
+"""Models of endpoints: lists of different servers, failing endpoints, and detection of the wire API."""
 
 import asyncio
 
@@ -55,11 +55,11 @@ ANTHROPIC = {
         ({"id": "odd", "limit": 5, "cost": [], "max_model_len": "many", "capabilities": 7}, ModelCard("odd")),
     ],
 )
-def test_every_make_of_list_is_read(entry, card):
+def test_model_entries_of_all_servers_are_read(entry, card):
     assert model_cards({"object": "list", "data": [entry]}) == [card]
 
 
-def test_what_cannot_chat_or_makes_no_sense_is_passed_over():
+def test_non_chat_and_invalid_entries_are_skipped():
     entries = [{"id": "e", "type": "embeddings"}, {"id": ""}, {"id": 5}, 7, {"id": "a\nb"}, {"id": "a"}, {"id": "a"}]
     assert model_cards({"models": entries}) == [ModelCard("a")]
     assert len(model_cards([{"id": str(n)} for n in range(10_000)])) < 10_000
@@ -71,7 +71,7 @@ def settings(*endpoints):
     return Settings(endpoints=endpoints, default_endpoint=endpoints[0].name)
 
 
-async def test_all_endpoints_are_asked_and_one_that_fails_is_named():
+async def test_refresh_reads_all_endpoints_and_reports_failures():
     listing = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 5000}]}
     refusing = Refuse(401, {"error": {"message": "no"}})
     async with ScriptedEndpoint(models=listing) as first, ScriptedEndpoint(models=refusing) as second:
@@ -97,7 +97,7 @@ async def test_all_endpoints_are_asked_and_one_that_fails_is_named():
         await models.close()
 
 
-async def test_one_that_is_silent_is_not_waited_for():
+async def test_silent_endpoint_times_out():
     async def silent(reader, writer):
         await reader.read()
         writer.close()
@@ -112,7 +112,7 @@ async def test_one_that_is_silent_is_not_waited_for():
         await models.close()
 
 
-async def test_a_default_that_nobody_chose_gives_way_to_what_is_there():
+async def test_built_in_default_model_yields_to_listed_models():
     async with ScriptedEndpoint(models={"data": [{"id": "a"}]}) as endpoint:
         models = Models(settings(Endpoint(name="one", base_url=endpoint.url, default_model="helexa/large")))
         assert models.default() == ModelChoice("one", "helexa/large")
@@ -121,18 +121,18 @@ async def test_a_default_that_nobody_chose_gives_way_to_what_is_there():
         await models.close()
 
 
-def test_how_a_model_is_named():
+def test_parse_model_names():
     models = Models(settings(Endpoint(name="home", base_url="http://a/v1"), Endpoint(name="b", base_url="http://b/v1")))
     assert models.parse("b:x:y") == ModelChoice("b", "x:y")
     assert models.parse("qwen3:8b") == ModelChoice("home", "qwen3:8b")
     assert models.parse("b:") == ModelChoice("home", "b:")
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="name is empty"):
         models.parse("")
 
 
-async def test_an_endpoint_that_is_not_there_is_an_error():
+async def test_unknown_endpoint_is_an_error():
     models = Models(settings(Endpoint(name="home", base_url="http://a/v1")))
-    with pytest.raises(ProviderError, match="no endpoint 'else'; there are: home"):
+    with pytest.raises(ProviderError, match="no endpoint 'else'; known endpoints: home"):
         await models.provider(ModelChoice("else", "m"))
 
 
@@ -144,7 +144,7 @@ async def test_an_endpoint_that_is_not_there_is_an_error():
         ({"/v1/messages"}, "/messages"),
     ],
 )
-async def test_the_dialect_of_an_endpoint_is_found_out(routes, path):
+async def test_auto_probes_the_wire_api(routes, path):
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = routes
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
@@ -154,11 +154,11 @@ async def test_the_dialect_of_an_endpoint_is_found_out(routes, path):
         await models.close()
 
 
-async def test_an_endpoint_that_speaks_nothing_we_know_says_so():
+async def test_probe_without_known_api_is_an_error():
     async with ScriptedEndpoint() as endpoint:
         endpoint.routes = set()
         models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))
-        with pytest.raises(ProviderError, match="speaks none of openai-chat"):
+        with pytest.raises(ProviderError, match="supports none of openai-chat"):
             await models.provider(ModelChoice("e", "m"))
         await models.close()
     models = Models(settings(Endpoint(name="e", base_url=endpoint.url, wire_api="auto")))

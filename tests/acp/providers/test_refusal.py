@@ -1,12 +1,12 @@
-"""Refusals as servers write them, and what is made of them."""
+"""Conversion of servers' error responses to `ProviderError`."""
 
 import pytest
 
-from helexa.acp.providers.rejection import LONGEST_MESSAGE, refusal
+from helexa.acp.providers.rejection import MAX_MESSAGE_CHARACTERS, provider_error
 
 
 def read(status, body, headers=None):
-    return refusal("home", status, body, headers or {}, ["sk-secret", ""])
+    return provider_error("home", status, body, headers or {}, ["sk-secret", ""])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def read(status, body, headers=None):
         (200, None, "unavailable"),
     ],
 )
-def test_kinds(status, body, kind):
+def test_error_kind(status, body, kind):
     assert read(status, body).kind == kind
 
 
@@ -59,7 +59,7 @@ def test_kinds(status, body, kind):
         (400, {"error": {"message": "Please reduce the length of the messages or completion."}}, None),
     ],
 )
-def test_what_is_too_long_says_how_much_fits(status, body, limit):
+def test_context_limit_is_read_from_the_error(status, body, limit):
     error = read(status, body)
     assert (error.kind, error.context_limit) == ("context_limit", limit)
 
@@ -68,23 +68,23 @@ def test_what_is_too_long_says_how_much_fits(status, body, limit):
     ("text", "seconds"),
     [("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("", None), ("soon", None), ("inf", None), ("nan", None)],
 )
-def test_when_to_come_back(text, seconds):
+def test_retry_after_seconds(text, seconds):
     assert read(503, {}, {"retry-after": text}).retry_after == seconds
 
 
-def test_a_date_to_come_back_at():
+def test_retry_after_date():
     seconds = read(503, {}, {"retry-after": "Wed, 21 Oct 2099 07:28:00 GMT"}).retry_after
     assert seconds is not None
     assert seconds > 1e6
 
 
-def test_the_sentence_names_the_endpoint_quotes_the_server_and_keeps_secrets():
+def test_message_names_endpoint_quotes_server_and_hides_secrets():
     message = read(400, {"error": {"message": "bad\nkey sk-secret " + "x" * 9999}}).message
-    assert message.startswith("home refused the request: bad key *** xxx")
-    assert len(message) < LONGEST_MESSAGE + 50
-    named = {"error": {"message": "not for this model", "param": "reasoning_effort"}}
-    assert read(400, named).message.endswith("not for this model (reasoning_effort)")
-    assert read(502, "<html>").message == "home cannot answer for the moment (HTTP 502)"
+    assert message.startswith("home rejected the request: bad key *** xxx")
+    assert len(message) < MAX_MESSAGE_CHARACTERS + 50
+    with_parameter = {"error": {"message": "not for this model", "param": "reasoning_effort"}}
+    assert read(400, with_parameter).message.endswith("not for this model (reasoning_effort)")
+    assert read(502, "<html>").message == "home is temporarily unavailable (HTTP 502)"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""Calls as models write them."""
+"""Parsing and repair of tool calls with the format errors of small models."""
 
 import json
 
 import pytest
 
-from helexa.acp.providers.repair import MalformedCall, WholeCall, repair
+from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
 
 
 def _schema(required, *optional, **types):
@@ -21,38 +21,38 @@ SCHEMAS = {
     "todo": _schema(["items", "done"], items="array", done="boolean"),
 }
 
-READ = WholeCall("read_file", {"path": "a"})
+READ = ParsedCall("read_file", {"path": "a"})
 
 
 @pytest.mark.parametrize(
     ("name", "text", "call"),
     [
         ("read_file", '{"path": "a"}', READ),
-        ("read_file", "", WholeCall("read_file", {})),
-        ("read_file", "null", WholeCall("read_file", {})),
+        ("read_file", "", ParsedCall("read_file", {})),
+        ("read_file", "null", ParsedCall("read_file", {})),
         ("read_file", '{"path": "a"}}}}', READ),
         ("read_file", '{"path": "a"} }\n}', READ),
         ("read_file", '"{\\"path\\": \\"a\\"}"', READ),
         (
             "write_file",
             '{"path": "a", "content": "1\n\t2"}',
-            WholeCall("write_file", {"path": "a", "content": "1\n\t2"}),
+            ParsedCall("write_file", {"path": "a", "content": "1\n\t2"}),
         ),
-        ("mcp_thing", '{"any": 1}', WholeCall("mcp_thing", {"any": 1})),
+        ("mcp_thing", '{"any": 1}', ParsedCall("mcp_thing", {"any": 1})),
         ("", '{"name": "read_file", "arguments": {"path": "a"}}', READ),
         ("", '{"name": "read_file", "parameters": {"path": "a"}}}', READ),
         ("", '{"name": "read_file", "arguments": "{\\"path\\": \\"a\\"}"}', READ),
         ("", '{"type": "function", "function": {"name": "read_file", "arguments": {"path": "a"}}}', READ),
-        ("", '{"name": "list_dir"}', WholeCall("list_dir", {})),
+        ("", '{"name": "list_dir"}', ParsedCall("list_dir", {})),
         ("", '{"arguments": {"name": "read_file", "path": "a"}}', READ),
         ("", '{"arguments": {"name": "read_file", "arguments": {"path": "a"}}}', READ),
-        ("", '{"command": "ls"}', WholeCall("bash", {"command": "ls"})),
-        ("", '{"arguments": {"command": "ls", "cwd": "/"}}', WholeCall("bash", {"command": "ls", "cwd": "/"})),
-        ("", '{"path": "a", "content": ""}', WholeCall("write_file", {"path": "a", "content": ""})),
+        ("", '{"command": "ls"}', ParsedCall("bash", {"command": "ls"})),
+        ("", '{"arguments": {"command": "ls", "cwd": "/"}}', ParsedCall("bash", {"command": "ls", "cwd": "/"})),
+        ("", '{"path": "a", "content": ""}', ParsedCall("write_file", {"path": "a", "content": ""})),
         (
             "",
             '{"path": "a", "old_text": "1", "new_text": "2"}',
-            WholeCall("edit_file", {"path": "a", "old_text": "1", "new_text": "2"}),
+            ParsedCall("edit_file", {"path": "a", "old_text": "1", "new_text": "2"}),
         ),
         ("", "<function=read_file><parameter=path>\na\n</parameter></function>", READ),
         ("", "\n<function=read_file>\n<parameter=path>a\n</function>", READ),
@@ -60,22 +60,22 @@ READ = WholeCall("read_file", {"path": "a"})
         (
             "",
             "<function=read_file><parameter=line>7</parameter><parameter=path>7</parameter></function>",
-            WholeCall("read_file", {"line": 7, "path": "7"}),
+            ParsedCall("read_file", {"line": 7, "path": "7"}),
         ),
         (
             "",
             "<function=todo><parameter=items>\n[1, {}]\n</parameter><parameter=done>True</parameter></function>",
-            WholeCall("todo", {"items": [1, {}], "done": True}),
+            ParsedCall("todo", {"items": [1, {}], "done": True}),
         ),
         (
             "",
             "<function=read_file><parameter=line>many</parameter></function>",
-            WholeCall("read_file", {"line": "many"}),
+            ParsedCall("read_file", {"line": "many"}),
         ),
-        ("", "<function=other><parameter=x>1</parameter></function>", WholeCall("other", {"x": "1"})),
+        ("", "<function=other><parameter=x>1</parameter></function>", ParsedCall("other", {"x": "1"})),
     ],
 )
-def test_what_can_be_read_is_read(name, text, call):
+def test_repairable_call_is_parsed(name, text, call):
     assert repair(name, text, SCHEMAS) == call
 
 
@@ -83,8 +83,8 @@ def test_what_can_be_read_is_read(name, text, call):
     ("name", "text", "reason"),
     [
         ("read_file", '{"path": "a"', "not valid JSON"),
-        ("read_file", '{"path": "a"}}}}}', "something follows"),
-        ("read_file", '{"path": "a"} and so on', "something follows"),
+        ("read_file", '{"path": "a"}}}}}', "unexpected text after the end"),
+        ("read_file", '{"path": "a"} and so on', "unexpected text after the end"),
         ("read_file", '{"line": NaN}', "NaN"),
         ("read_file", "[1]", "not a JSON object"),
         ("read_file", '"not JSON"', "not valid JSON"),
@@ -99,13 +99,13 @@ def test_what_can_be_read_is_read(name, text, call):
         ("", "[" * 100_000, "nested too deeply"),
     ],
 )
-def test_the_rest_is_refused_with_a_reason(name, text, reason):
+def test_invalid_call_is_malformed_with_a_reason(name, text, reason):
     call = repair(name, text, SCHEMAS)
     assert isinstance(call, MalformedCall)
     assert reason in call.reason
 
 
-def test_a_name_that_is_an_argument_stays_one():
+def test_argument_called_name_is_not_the_tool_name():
     schemas = {"create": _schema(["name"])}
     text = json.dumps({"arguments": {"name": "create"}})
-    assert repair("", text, schemas) == WholeCall("create", {"name": "create"})
+    assert repair("", text, schemas) == ParsedCall("create", {"name": "create"})

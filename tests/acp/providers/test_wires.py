@@ -1,4 +1,4 @@
-"""The three wire APIs against a scripted endpoint: the same question, the same answer."""
+"""The three wire APIs with a scripted endpoint: requests, streams, errors, and tools as text."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ READ = ToolSpec(
     "Read a file.",
     {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
 )
-QUESTION = ModelRequest("m", "Be kind.", [UserMessage("1", (Text("Hi"),))], [READ], max_tokens=4096)
+REQUEST = ModelRequest("m", "Be kind.", [UserMessage("1", (Text("Hi"),))], [READ], max_tokens=4096)
 
 every_api = pytest.mark.parametrize("api", APIS)
 
@@ -47,20 +47,20 @@ async def provider(endpoint, api="openai-chat", **options):
         await models.close()
 
 
-async def ask(provider, request=QUESTION):
-    """The answer's text, thoughts, calls by index, usage and end."""
+async def ask(provider, request=REQUEST):
+    """Send a request; return the answer's text, reasoning, calls (id, name, arguments), usage and end."""
     text, thought, calls, usage, end = "", "", {}, None, None
     async for event in provider.stream(request):
         assert end is None, "something came after the end"
         match event:
-            case AnswerDelta(more):
-                text += more
-            case ReasoningDelta(more):
-                thought += more
+            case AnswerDelta(delta):
+                text += delta
+            case ReasoningDelta(delta):
+                thought += delta
             case CallDelta(index, id, name, arguments):
-                known = calls.setdefault(index, [None, None, ""])
-                known[0], known[1] = known[0] or id, known[1] or name
-                known[2] += arguments
+                call = calls.setdefault(index, [None, None, ""])
+                call[0], call[1] = call[0] or id, call[1] or name
+                call[2] += arguments
             case Usage():
                 usage = event
             case End():
@@ -69,23 +69,23 @@ async def ask(provider, request=QUESTION):
 
 
 @every_api
-async def test_an_answer_comes_whole(api):
+async def test_stream_yields_text_thought_usage_and_end(api):
     step = Say("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, thought, calls, usage, end = await ask(model)
     assert (text, thought, calls) == ("Hëllo 👋 there", "hmm, well", [])
     assert usage == Usage(50, 7, cached=20)
     assert end.reason == "stop"
-    (asked,) = endpoint.asked
-    assert asked.path == APIS[api]
-    assert asked.conversation == [("user", "Hi")]
-    assert asked.system == "Be kind."
-    assert asked.tools == ["read_file"]
-    assert 4096 in asked.body.values()
+    (sent,) = endpoint.asked
+    assert sent.path == APIS[api]
+    assert sent.conversation == [("user", "Hi")]
+    assert sent.system == "Be kind."
+    assert sent.tools == ["read_file"]
+    assert 4096 in sent.body.values()
 
 
 @every_api
-async def test_calls_come_with_names_ids_and_arguments(api):
+async def test_stream_yields_calls_with_names_ids_and_arguments(api):
     step = Say("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
@@ -99,21 +99,21 @@ async def test_calls_come_with_names_ids_and_arguments(api):
 
 @every_api
 @pytest.mark.parametrize("finish", ["length", "refusal"])
-async def test_an_answer_that_was_cut_says_so(api, finish):
+async def test_finish_reason_is_reported(api, finish):
     async with ScriptedEndpoint(Say("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
         *_, end = await ask(model)
     assert end.reason == finish
 
 
 @every_api
-async def test_a_history_is_told_alike(api):
-    picture = Image("image/png", "cGl4ZWw=")
+async def test_history_is_sent_alike_by_all_apis(api):
+    image = Image("image/png", "cGl4ZWw=")
     messages = [
-        UserMessage("1", (Text("Look"), picture)),
+        UserMessage("1", (Text("Look"), image)),
         AssistantMessage(
             "2", "Two:", calls=(ToolCall("c1", "read_file", '{"path": "a"}'), ToolCall("c2", "list", "{}"))
         ),
-        ToolResult("c1", "A", images=(picture,)),
+        ToolResult("c1", "A", images=(image,)),
         ToolResult("c2", "ERROR: no", failed=True),
         AssistantMessage("3", "So."),
         UserMessage("4", (Text("Thanks"),)),
@@ -122,20 +122,20 @@ async def test_a_history_is_told_alike(api):
     request = ModelRequest("m", "S", messages)
     async with ScriptedEndpoint(Say("!")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
-    told = endpoint.asked[0].conversation
-    words = [entry for entry in told if entry[0] != "result" and entry != ("user", "image")]
-    assert words[:4] == [
+    conversation = endpoint.asked[0].conversation
+    entries = [entry for entry in conversation if entry[0] != "result" and entry != ("user", "image")]
+    assert entries[:4] == [
         ("user", "Look"),
         ("assistant", "Two:"),
         ("call", "read_file", '{"path": "a"}'),
         ("call", "list", "{}"),
     ]
-    assert "\n\n".join(entry[1] for entry in words[5:]) == "Thanks\n\nBye"
-    assert [entry[1] for entry in told if entry[0] == "result"][1] == "ERROR: no"
+    assert "\n\n".join(entry[1] for entry in entries[5:]) == "Thanks\n\nBye"
+    assert [entry[1] for entry in conversation if entry[0] == "result"][1] == "ERROR: no"
     assert json.dumps(endpoint.asked[0].body).count("cGl4ZWw=") == 2
 
 
-async def test_what_an_endpoint_wants_back_it_gets_back_and_no_other_does():
+async def test_extras_are_sent_back_only_to_their_endpoint():
     thinking = Say("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
     for api, sent in (
         ("anthropic-messages", '"signature": "signed"'),
@@ -144,59 +144,59 @@ async def test_what_an_endpoint_wants_back_it_gets_back_and_no_other_does():
     ):
         async with ScriptedEndpoint(thinking, Say("b"), Say("c")) as endpoint, provider(endpoint, api) as model:
             text, thought, _, _, end = await ask(model)
-            answer = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
-            messages = [*QUESTION.messages, answer, ToolResult("c1", "x")]
+            message = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
+            messages = [*REQUEST.messages, message, ToolResult("c1", "x")]
             await ask(model, ModelRequest("m", "", messages))
             assert sent in json.dumps(endpoint.asked[1].body)
             elsewhere = {name: {**extras, "endpoint": "other"} for name, extras in end.extras.items()}
-            messages[1] = AssistantMessage("2", text, thought, answer.calls, elsewhere)
+            messages[1] = AssistantMessage("2", text, thought, message.calls, elsewhere)
             await ask(model, ModelRequest("m", "", messages))
             assert "deep" not in json.dumps(endpoint.asked[2].body)
 
 
 @every_api
 @pytest.mark.parametrize("level", ["none", "low", "high"])
-async def test_how_hard_to_think_is_told(api, level):
-    request = ModelRequest("m", "", QUESTION.messages, max_tokens=8192, thought_level=level)
+async def test_thought_level_is_sent(api, level):
+    request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level=level)
     async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
         await ask(model)
-    told, silent = (asked.body for asked in endpoint.asked)
+    with_level, without_level = (sent.body for sent in endpoint.asked)
     if api == "openai-chat":
-        assert told["reasoning_effort"] == level
-        assert told["chat_template_kwargs"] == {"enable_thinking": level != "none"}
+        assert with_level["reasoning_effort"] == level
+        assert with_level["chat_template_kwargs"] == {"enable_thinking": level != "none"}
         assert ("x-include-thinking" in endpoint.asked[0].headers) == (level != "none")
         assert endpoint.asked[1].headers["x-include-thinking"] == "true"
     elif api == "openai-responses":
-        assert told["reasoning"]["effort"] == level
+        assert with_level["reasoning"]["effort"] == level
     elif level == "none":
-        assert told["thinking"] == {"type": "disabled"}
+        assert with_level["thinking"] == {"type": "disabled"}
     else:
-        assert told["thinking"] == {"type": "enabled", "budget_tokens": {"low": 2048, "high": 6553}[level]}
-    assert not silent.keys() & {"reasoning", "reasoning_effort", "chat_template_kwargs", "thinking"}
+        assert with_level["thinking"] == {"type": "enabled", "budget_tokens": {"low": 2048, "high": 6553}[level]}
+    assert not without_level.keys() & {"reasoning", "reasoning_effort", "chat_template_kwargs", "thinking"}
 
 
 @every_api
-async def test_hanging_up_closes_the_stream(api):
+async def test_cancellation_closes_the_stream(api):
     async with ScriptedEndpoint(Say("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
-        asking = asyncio.create_task(ask(model))
+        task = asyncio.create_task(ask(model))
         await endpoint.holding.wait()
-        asking.cancel()
+        task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asking
+            await task
         await endpoint.hung_up.wait()
 
 
 @every_api
-@pytest.mark.parametrize("pieces", [0, 4])
-async def test_an_answer_that_breaks_off_is_an_error(api, pieces):
-    async with ScriptedEndpoint(Say("long " * 20, cut_after=pieces)) as endpoint, provider(endpoint, api) as model:
+@pytest.mark.parametrize("deltas", [0, 4])
+async def test_broken_stream_is_an_error(api, deltas):
+    async with ScriptedEndpoint(Say("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
         with pytest.raises(ProviderError) as error:
             await ask(model)
-    assert error.value.kind == ("interrupted" if pieces else "unavailable")
+    assert error.value.kind == ("interrupted" if deltas else "unavailable")
 
 
-async def test_an_endpoint_that_is_not_there_is_named():
+async def test_unreachable_endpoint_is_named():
     async with ScriptedEndpoint() as endpoint:
         pass
     async with provider(endpoint) as model:
@@ -206,7 +206,7 @@ async def test_an_endpoint_that_is_not_there_is_named():
 
 
 @every_api
-async def test_a_key_goes_to_its_endpoint_and_nothing_of_the_environment_does(api, monkeypatch):
+async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
     for name in ("OPENAI_API_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.setenv(name, "ambient")
     for name in ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS"):
@@ -216,33 +216,33 @@ async def test_a_key_goes_to_its_endpoint_and_nothing_of_the_environment_does(ap
             await ask(model)
         async with provider(endpoint, api, api_key="mine", headers={"x-team": "blue"}) as model:
             await ask(model)
-    without, with_key = (asked.headers for asked in endpoint.asked)
+    without, with_key = (sent.headers for sent in endpoint.asked)
     assert "authorization" not in without
     assert with_key["authorization"] == "Bearer mine"
     assert with_key["x-team"] == "blue"
     assert "ambient" not in str(without) + str(with_key)
 
 
-async def test_what_an_endpoint_refuses_by_name_is_left_out_from_then_on():
+async def test_rejected_parameters_are_omitted_in_later_requests():
     unknown = [
         Refuse(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
         for name in ("max_tokens", "chat_template_kwargs", "reasoning_effort")
     ]
-    request = ModelRequest("m", "", QUESTION.messages, max_tokens=100, thought_level="low")
+    request = ModelRequest("m", "", REQUEST.messages, max_tokens=100, thought_level="low")
     async with ScriptedEndpoint(*unknown, Say("a"), Say("b")) as endpoint, provider(endpoint) as model:
         assert (await ask(model, request))[0] == "a"
         assert (await ask(model, request))[0] == "b"
     assert len(endpoint.asked) == 5
-    for asked in endpoint.asked[3:]:
-        assert asked.body["max_completion_tokens"] == 100
-        assert not asked.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
+    for sent in endpoint.asked[3:]:
+        assert sent.body["max_completion_tokens"] == 100
+        assert not sent.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
 
 
-async def test_a_model_that_takes_no_budget_of_thoughts_is_told_how_hard_to_think():
+async def test_rejected_thinking_budget_is_replaced_by_effort():
     refused = Refuse(
         400, {"type": "error", "error": {"message": "thinking.budget_tokens: not supported, use adaptive"}}
     )
-    request = ModelRequest("m", "", QUESTION.messages, max_tokens=8192, thought_level="medium")
+    request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level="medium")
     async with ScriptedEndpoint(refused, Say("a")) as endpoint, provider(endpoint, "anthropic-messages") as model:
         await ask(model, request)
     assert endpoint.asked[1].body["thinking"]["type"] == "adaptive"
@@ -260,17 +260,17 @@ NO_TOOLS = [
 
 
 @every_api
-@pytest.mark.parametrize(("status", "words"), NO_TOOLS)
-async def test_an_endpoint_without_tools_is_asked_in_text(api, status, words):
+@pytest.mark.parametrize(("status", "message"), NO_TOOLS)
+async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
-    said = f"I look.\n{call}\n<tool_call>[</tool_call>"
-    refused = Refuse(status, {"error": {"message": words}})
-    async with ScriptedEndpoint(refused, Say(said), Say("ok")) as endpoint, provider(endpoint, api) as model:
+    text_with_calls = f"I look.\n{call}\n<tool_call>[</tool_call>"
+    refused = Refuse(status, {"error": {"message": message}})
+    async with ScriptedEndpoint(refused, Say(text_with_calls), Say("ok")) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
         assert (text, end.reason) == ("I look.\n", "tool_calls")
         assert calls == [(None, "read_file", '{"path": "a"}'), (None, None, "[")]
-        answer = AssistantMessage("2", text, calls=(ToolCall("c1", "read_file", '{"path": "a"}'),))
-        messages = [*QUESTION.messages, answer, ToolResult("c1", "content")]
+        message = AssistantMessage("2", text, calls=(ToolCall("c1", "read_file", '{"path": "a"}'),))
+        messages = [*REQUEST.messages, message, ToolResult("c1", "content")]
         await ask(model, ModelRequest("m", "Be kind.", messages, [READ]))
     first, last = endpoint.asked[1:]
     assert first.tools == last.tools == []
@@ -282,18 +282,18 @@ async def test_an_endpoint_without_tools_is_asked_in_text(api, status, words):
     ]
 
 
-async def test_a_call_that_a_server_left_in_the_text_is_one_if_it_can_be_made():
+async def test_valid_call_in_text_is_extracted():
     call = '<tool_call>{"name": "%s", "arguments": {"path": "a"}}</tool_call>'
-    said = f"<think>hm</think>See {call % 'read_file'}"
+    text_with_calls = f"<think>hm</think>See {call % 'read_file'}"
     quoted = f"Write ```\n{call % 'read_file'}\n``` or {call % 'unknown'}"
     both = Say(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
-    async with ScriptedEndpoint(Say(said), Say(quoted), both) as endpoint, provider(endpoint) as model:
+    async with ScriptedEndpoint(Say(text_with_calls), Say(quoted), both) as endpoint, provider(endpoint) as model:
         assert (await ask(model))[:3] == ("See ", "hm", [(None, "read_file", '{"path": "a"}')])
         assert (await ask(model))[:3] == (quoted, "", [])
         assert (await ask(model))[2] == [("call_3_0", "read_file", '{"path": "b"}')]
 
 
-async def test_one_that_is_told_to_use_text_or_not_to_does_so():
+async def test_tool_calls_setting_text_and_native():
     refused = Refuse(400, {"error": {"message": "tools are not supported"}})
     async with ScriptedEndpoint(Say("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:
@@ -318,14 +318,14 @@ async def test_a_stream_of_nonsense_is_an_error_and_no_crash(api):
     endpoint = ScriptedEndpoint()
     endpoint.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     async with server, provider(endpoint, api) as model:
-        with pytest.raises(ProviderError, match="no answer of this API"):
+        with pytest.raises(ProviderError, match="sent an invalid response"):
             await ask(model)
 
 
 @every_api
 @pytest.mark.parametrize("status", [b"200 OK", b"400 Bad Request"])
-async def test_what_never_ends_is_cut(api, status, monkeypatch):
-    monkeypatch.setattr(connection, "MOST_BYTES", 1 << 20)
+async def test_response_size_is_limited(api, status, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_BYTES", 1 << 20)
 
     async def endless(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

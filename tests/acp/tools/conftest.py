@@ -1,4 +1,4 @@
-"""A session's tools in a folder of the test's, on this machine."""
+"""The tools of a session in a temporary folder, without a client."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,10 +16,10 @@ from helexa.acp.tools.toolbox import Toolbox, open_toolbox
 
 @dataclass
 class Workplace:
-    """A folder, and the tools that work in it.
+    """A folder and its tools.
 
     Attributes:
-        progress: what running tools have shown.
+        progress: contents that running tools have shown.
     """
 
     folder: Path
@@ -28,7 +28,7 @@ class Workplace:
     progress: list[tuple[CardContent, ...]] = field(default_factory=list)
 
     async def call(self, name: str, **arguments: Any) -> ToolOutcome:
-        """Do all that is done for a call, in its order."""
+        """Call all methods of a tool in the order of the agent, and return the outcome."""
         tool = self.box.find(name)
         assert tool is not None
         arguments = tool.check(arguments)
@@ -39,7 +39,7 @@ class Workplace:
         return await tool.run(arguments, self.context, self._show)
 
     async def failure(self, name: str, **arguments: Any) -> str:
-        """What the model is told when a call fails."""
+        """Return the error message of a call that must fail."""
         with pytest.raises(ToolError) as caught:
             await self.call(name, **arguments)
         return str(caught.value)

@@ -1,4 +1,4 @@
-"""An MCP server with a few tools, good and bad, over its standard streams; plain, so that it starts at once."""
+"""An MCP server over stdio with working and failing tools. The server imports no SDK, so that it starts fast."""
 
 import json
 import os
@@ -22,16 +22,16 @@ TOOLS = [
 
 
 def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
-    """What a tool answers; None for nothing, ever."""
+    """Return the result of a tool, or None for a tool that never responds."""
     match name:
         case "add":
-            return said(str(arguments["a"] + arguments["b"]))
+            return text_result(str(arguments["a"] + arguments["b"]))
         case "environment":
-            return said("\n".join(f"{name}={value}" for name, value in os.environ.items()))
+            return text_result("\n".join(f"{name}={value}" for name, value in os.environ.items()))
         case "fail":
-            return said("out of luck") | {"isError": True}
+            return text_result("out of luck") | {"isError": True}
         case "large":
-            return said("x" * 10_000_000)
+            return text_result("x" * 10_000_000)
         case "wait":
             return None
         case "die":
@@ -40,11 +40,11 @@ def call(name: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
     return {"content": [{"type": "text", "text": "look"}, picture]}
 
 
-def said(text: str) -> dict[str, Any]:
+def text_result(text: str) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": text}]}
 
 
-def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+def result_of(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
     match method:
         case "initialize":
             about = {"name": "example", "version": "1"}
@@ -63,7 +63,7 @@ def main() -> None:
             continue
         response: dict[str, Any] = {"jsonrpc": "2.0", "id": request["id"]}
         try:
-            result = answer(request["method"], request.get("params") or {})
+            result = result_of(request["method"], request.get("params") or {})
         except LookupError:
             response["error"] = {"code": -32601, "message": "Method not found"}
         else:

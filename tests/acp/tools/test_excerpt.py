@@ -1,4 +1,4 @@
-"""Texts that are cut stay texts."""
+"""Shortened and escaped text stays valid text."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +8,7 @@ from helexa.acp.tools.excerpt import clipped, ends, fenced, printable, title
 _FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467"
 
 
-def test_a_title_is_one_line_and_splits_no_character() -> None:
+def test_title_is_one_line_of_complete_characters() -> None:
     assert title("a\n\tb") == "a b"
     assert title("x" * 60) == "x" * 60
     assert title("x" * 61) == "x" * 59 + "…"
@@ -20,19 +20,19 @@ def test_a_title_is_one_line_and_splits_no_character() -> None:
 
 
 @given(st.text(st.characters(), max_size=200))
-def test_titles_are_short_and_can_be_encoded(text: str) -> None:
+def test_titles_are_limited_and_encodable(text: str) -> None:
     shown = title(text)
     assert len(shown) <= 60
     assert "\n" not in shown
     shown.encode()
 
 
-def test_clipped_text_is_its_beginning() -> None:
+def test_clipped_returns_the_beginning() -> None:
     assert clipped("äöü", 6) == "äöü"
     assert clipped("äöü", 5) == "äö\n[1 more bytes are left out]"
 
 
-def test_long_text_keeps_both_ends() -> None:
+def test_ends_keeps_beginning_and_end() -> None:
     text = "begin" + "é" * 1000 + "end"
     cut = ends(text, 100)
     assert cut.startswith("begin") and cut.endswith("end") and "\ufffd" not in cut
@@ -40,9 +40,9 @@ def test_long_text_keeps_both_ends() -> None:
     assert ends("short", 100) == "short"
 
 
-def test_a_fence_is_longer_than_what_is_within() -> None:
+def test_fence_is_longer_than_backticks_in_the_text() -> None:
     assert fenced("a ``` b") == "````\na ``` b\n````"
 
 
-def test_nothing_disturbing_is_left() -> None:
+def test_printable_escapes_disturbing_characters() -> None:
     assert printable("a\u2028b\ud83dc\u00a0") == "a\\u2028b\\ud83dc\u00a0"

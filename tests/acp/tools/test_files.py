@@ -8,7 +8,7 @@ import pytest
 from helexa.acp.history import Diff, Location
 
 
-async def test_a_file_is_written_edited_and_read(workplace: Any) -> None:
+async def test_write_edit_and_read_a_file(workplace: Any) -> None:
     file = workplace.folder / "src/deep/a.py"
     written = await workplace.call("write_file", path="src/deep/a.py", content="one = 1\ntwo = 2\n")
     assert written.content == "wrote src/deep/a.py (16 bytes)"
@@ -24,7 +24,7 @@ async def test_a_file_is_written_edited_and_read(workplace: Any) -> None:
     assert (await workplace.call("read_file", path="src/deep/a.py", line=3)).content == "[the file has no line 3]"
 
 
-async def test_an_edit_keeps_mode_and_line_endings(workplace: Any) -> None:
+async def test_edit_preserves_file_mode_and_line_endings(workplace: Any) -> None:
     file = workplace.folder / "run.cmd"
     file.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\nthree\r\n")
     file.chmod(0o755)
@@ -34,25 +34,25 @@ async def test_an_edit_keeps_mode_and_line_endings(workplace: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old_text", "said"),
+    ("old_text", "expected"),
     [
-        ("b = 1", "2 times in the file, at lines 2, 4"),
-        ("b  =  1\nc = 2", "but for white space it is at line 2:\n    b = 1\n    c = 2"),
-        ("    c = 3\nelse", "the line most like its first is line 3:     c = 2"),
+        ("b = 1", "occurs 2 times in the file, at lines 2, 4"),
+        ("b  =  1\nc = 2", "line 2 differs only in white space:\n    b = 1\n    c = 2"),
+        ("    c = 3\nelse", "the line most similar to its first line is line 3:     c = 2"),
         ("nothing like it at all", "old_text is not in the file"),
         ("", "old_text is empty"),
         ("same", "old_text and new_text are the same"),
     ],
 )
-async def test_an_edit_that_fits_nowhere_or_everywhere_helps(workplace: Any, old_text: str, said: str) -> None:
+async def test_missing_or_ambiguous_old_text_is_explained(workplace: Any, old_text: str, expected: str) -> None:
     (workplace.folder / "a.py").write_text("def f():\n    b = 1\n    c = 2\n    b = 1\n")
     before = (workplace.folder / "a.py").read_bytes()
     failure = await workplace.failure("edit_file", path="a.py", old_text=old_text, new_text="same")
-    assert said in failure
+    assert expected in failure
     assert (workplace.folder / "a.py").read_bytes() == before
 
 
-async def test_a_large_change_shows_the_lines_around_it(workplace: Any) -> None:
+async def test_diff_of_large_file_has_context_lines(workplace: Any) -> None:
     lines = [f"line {number}\n" for number in range(20_000)]
     (workplace.folder / "large.txt").write_text("".join(lines))
     edited = await workplace.call("edit_file", path="large.txt", old_text="line 9999\n", new_text="changed\n")
@@ -60,7 +60,7 @@ async def test_a_large_change_shows_the_lines_around_it(workplace: Any) -> None:
     assert edited.shown[0].new == "".join([*lines[9994:9999], "changed\n", *lines[10_000:10_005]])
 
 
-async def test_long_files_and_lines_are_cut_in_words(workplace: Any) -> None:
+async def test_long_files_and_lines_are_truncated_with_a_note(workplace: Any) -> None:
     (workplace.folder / "long.txt").write_text("".join(f"{number}\n" for number in range(1, 5001)))
     assert (await workplace.call("read_file", path="long.txt")).content.endswith(
         "2000\n[lines 1 to 2000; there are more]"
@@ -75,13 +75,13 @@ async def test_long_files_and_lines_are_cut_in_words(workplace: Any) -> None:
     assert "is larger than 16 MiB" in await workplace.failure("read_file", path="huge.txt")
 
 
-async def test_what_is_no_text_is_refused(workplace: Any) -> None:
+async def test_non_text_files_are_rejected(workplace: Any) -> None:
     (workplace.folder / "zero.bin").write_bytes(b"a\0b")
     (workplace.folder / "latin.txt").write_bytes(b"\xe4\n")
     os.mkfifo(workplace.folder / "pipe")
     assert "NUL" in await workplace.failure("read_file", path="zero.bin")
     assert "not UTF-8 text (byte 0)" in await workplace.failure("read_file", path="latin.txt")
-    assert "is no file" in await workplace.failure("read_file", path="pipe")
+    assert "is not a file" in await workplace.failure("read_file", path="pipe")
     assert "no such file" in await workplace.failure("read_file", path="absent.txt")
     assert "list_dir" in await workplace.failure("read_file", path=".")
     assert "is a folder" in await workplace.failure("write_file", path=".", content="")
@@ -92,7 +92,7 @@ async def test_what_is_no_text_is_refused(workplace: Any) -> None:
     assert (await workplace.call("write_file", path="latin.txt", content="ä")).shown[0].old is None
 
 
-async def test_hostile_names_are_listed_one_to_a_line(workplace: Any) -> None:
+async def test_list_dir_escapes_hostile_names(workplace: Any) -> None:
     for name in (b"plain", b"new\nline", b"\x1b[31mred", b"not-utf-8-\xff", b"rtl-\xe2\x80\xaegnp", b"-rf", b"$(rm x)"):
         (workplace.folder / os.fsdecode(name)).touch()
     (workplace.folder / "folder").mkdir()
@@ -116,14 +116,14 @@ async def test_hostile_names_are_listed_one_to_a_line(workplace: Any) -> None:
     assert "cannot be listed" in await workplace.failure("list_dir", path="plain")
 
 
-async def test_a_folder_with_very_many_entries_is_cut(workplace: Any) -> None:
+async def test_large_folder_listing_is_truncated(workplace: Any) -> None:
     for number in range(1005):
         (workplace.folder / str(number)).touch()
     assert (await workplace.call("list_dir")).content.endswith("\n[5 more entries are left out]")
 
 
 @pytest.mark.parametrize(
-    ("tool", "arguments", "said"),
+    ("tool", "arguments", "expected"),
     [
         ("read_file", {}, "missing required field `path`"),
         ("read_file", {"path": 7}, "Expected `str`, got `int`"),
@@ -134,13 +134,13 @@ async def test_a_folder_with_very_many_entries_is_cut(workplace: Any) -> None:
         ("todo", {"tasks": [{"content": "x", "status": "maybe"}]}, "Invalid enum value 'maybe'"),
     ],
 )
-async def test_arguments_that_do_not_fit_are_explained(
-    workplace: Any, tool: str, arguments: dict[str, Any], said: str
+async def test_invalid_arguments_are_explained(
+    workplace: Any, tool: str, arguments: dict[str, Any], expected: str
 ) -> None:
-    assert said in await workplace.failure(tool, **arguments)
+    assert expected in await workplace.failure(tool, **arguments)
 
 
-async def test_the_plan_is_all_of_the_tasks(workplace: Any) -> None:
+async def test_todo_returns_the_whole_plan(workplace: Any) -> None:
     tasks = [{"content": "one", "status": "completed"}, {"content": "two", "status": "in_progress", "priority": "high"}]
     outcome = await workplace.call("todo", tasks=tasks)
     assert [(entry.content, entry.status, entry.priority) for entry in outcome.plan] == [
@@ -150,18 +150,18 @@ async def test_the_plan_is_all_of_the_tasks(workplace: Any) -> None:
     assert outcome.content == "The plan is noted: 1 of 2 tasks done."
 
 
-def test_schemas_are_plain_and_closed(workplace: Any) -> None:
+def test_schemas_have_no_references_and_forbid_unknown_fields(workplace: Any) -> None:
     for tool in workplace.box.tools("default"):
         assert tool.schema["type"] == "object" and tool.schema["additionalProperties"] is False
         assert "$ref" not in str(tool.schema) and "title" not in tool.schema
 
 
-def test_to_plan_nothing_is_offered_that_changes_anything(workplace: Any) -> None:
+def test_plan_mode_offers_no_changing_tools(workplace: Any) -> None:
     names = {tool.name for tool in workplace.box.tools("plan")}
     assert "bash" not in names and {"read_file", "write_file", "edit_file", "todo"} <= names
 
 
-async def test_card_of_a_command_shows_another_folder_than_the_session_s(workplace: Any) -> None:
+async def test_command_title_names_a_different_folder(workplace: Any) -> None:
     bash = workplace.box.find("bash")
     titles = {
         cwd: bash.title({"command": "make", "cwd": cwd}, workplace.context)

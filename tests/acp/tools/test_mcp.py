@@ -1,4 +1,4 @@
-"""MCP servers, started and reached as an editor says: their tools work, and their faults stay theirs."""
+"""Tools of MCP servers over stdio and HTTP, and failing servers."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ _STDIO = StdioServer("my server!", sys.executable, (str(_EXAMPLE),), {"GIVEN": "
 
 @asynccontextmanager
 async def opened(workplace: Any, servers: Sequence[McpServer]) -> AsyncIterator[Any]:
-    """The same workplace, with servers."""
+    """Open the workplace with MCP servers."""
     workplace.box = await open_toolbox(workplace.context, servers)
     try:
         yield workplace
@@ -30,9 +30,7 @@ async def opened(workplace: Any, servers: Sequence[McpServer]) -> AsyncIterator[
         await workplace.box.close()
 
 
-async def test_tools_of_a_server_are_called_by_names_that_endpoints_take(
-    workplace: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_server_tools_have_valid_names_and_can_be_called(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELEXA_ACP_API_KEY", "sk-secret")
     async with opened(workplace, [_STDIO, StdioServer("my server?", _STDIO.command, _STDIO.args)]):
         assert workplace.box.warnings == ()
@@ -58,14 +56,14 @@ async def test_tools_of_a_server_are_called_by_names_that_endpoints_take(
         assert picture.content == "look" and picture.images == (Image("image/png", "iVBORw=="),)
 
 
-async def test_a_server_that_dies_fails_its_calls_and_nothing_else(workplace: Any) -> None:
+async def test_dead_server_fails_only_its_calls(workplace: Any) -> None:
     async with opened(workplace, [_STDIO]):
         assert "my server! failed" in await workplace.failure("mcp__my_server___die")
         assert "my server!" in await workplace.failure("mcp__my_server___add", a=1, b=1)
         assert (await workplace.call("list_dir")).content == "[the folder is empty]"
 
 
-async def test_servers_that_cannot_be_used_are_told_of(workplace: Any) -> None:
+async def test_unusable_servers_give_warnings(workplace: Any) -> None:
     servers = [
         StdioServer("absent", "/no/such/program"),
         StdioServer("babbler", "sh", ("-c", "echo hello; echo world")),
@@ -79,7 +77,7 @@ async def test_servers_that_cannot_be_used_are_told_of(workplace: Any) -> None:
         assert (await workplace.call("mcp__good__add", a=1, b=1)).content == "2"
 
 
-async def test_a_server_that_never_answers_is_not_waited_for(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_server_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "_START_SECONDS", 0.1)
     marker = workplace.folder / "pid"
     async with opened(workplace, [StdioServer("mute", "sh", ("-c", f"echo $$ > {marker}; cat >/dev/null; exit"))]):
@@ -87,7 +85,7 @@ async def test_a_server_that_never_answers_is_not_waited_for(workplace: Any, mon
     assert not marker.exists() or not Path(f"/proc/{marker.read_text().strip()}").exists()
 
 
-async def test_a_server_ends_with_its_session(workplace: Any) -> None:
+async def test_server_ends_with_its_session(workplace: Any) -> None:
     marker = workplace.folder / "pid"
     script = f"echo $$ > {marker}; exec {sys.executable} {_EXAMPLE}"
     async with opened(workplace, [StdioServer("marked", "sh", ("-c", script))]):
@@ -97,7 +95,7 @@ async def test_a_server_ends_with_its_session(workplace: Any) -> None:
     assert "has ended" in await workplace.failure("mcp__marked__add", a=1, b=1)
 
 
-async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None:
+async def test_server_is_usable_after_canceled_call(workplace: Any) -> None:
     async with opened(workplace, [_STDIO]):
         call = asyncio.create_task(workplace.call("mcp__my_server___wait"))
         await asyncio.sleep(0)
@@ -107,7 +105,7 @@ async def test_a_cancelled_call_leaves_the_server_usable(workplace: Any) -> None
         assert (await workplace.call("mcp__my_server___add", a=1, b=2)).content == "3"
 
 
-async def test_a_server_is_reached_by_http_with_its_headers(workplace: Any) -> None:
+async def test_http_server_receives_configured_headers(workplace: Any) -> None:
     import uvicorn
     from mcp.server.mcpserver import MCPServer
 
@@ -128,4 +126,4 @@ async def test_a_server_is_reached_by_http_with_its_headers(workplace: Any) -> N
             assert (await workplace.call("mcp__far__where")).content == "here I am"
         http.should_exit = True
         await serving
-    assert keys == {None, b"k"}  # None: of the lifespan
+    assert keys == {None, b"k"}  # None: the ASGI lifespan request has no headers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helexa.acp.history import Location
-from helexa.acp.tools.search import search as searching
+from helexa.acp.tools.search import search as search_module
 from helexa.acp.tools.search.search_process import braces_expanded
 
 
@@ -38,74 +38,74 @@ def _git(folder: Path, *arguments: str) -> None:
     subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True)
 
 
-async def test_names_are_matched_as_in_gitignore(workplace: Any, tree: Path) -> None:
+async def test_glob_matches_like_gitignore(workplace: Any, tree: Path) -> None:
     assert (await workplace.call("glob", pattern="*.py")).content == "build/out.py\nsrc/app.py"
     assert (await workplace.call("glob", pattern="src/**/*.{js,ts}")).content == "src/web/app.js\nsrc/web/app.ts"
     assert (await workplace.call("glob", pattern="*.py", path="src")).content == "src/app.py"
     assert (await workplace.call("glob", pattern="*.rs")).content == "[no files]"
-    assert "is no folder" in await workplace.failure("glob", pattern="*", path="src/app.py")
+    assert "is not a folder" in await workplace.failure("glob", pattern="*", path="src/app.py")
     assert "outside" in await workplace.failure("glob", pattern="*", path="src/link-dir")
 
 
-async def test_lines_are_found_with_their_places(workplace: Any, tree: Path) -> None:
-    found = await workplace.call("grep", pattern=r"^def main|os\.get", glob="*.py")
-    assert found.content == "src/app.py:4: def main():\nsrc/app.py:5:     return os.getcwd()"
-    assert found.locations == (Location(str(tree / "src/app.py"), 4), Location(str(tree / "src/app.py"), 5))
+async def test_grep_returns_lines_and_locations(workplace: Any, tree: Path) -> None:
+    result = await workplace.call("grep", pattern=r"^def main|os\.get", glob="*.py")
+    assert result.content == "src/app.py:4: def main():\nsrc/app.py:5:     return os.getcwd()"
+    assert result.locations == (Location(str(tree / "src/app.py"), 4), Location(str(tree / "src/app.py"), 5))
     assert (await workplace.call("grep", pattern="MAIN", path="docs")).content == "[no matches]"
     assert (
         await workplace.call("grep", pattern="MAIN", path="docs", ignore_case=True)
     ).content == "docs/main.md:1: # Main"
     assert (await workplace.call("grep", pattern="main", path="src/web/app.js")).content == "src/web/app.js:1: main()"
     assert "secret" not in (await workplace.call("grep", pattern="main")).content
-    assert "no regular expression" in await workplace.failure("grep", pattern="(")
+    assert "not a regular expression" in await workplace.failure("grep", pattern="(")
 
 
-async def test_what_git_ignores_is_passed_over(workplace: Any, tree: Path) -> None:
+async def test_ignored_files_are_skipped(workplace: Any, tree: Path) -> None:
     _git(tree, "init", "-q")
     (tree / ".gitignore").write_text("build/\nnode_modules/\n")
     assert (await workplace.call("glob", pattern="*.py")).content == "src/app.py"
     assert (await workplace.call("glob", pattern="*.py", path="build")).content == "build/out.py"
 
 
-async def test_a_repository_cannot_have_a_search_run_a_program(workplace: Any, tree: Path) -> None:
+async def test_search_runs_no_program_of_the_repository(workplace: Any, tree: Path) -> None:
     _git(tree, "init", "-q")
     _git(tree, "config", "core.fsmonitor", f"touch {tree}/ran; false")
     assert "src/app.py" in (await workplace.call("glob", pattern="*.py")).content
     assert not (tree / "ran").exists()
 
 
-async def test_long_findings_are_cut_in_words(workplace: Any) -> None:
+async def test_long_results_are_truncated_with_a_note(workplace: Any) -> None:
     (workplace.folder / "many.txt").write_text("needle\n" * 300)
-    found = (await workplace.call("grep", pattern="needle")).content.split("\n")
-    assert len(found) == 201 and found[-1] == "[there are more than these 200 matches]"
+    result = (await workplace.call("grep", pattern="needle")).content.split("\n")
+    assert len(result) == 201 and result[-1] == "[there are more than these 200 matches]"
     (workplace.folder / "many.txt").write_text("x" * 100_000 + "needle" + "y" * 100_000)
-    found = (await workplace.call("grep", pattern="needle")).content
-    assert "needle" in found and len(found) < 400
+    result = (await workplace.call("grep", pattern="needle")).content
+    assert "needle" in result and len(result) < 400
 
 
-async def test_hostile_names_do_not_break_the_list(workplace: Any) -> None:
+async def test_hostile_names_are_escaped_in_results(workplace: Any) -> None:
     for name in (b"a\nb.txt", b"\xff.txt", b"--help.txt"):
         (workplace.folder / os.fsdecode(name)).write_text("needle\n")
     assert (await workplace.call("glob", pattern="*.txt")).content == "--help.txt\na\\nb.txt\n\\udcff.txt"
     assert len((await workplace.call("grep", pattern="needle")).content.split("\n")) == 3
 
 
-async def test_a_pattern_that_never_ends_is_ended(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_endless_pattern_times_out(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "a.txt").write_text("a" * 60 + "\n")
-    monkeypatch.setattr(searching, "_SECONDS", 0.5)
+    monkeypatch.setattr(search_module, "_SECONDS", 0.5)
     assert "took longer" in await workplace.failure("grep", pattern="(a+)+b")
 
 
-async def test_a_cancelled_search_leaves_no_process(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_canceled_search_leaves_no_process(workplace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "a.txt").write_text("a" * 60 + "\n")
     started: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
     start = asyncio.create_subprocess_exec
 
-    async def start_seen(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+    async def record_start(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
         started.set_result(await start(*arguments, **options))
         return started.result()
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", start_seen)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", record_start)
     call = asyncio.create_task(workplace.call("grep", pattern="(a+)+b"))
     process = await started
     call.cancel()
@@ -114,7 +114,7 @@ async def test_a_cancelled_search_leaves_no_process(workplace: Any, monkeypatch:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_braces_stand_for_each_choice() -> None:
+def test_braces_expand_to_each_choice() -> None:
     assert sorted(braces_expanded("{a,b}/*.{c,d}")) == ["a/*.c", "a/*.d", "b/*.c", "b/*.d"]
     assert braces_expanded("a{b}c") == ["a{b}c"]
     assert len(braces_expanded("{a,b}" * 40)) <= 66

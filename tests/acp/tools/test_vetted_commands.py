@@ -1,4 +1,4 @@
-"""What "always allow" of a harmless command covers: never a program, a write, or a file outside of the folders."""
+"""The scope of "always allow" for vetted commands: no programs, no writes, and no files outside the folders."""
 
 import subprocess
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from helexa.acp.host.boundary import Boundary
 from helexa.acp.host.local import LocalHost
 from helexa.acp.tools.bash import Bash
 from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, Asked, Scope, ToolContext
+from helexa.acp.tools.tool import Allowed, AskUser, Scope, ToolContext
 from helexa.acp.tools.vetted_commands import vetted_command
 
 
@@ -41,7 +41,7 @@ class Session:
     def allow_always(self, line: str) -> None:
         """Answer the question about a command with "always allow"; a command without a question needs none."""
         ruling = self._ruling(line, ".")
-        if isinstance(ruling, Asked):
+        if isinstance(ruling, AskUser):
             self.answers.allowed.add((ruling.scope.tool, ruling.scope.subject))
 
     def _ruling(self, line: str, cwd: str) -> object:
@@ -231,9 +231,7 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize(("harmless", "attack"), ATTACKS, ids=[ascii(attack) for _, attack in ATTACKS])
-def test_always_allow_of_a_harmless_command_does_not_cover_the_attack(
-    session: Session, harmless: str, attack: str
-) -> None:
+def test_always_allow_does_not_cover_attacks(session: Session, harmless: str, attack: str) -> None:
     session.allow_always(harmless)
     assert session.is_allowed(harmless)
     assert not session.is_allowed(attack)
@@ -259,16 +257,14 @@ def test_always_allow_of_a_harmless_command_does_not_cover_the_attack(
         ("git branch", "git branch -a -vv"),
     ],
 )
-def test_always_allow_of_a_vetted_command_covers_its_reading_options(
-    session: Session, granted: str, covered: str
-) -> None:
+def test_always_allow_covers_reading_options_of_vetted_commands(session: Session, granted: str, covered: str) -> None:
     assert not session.is_allowed(covered)
     session.allow_always(granted)
     assert session.is_allowed(covered)
 
 
-def test_git_is_vetted_only_in_the_folder_of_the_repository(session: Session) -> None:
-    """A tool can write files into another folder that make it a repository, whose configuration names programs."""
+def test_git_is_vetted_only_in_the_repository_folder(session: Session) -> None:
+    """A tool could write files that turn a folder into a repository, whose configuration can name programs."""
     session.allow_always("git status")
     assert session.is_allowed("git status")
     evil = session.context.cwd / "src"
@@ -277,7 +273,7 @@ def test_git_is_vetted_only_in_the_folder_of_the_repository(session: Session) ->
 
 
 @given(st.text(alphabet="gitcadlsr ./-=~;&|<>()$`'\"\\\n\t#{}*?[!", max_size=24))
-def test_a_vetted_line_has_no_shell_syntax(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
+def test_line_with_shell_syntax_is_not_vetted(tmp_path_factory: pytest.TempPathFactory, tail: str) -> None:
     folder = tmp_path_factory.getbasetemp()
     name = vetted_command(f"cat {tail}", folder, Boundary(folder))
     assert name in (None, "cat")

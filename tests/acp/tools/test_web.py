@@ -1,4 +1,4 @@
-"""fetch: pages of the public web as text, and nothing of this machine or its network, whatever is tried."""
+"""fetch: public pages as text; addresses of this machine and its network are rejected."""
 
 import ipaddress
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from helexa.acp.tools.tool import ToolError
 from helexa.acp.tools.web import web_page
 
 _HTML = "<title>T</title><script>evil()</script><h1>Head</h1><p>a &amp; <b>b</b><br>c <a href='/x'>d</a><li>e"
-_PUBLIC = ipaddress.ip_address("127.0.0.1")  # in these tests, this one is
+_PUBLIC = ipaddress.ip_address("127.0.0.1")  # these tests treat this address as public
 
 
 def allowed(address: web_page.Address) -> bool:
@@ -20,7 +20,7 @@ def allowed(address: web_page.Address) -> bool:
 
 @pytest.fixture
 async def site() -> AsyncIterator[str]:
-    """The address of a server with pages and traps."""
+    """Start a server with pages, redirects and large responses; return its URL."""
 
     async def page(request: server.Request) -> server.StreamResponse:
         match request.path:
@@ -56,29 +56,29 @@ async def site() -> AsyncIterator[str]:
     await runner.cleanup()
 
 
-async def test_a_page_is_read_as_text(site: str) -> None:
-    page = await web_page.fetched(f"{site}/near#part", allowed)
-    assert page.url == f"{site}/page" and page.status == 200 and not page.cut
+async def test_page_is_returned_as_text(site: str) -> None:
+    page = await web_page.fetch_page(f"{site}/near#part", allowed)
+    assert page.url == f"{site}/page" and page.status == 200 and not page.truncated
     assert page.text == "T\nHead\na & b\nc d (/x)\n- e"
-    assert (await web_page.fetched(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
-    assert (await web_page.fetched(f"{site}/absent", allowed)).status == 404
+    assert (await web_page.fetch_page(f"{site}/strange", allowed)).text == "\ufffd\ufffd"
+    assert (await web_page.fetch_page(f"{site}/absent", allowed)).status == 404
 
 
-async def test_size_and_redirects_are_bounded(site: str) -> None:
-    page = await web_page.fetched(f"{site}/endless", allowed)
-    assert page.cut and len(page.text) == 2 << 20
+async def test_size_and_redirects_are_limited(site: str) -> None:
+    page = await web_page.fetch_page(f"{site}/endless", allowed)
+    assert page.truncated and len(page.text) == 2 << 20
     with pytest.raises(ToolError, match="more than 5 times"):
-        await web_page.fetched(f"{site}/loop", allowed)
+        await web_page.fetch_page(f"{site}/loop", allowed)
     with pytest.raises(ToolError, match="image/png, not text"):
-        await web_page.fetched(f"{site}/picture", allowed)
+        await web_page.fetch_page(f"{site}/picture", allowed)
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("/far", "another host"), ("/inside", "another host"), ("/file", "not the http")]
+    ("path", "message"), [("/far", "another host"), ("/inside", "another host"), ("/file", "not an http")]
 )
-async def test_a_redirect_leads_nowhere_else(site: str, path: str, said: str) -> None:
-    with pytest.raises(ToolError, match=said):
-        await web_page.fetched(site + path, allowed)
+async def test_redirect_to_another_host_is_rejected(site: str, path: str, message: str) -> None:
+    with pytest.raises(ToolError, match=message):
+        await web_page.fetch_page(site + path, allowed)
 
 
 _WITHIN = """
@@ -88,29 +88,29 @@ _WITHIN = """
 
 
 @pytest.mark.parametrize("host", _WITHIN.split())
-async def test_this_machine_and_its_network_are_out_of_reach(site: str, host: str) -> None:
+async def test_local_and_private_addresses_are_rejected(site: str, host: str) -> None:
     port = site.rpartition(":")[2]
-    with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not the http"):
-        await web_page.fetched(f"http://{host}:{port}/page")
+    with pytest.raises(ToolError, match=r"not on the public internet|cannot be fetched|not an http"):
+        await web_page.fetch_page(f"http://{host}:{port}/page")
 
 
 @pytest.mark.parametrize(
     "url", ["", "file:///etc/passwd", "ftp://a/b", "http://", "http://user:key@a/", "//a/b", "http://a:0/"]
 )
-def test_what_is_no_address_of_a_page(url: str) -> None:
-    with pytest.raises(ToolError, match="not the http"):
-        web_page.parsed(url)
+def test_invalid_page_url_is_rejected(url: str) -> None:
+    with pytest.raises(ToolError, match="not an http"):
+        web_page.parse_url(url)
 
 
-def test_public_addresses_are_public() -> None:
+def test_is_public() -> None:
     assert web_page.is_public(ipaddress.ip_address("8.8.8.8"))
     assert web_page.is_public(ipaddress.ip_address("2001:4860:4860::8888"))
     assert web_page.is_public(ipaddress.ip_address("64:ff9b::808:808"))
 
 
-async def test_the_tool_says_what_went_wrong(workplace: Any) -> None:
+async def test_fetch_error_names_the_cause(workplace: Any) -> None:
     assert "not on the public internet" in await workplace.failure("fetch", url="http://localhost:1/")
 
 
-def test_html_of_any_depth_is_read() -> None:
-    assert web_page.plain("<div>" * 100_000 + "deep") == "deep"
+def test_deeply_nested_html_is_read() -> None:
+    assert web_page.html_to_text("<div>" * 100_000 + "deep") == "deep"

@@ -20,15 +20,15 @@ from helexa.acp.providers.provider import (
 )
 from helexa.acp.tools.excerpt import title
 
-MOST_CHARACTERS = 16 << 20
-MOST_CALLS = 128
+MAX_CHARACTERS = 16 << 20
+MAX_CALLS = 128
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
 @dataclass(slots=True)
 class CallText:
-    """A streamed tool call; `name` is empty if the text contains the name."""
+    """A streamed tool call. `name` is empty if the call is plain text that contains its name."""
 
     id: str
     name: str
@@ -41,7 +41,7 @@ class CallText:
         return "".join(self.text)
 
 
-class Answer:
+class AnswerCollector:
     """Collects one answer.
 
     Attributes:
@@ -113,8 +113,8 @@ class Answer:
     async def _call(self, delta: CallDelta) -> None:
         call = self._by_index.get(delta.index)
         if call is None:
-            if len(self.calls) == MOST_CALLS:
-                raise ProviderError("invalid", f"the model wants more than {MOST_CALLS} calls at once")
+            if len(self.calls) == MAX_CALLS:
+                raise ProviderError("invalid", f"the answer has more than {MAX_CALLS} tool calls")
             call = self._by_index[delta.index] = CallText(self._free_id(delta.id), delta.name or "")
             self.calls.append(call)
         self._grow(delta.arguments)
@@ -125,13 +125,20 @@ class Answer:
             card = Card(title(call.name), self._kinds.get(call.name, "other"))
             await self._emit(CallStarted(call.id, call.name, card))
 
-    def _free_id(self, wanted: str | None) -> str:
-        """Return a call id that is unique in the session; some endpoints repeat ids in each answer or send none."""
-        id = wanted if wanted and _ID.fullmatch(wanted) and wanted not in self._used else f"call_{uuid.uuid4().hex}"
+    def _free_id(self, endpoint_id: str | None) -> str:
+        """Return `endpoint_id` if it is valid and unused in the session, else a new id.
+
+        Some endpoints send no ids or repeat ids in each answer.
+        """
+        id = (
+            endpoint_id
+            if endpoint_id and _ID.fullmatch(endpoint_id) and endpoint_id not in self._used
+            else f"call_{uuid.uuid4().hex}"
+        )
         self._used.add(id)
         return id
 
     def _grow(self, text: str) -> None:
         self._size += len(text)
-        if self._size > MOST_CHARACTERS:
-            raise ProviderError("invalid", f"the answer is longer than {MOST_CHARACTERS} characters")
+        if self._size > MAX_CHARACTERS:
+            raise ProviderError("invalid", f"the answer is longer than {MAX_CHARACTERS} characters")

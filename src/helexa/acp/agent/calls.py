@@ -18,12 +18,12 @@ from helexa.acp.history import Card, CardContent, Text, ToolCall, ToolResult
 from helexa.acp.providers.repair import MalformedCall, repair
 from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.permission import rule
-from helexa.acp.tools.tool import Allowed, Asked, Denied, PermissionQuestion, Reads, Tool, ToolOutcome
+from helexa.acp.tools.tool import Allowed, AskUser, Denied, PermissionRequest, Reads, Tool, ToolOutcome
 
 logger = logging.getLogger(__name__)
 
-MOST_AT_ONCE = 8
-MOST_RESULT_BYTES = 100_000
+MAX_CONCURRENT_CALLS = 8
+MAX_RESULT_BYTES = 100_000
 CANCELLED = "ERROR: the user cancelled this call."
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
@@ -48,32 +48,32 @@ class Call:
     failure: str | None = None
 
 
-def understand(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """Parse a call; `cut_off` states that the answer ended at a token limit."""
+def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
+    """Parse and check a call. `cut_off` tells that the answer ended at a token limit, for the error message."""
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
-    whole = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
+    parsed = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
     name = text.name if _NAME.fullmatch(text.name) else "malformed_call"
-    if isinstance(whole, MalformedCall):
-        why = "the answer was cut off at its limit; write less at once" if cut_off else whole.reason
+    if isinstance(parsed, MalformedCall):
+        reason = "the answer was cut off at its limit; write less at once" if cut_off else parsed.reason
         known = tools.get(text.name)
         hint = f" Its arguments are: {json.dumps(known.schema)}" if known else f" The tools are: {', '.join(tools)}."
-        written = ToolCall(text.id, name, json.dumps({"malformed": text.arguments}, ensure_ascii=False))
-        return Call(written, text.started, failure=f"ERROR: this call could not be read: {why}.{hint}")
-    name = whole.name if _NAME.fullmatch(whole.name) else name
-    written = ToolCall(text.id, name, json.dumps(whole.arguments, ensure_ascii=False))
-    tool = turn.toolbox.find(whole.name)
+        message = ToolCall(text.id, name, json.dumps({"malformed": text.arguments}, ensure_ascii=False))
+        return Call(message, text.started, failure=f"ERROR: this call could not be read: {reason}.{hint}")
+    name = parsed.name if _NAME.fullmatch(parsed.name) else name
+    message = ToolCall(text.id, name, json.dumps(parsed.arguments, ensure_ascii=False))
+    tool = turn.toolbox.find(parsed.name)
     if tool is None:
         known = ", ".join(tools)
         return Call(
-            written,
+            message,
             text.started,
-            arguments=whole.arguments,
+            arguments=parsed.arguments,
             failure=f"ERROR: there is no tool {name!r}; there are: {known}.",
         )
     try:
-        return Call(written, text.started, tool, tool.check(whole.arguments))
+        return Call(message, text.started, tool, tool.check(parsed.arguments))
     except ToolError as error:
-        return Call(written, text.started, tool, failure=f"ERROR: {error}")
+        return Call(message, text.started, tool, failure=f"ERROR: {error}")
 
 
 class Calls:
@@ -90,26 +90,28 @@ class Calls:
 
     async def run(self, calls: Sequence[Call]) -> None:
         """Run all calls. A failed call has a failed result; only CancelledError is raised."""
-        rest = list(calls)
-        while rest:
-            reading = next((index for index, call in enumerate(rest) if not self._only_reads(call)), len(rest))
-            size = min(max(reading, 1), MOST_AT_ONCE)
-            batch, rest = rest[:size], rest[size:]
-            async with asyncio.TaskGroup() as group:
+        remaining = list(calls)
+        while remaining:
+            reading = next(
+                (index for index, call in enumerate(remaining) if not self._only_reads(call)), len(remaining)
+            )
+            size = min(max(reading, 1), MAX_CONCURRENT_CALLS)
+            batch, remaining = remaining[:size], remaining[size:]
+            async with asyncio.TaskGroup() as tasks:
                 for call in batch:
-                    group.create_task(self._run(call))
+                    tasks.create_task(self._run(call))
 
     def cancel(self, calls: Sequence[Call]) -> list[CallChanged]:
         """Add a failed result for each unfinished call, and return the events to emit for these calls."""
-        untold: list[CallChanged] = []
+        unsent_events: list[CallChanged] = []
         for call in calls:
             id, card = call.message.id, self._card(call)
             if id not in self.results:
                 card = msgspec.structs.replace(card, content=(*card.content, Text(CANCELLED)))
                 self.results[id] = ToolResult(id, CANCELLED, failed=True, card=card)
                 if call.started or id in self._cards:
-                    untold.append(CallChanged(id, "failed", card, output=CANCELLED))
-        return untold
+                    unsent_events.append(CallChanged(id, "failed", card, output=CANCELLED))
+        return unsent_events
 
     def _only_reads(self, call: Call) -> bool:
         if call.tool is None or call.arguments is None:
@@ -125,7 +127,7 @@ class Calls:
         except ToolError as error:
             outcome = ToolOutcome(f"ERROR: {error}", failed=True)
         except Exception as error:
-            logger.exception("%s failed", call.message.name)
+            logger.exception("tool failed: tool=%s", call.message.name)
             outcome = ToolOutcome(f"ERROR: the tool itself failed: {type(error).__name__}: {error}", failed=True)
         await self._end(call, outcome)
 
@@ -138,11 +140,11 @@ class Calls:
         if isinstance(ruling, Denied):
             raise ToolError(ruling.reason)
         card = Card(tool.title(arguments, turn.context), tool.kind, tool.locations(arguments, turn.context))
-        if isinstance(ruling, Asked):
+        if isinstance(ruling, AskUser):
             card = msgspec.structs.replace(card, content=await tool.preview(arguments, turn.context))
         await self._show(call, card)
-        if isinstance(ruling, Asked):
-            verdict = await turn.ask(PermissionQuestion(id, tool.name, card, arguments, ruling.scope))
+        if isinstance(ruling, AskUser):
+            verdict = await turn.request_permission(PermissionRequest(id, tool.name, card, arguments, ruling.scope))
             if verdict not in ("allow_once", "allow_always"):
                 raise ToolError("The user did not allow this. Do not try it again; ask what to do instead.")
         elif not isinstance(ruling, Allowed):
@@ -172,7 +174,7 @@ class Calls:
 
     async def _end(self, call: Call, outcome: ToolOutcome) -> None:
         id = call.message.id
-        content = ends(outcome.content, MOST_RESULT_BYTES)
+        content = ends(outcome.content, MAX_RESULT_BYTES)
         card = self._card(call)
         if id not in self._cards:
             await self._show(call, card)

@@ -1,11 +1,11 @@
-"""The agent loop of one turn: request an answer, run its calls, repeat until an answer has no calls."""
+"""The agent loop of one turn: request an answer, run its tool calls, repeat until an answer has no calls."""
 
 import asyncio
 import logging
 from contextlib import aclosing
 
-from helexa.acp.agent.answer import Answer
-from helexa.acp.agent.calls import Call, Calls, understand
+from helexa.acp.agent.answer import AnswerCollector
+from helexa.acp.agent.calls import Call, Calls, parse_call
 from helexa.acp.agent.compaction import compact
 from helexa.acp.agent.prompt import read_notes
 from helexa.acp.agent.request_builder import RequestBuilder
@@ -16,16 +16,16 @@ from helexa.acp.providers.provider import FinishReason, ModelCard, Provider, Pro
 
 logger = logging.getLogger(__name__)
 
-MOST_ROUNDS = 25
-MOST_RETRIES = 10
-MOST_BLIND_RETRIES = 3
+MAX_ROUNDS = 25
+MAX_RETRIES = 10
+MAX_BLIND_RETRIES = 3
 """Maximum number of retries if the endpoint does not send a retry delay."""
 
-MOST_OVERFLOWS = 2
+MAX_OVERFLOWS = 2
 """Maximum number of retries of one request after context-limit errors."""
 
-LONGEST_WAIT_S = 60.0
-LONGEST_WAITS_S = 120.0
+MAX_WAIT_S = 60.0
+MAX_TOTAL_WAIT_S = 120.0
 """Maximum total waiting time for one answer, in seconds."""
 
 _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "refusal"}
@@ -37,25 +37,25 @@ async def run_turn(turn: Turn) -> StopReason:
     Raises:
         ProviderError: the endpoint returned no complete answer; the partial answer is committed.
     """
-    question = RequestBuilder(turn, await read_notes(turn.context))
-    for _ in range(MOST_ROUNDS):
+    builder = RequestBuilder(turn, await read_notes(turn.context))
+    for _ in range(MAX_ROUNDS):
         round = Round(turn)
         try:
             provider = await turn.models.provider(turn.choices.model)
-            await _ask(turn, question, round, provider)
+            await _request_answer(turn, builder, round, provider)
         except ProviderError as error:
-            logger.warning("%s: %s", error.kind, error.message)
-            await round.keep()
+            logger.warning("turn failed: kind=%s error=%s", error.kind, error.message)
+            await round.commit_partial()
             raise
         except asyncio.CancelledError:
-            await round.keep()
+            await round.commit_partial()
             raise
         await round.run_calls()
-        usage, card = question.usage(round.answer), turn.models.card(turn.choices.model)
+        usage, card = builder.usage(round.answer), turn.models.card(turn.choices.model)
         await turn.emit(UsageChanged(usage.input + usage.output, card.context, _cost(usage, card)))
         if not round.calls:
             return await _end(turn, round.answer)
-    await turn.emit(Notice(f"The turn ended after {MOST_ROUNDS} rounds; say so if the agent shall go on.", "warning"))
+    await turn.emit(Notice(f"The turn ended after {MAX_ROUNDS} rounds; send another prompt to continue.", "warning"))
     return "max_turn_requests"
 
 
@@ -66,27 +66,27 @@ class Round:
         self._turn = turn
         used = [call.id for message in turn.conversation.messages for call in getattr(message, "calls", ())]
         kinds: dict[str, ToolKind] = {tool.name: tool.kind for tool in turn.toolbox.tools(turn.choices.mode)}
-        self.answer = Answer(turn.emit, kinds, used)
+        self.answer = AnswerCollector(turn.emit, kinds, used)
         self.calls: list[Call] = []
 
     async def run_calls(self) -> None:
-        """Run the calls of the complete answer, then commit the round, also on cancellation."""
+        """Run the calls of the complete answer and commit the round. On cancellation, commit the finished calls."""
         self.calls = [
-            understand(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
+            parse_call(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
         ]
         running = Calls(self._turn)
         try:
             await running.run(self.calls)
         except asyncio.CancelledError:
-            untold = running.cancel(self.calls)
+            unsent_events = running.cancel(self.calls)
             await self._commit(running.results)
-            for event in untold:
+            for event in unsent_events:
                 await self._turn.emit(event)
             raise
         await self._commit(running.results)
 
-    async def keep(self) -> None:
-        """Commit a partial answer; its calls are not run."""
+    async def commit_partial(self) -> None:
+        """Commit the part of the answer that has arrived, without its calls, which do not run."""
         message = self.answer.message(())
         if message is not None:
             await self._turn.conversation.commit(message)
@@ -101,7 +101,7 @@ class Round:
             await self._turn.conversation.commit(message, *ordered)
 
 
-async def _ask(turn: Turn, question: RequestBuilder, round: Round, provider: Provider) -> None:
+async def _request_answer(turn: Turn, builder: RequestBuilder, round: Round, provider: Provider) -> None:
     """Request an answer.
 
     The function waits and retries after temporary errors, and compacts the conversation if the request exceeds the
@@ -110,47 +110,47 @@ async def _ask(turn: Turn, question: RequestBuilder, round: Round, provider: Pro
     Raises:
         ProviderError: all retries failed, or the answer broke off.
     """
-    retries, waited, overflows, compacted = 0, 0.0, 0, False
+    retries, waited_s, overflows, compacted = 0, 0.0, 0, False
     while True:
-        request = question.request(provider)
-        if question.overflows and not compacted:
+        request = builder.request(provider)
+        if builder.overflows and not compacted:
             compacted = True
             if await compact(turn):
                 continue
-        question.check()
+        builder.check()
         try:
             async with aclosing(provider.stream(request)) as events:
                 await round.answer.read(events)
-            question.calibrate(round.answer.usage)
+            builder.calibrate(round.answer.usage)
             return
         except ProviderError as error:
             if round.answer.begun:
                 raise
-            if error.kind == "context_limit" and overflows < MOST_OVERFLOWS:
+            if error.kind == "context_limit" and overflows < MAX_OVERFLOWS:
                 overflows += 1
-                question.learn(error)
+                builder.learn(error)
                 continue
-            wait = _wait(error, retries)
-            if wait is None or waited + wait > LONGEST_WAITS_S:
+            delay_s = _wait(error, retries)
+            if delay_s is None or waited_s + delay_s > MAX_TOTAL_WAIT_S:
                 raise
-            retries, waited = retries + 1, waited + wait
-            await turn.emit(Notice(f"{error.message}. Trying again in {wait:.0f} s.", "warning"))
-            await asyncio.sleep(wait)
+            retries, waited_s = retries + 1, waited_s + delay_s
+            await turn.emit(Notice(f"{error.message}. Retrying in {delay_s:.0f} s.", "warning"))
+            await asyncio.sleep(delay_s)
 
 
 def _wait(error: ProviderError, retries: int) -> float | None:
-    """Return the seconds before the next attempt, or None if a retry is useless."""
+    """Return the seconds before the next attempt, or None if the request should not be retried."""
     if error.kind not in ("rate_limit", "unavailable", "interrupted"):
         return None
     if error.retry_after is None:
-        return 2.0**retries if retries < MOST_BLIND_RETRIES else None
-    return error.retry_after if error.retry_after <= LONGEST_WAIT_S and retries < MOST_RETRIES else None
+        return 2.0**retries if retries < MAX_BLIND_RETRIES else None
+    return error.retry_after if error.retry_after <= MAX_WAIT_S and retries < MAX_RETRIES else None
 
 
-async def _end(turn: Turn, answer: Answer) -> StopReason:
+async def _end(turn: Turn, answer: AnswerCollector) -> StopReason:
     if not answer.text.strip():
-        why = "it was cut off at its limit of tokens" if answer.finish == "length" else "it had nothing to say"
-        await turn.emit(Notice(f"The model gave no answer: {why}.", "warning"))
+        reason = "it reached its token limit" if answer.finish == "length" else "it ended without text"
+        await turn.emit(Notice(f"The model gave no answer: {reason}.", "warning"))
     return _STOP.get(answer.finish or "stop", "end_turn")
 
 
@@ -159,5 +159,5 @@ def _cost(usage: Usage, card: ModelCard) -> float | None:
     if card.input_price is None or card.output_price is None:
         return None
     cached_price = card.input_price if card.cached_price is None else card.cached_price
-    fresh = max(0, usage.input - usage.cached)
-    return (fresh * card.input_price + usage.cached * cached_price + usage.output * card.output_price) / 1e6
+    uncached = max(0, usage.input - usage.cached)
+    return (uncached * card.input_price + usage.cached * cached_price + usage.output * card.output_price) / 1e6

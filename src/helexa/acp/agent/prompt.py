@@ -12,10 +12,10 @@ from helexa.acp.tools.tool import ToolContext
 NOTES = ("AGENTS.md", "CLAUDE.md")
 """File names of project instructions; only the first existing file of a folder is used."""
 
-MOST_NOTES = 32_768
+MAX_NOTE_BYTES = 32_768
 """Maximum bytes read from one instruction file."""
 
-MOST_FOLDERS = 16
+MAX_FOLDERS = 16
 
 _AGENT = """\
 You are a coding agent in the user's editor. You work in {cwd} and act through tools: read before you change, make the
@@ -24,8 +24,8 @@ has for that. Find things with search tools rather than by reading everything. C
 For work of several steps keep a list of tasks and update it as you go. When a tool fails, read why and mend the cause.
 Never invent results. When you are done, say in a few sentences what you changed and what you could not check."""
 
-_PLACE = """\
-Working directory: {cwd}{others}
+_ENVIRONMENT = """\
+Working directory: {cwd}{other_roots}
 Platform: {platform}
 Date: {date}"""
 
@@ -53,18 +53,18 @@ def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: s
     Raises:
         OSError, UnicodeDecodeError: the configured prompt file cannot be read.
     """
-    own = settings.system_prompt_path
-    agent = own.read_text("utf-8") if own else _AGENT
-    others = "".join(f"\nAlso: {root}" for root in context.roots if root != context.cwd)
-    place = _PLACE.format(
-        cwd=context.cwd, others=others, platform=platform.system(), date=datetime.date.today().isoformat()
+    custom_path = settings.system_prompt_path
+    agent = custom_path.read_text("utf-8") if custom_path else _AGENT
+    other_roots = "".join(f"\nAlso: {root}" for root in context.roots if root != context.cwd)
+    environment = _ENVIRONMENT.format(
+        cwd=context.cwd, other_roots=other_roots, platform=platform.system(), date=datetime.date.today().isoformat()
     )
-    parts = [agent.replace("{cwd}", str(context.cwd)).strip(), place]
+    sections = [agent.replace("{cwd}", str(context.cwd)).strip(), environment]
     if notes:
-        parts.append(f"# What this project says of itself\n\n{notes}")
-    if block := _MODES[mode]:
-        parts.append(block.replace("{plan_dir}", str(context.plan_dir)))
-    return "\n\n".join(parts)
+        sections.append(f"# What this project says of itself\n\n{notes}")
+    if mode_rules := _MODES[mode]:
+        sections.append(mode_rules.replace("{plan_dir}", str(context.plan_dir)))
+    return "\n\n".join(sections)
 
 
 def _notes(cwd: Path) -> Iterator[str]:
@@ -78,9 +78,9 @@ def _notes(cwd: Path) -> Iterator[str]:
 
 def _folders(cwd: Path) -> list[Path]:
     """Return the folders from the repository root down to `cwd`, or only `cwd` outside a repository."""
-    above = [cwd, *cwd.parents][:MOST_FOLDERS]
-    root = next((index for index, folder in enumerate(above) if (folder / ".git").exists()), 0)
-    return above[root::-1]
+    folders = [cwd, *cwd.parents][:MAX_FOLDERS]
+    root = next((index for index, folder in enumerate(folders) if (folder / ".git").exists()), 0)
+    return folders[root::-1]
 
 
 def _read(path: Path, *, within: Path) -> str:
@@ -88,8 +88,8 @@ def _read(path: Path, *, within: Path) -> str:
         if not path.resolve().is_relative_to(within.resolve()):
             return ""  # the link leaves the project, so its target is untrusted
         with path.open("rb") as file:
-            content = file.read(MOST_NOTES + 1)
+            content = file.read(MAX_NOTE_BYTES + 1)
     except OSError:
         return ""
-    text = content[:MOST_NOTES].decode("utf-8", "replace").strip()
-    return f"{text}\n[cut here: the file is longer]" if len(content) > MOST_NOTES else text
+    text = content[:MAX_NOTE_BYTES].decode("utf-8", "replace").strip()
+    return f"{text}\n[cut here: the file is longer]" if len(content) > MAX_NOTE_BYTES else text

@@ -3,10 +3,10 @@
 import json
 from collections.abc import Sequence
 
-from helexa.acp.agent.answer import Answer
+from helexa.acp.agent.answer import AnswerCollector
 from helexa.acp.agent.prompt import system_prompt
 from helexa.acp.agent.turn import Turn
-from helexa.acp.agent.view import project, text_tokens, tokens, visible, without_images
+from helexa.acp.agent.view import fit_messages, text_tokens, tokens, visible, without_images
 from helexa.acp.history import Message
 from helexa.acp.providers.provider import ModelCard, ModelRequest, Provider, ProviderError, ToolSpec, Usage
 
@@ -16,17 +16,17 @@ MAX_TOKENS = 8192
 MARGIN = 512
 """Tokens reserved for chat template tokens, which the estimate does not count."""
 
-LEAST_CONTEXT = 1024
+MIN_CONTEXT = 1024
 """Smaller context sizes in error messages are ignored as implausible."""
 
-_SHRINK = 0.6  # factor on the rejected size if the endpoint does not report its limit
+_SHRINK = 0.6  # next size / rejected size, if the endpoint does not report its limit
 
 
 class RequestBuilder:
     """Builds the requests of one turn. Each request is new, as choices and history may change between rounds.
 
     Attributes:
-        overflows: whether the last request is too long even after shortening.
+        overflows: whether the last request is too long for the context even after old messages were shortened.
     """
 
     def __init__(self, turn: Turn, notes: str) -> None:
@@ -35,7 +35,7 @@ class RequestBuilder:
         self._notes = notes
         self._factor = 1.0  # tokens counted by the endpoint per estimated token
         self._estimate = 0.0  # estimated tokens of the last request
-        self._most: int | None = None  # limit of request tokens if the context size is unknown
+        self._max_request_tokens: int | None = None  # limit of request tokens if the context size is unknown
         self._context: int | None = None
         self._max_tokens = MAX_TOKENS
 
@@ -53,18 +53,20 @@ class RequestBuilder:
         except (OSError, UnicodeDecodeError) as error:
             path = turn.settings.system_prompt_path
             raise ProviderError("invalid", f"The system prompt {path} cannot be read: {error}") from error
-        self._context = min(filter(None, (card.context, self._most)), default=None)
+        self._context = min(filter(None, (card.context, self._max_request_tokens)), default=None)
         self._max_tokens = _max_tokens(provider, card, self._context)
         messages: Sequence[Message] = visible(turn.conversation.messages)
         if card.images is False:
             messages = without_images(messages)
-        fixed = text_tokens(system) + sum(text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools)
-        self._estimate = fixed + tokens(messages)
+        fixed_tokens = text_tokens(system) + sum(
+            text_tokens(tool.description + json.dumps(tool.schema)) for tool in tools
+        )
+        self._estimate = fixed_tokens + tokens(messages)
         if self._context is not None:
-            room = (self._context - self._max_tokens - MARGIN) / self._factor
-            messages = project(messages, room - fixed)
-            self._estimate = fixed + tokens(messages)
-            self.overflows = self._estimate > room
+            available_tokens = (self._context - self._max_tokens - MARGIN) / self._factor
+            messages = fit_messages(messages, available_tokens - fixed_tokens)
+            self._estimate = fixed_tokens + tokens(messages)
+            self.overflows = self._estimate > available_tokens
         return ModelRequest(
             model=choices.model.model,
             system=system,
@@ -76,43 +78,46 @@ class RequestBuilder:
         )
 
     def check(self) -> None:
-        """Raise an error for a request that cannot fit: some endpoints would silently truncate it, tools first.
+        """Raise an error if the last request exceeds the context: some endpoints would truncate it silently.
 
         Raises:
-            ProviderError: the last request is longer than the whole context.
+            ProviderError: the last request has more tokens than the context.
         """
         size = round(self._estimate * self._factor)
         if self._context is not None and size > self._context:
             model = self._turn.choices.model
             raise ProviderError(
                 "context_limit",
-                f"This takes about {size} tokens, but {model} has room for {self._context}: choose a model with more "
-                "room, or begin anew with /clear",
+                f"The request has about {size} tokens, but the context of {model} has {self._context}: choose a model "
+                "with a larger context, or clear the conversation with /clear",
             )
 
     def learn(self, error: ProviderError) -> None:
         """Adjust the limits after a context-limit error for the last request."""
         limit = error.context_limit
-        if limit is not None and limit >= LEAST_CONTEXT:
+        if limit is not None and limit >= MIN_CONTEXT:
             self._turn.models.learn_context(self._turn.choices.model, limit)
             self._factor = max(self._factor, (limit - self._max_tokens) / max(self._estimate, 1.0))
         else:
-            self._most = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
+            self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """Adjust the token estimate to the endpoint's count of the last request."""
+        """Adjust the factor of token estimates by the endpoint's token count of the last request."""
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
-    def usage(self, answer: Answer) -> Usage:
+    def usage(self, answer: AnswerCollector) -> Usage:
         """Return the token counts of an answer, estimated if the endpoint reports none."""
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
-    """Return the limit of answer tokens: the configured limit, and at most a part of the context."""
-    told = provider.endpoint.max_tokens
-    most = min(filter(None, (told or MAX_TOKENS, card.max_output)))
+    """Return the limit of answer tokens.
+
+    A configured limit may use half of `context`, the default limit a quarter.
+    """
+    configured = provider.endpoint.max_tokens
+    max_tokens = min(filter(None, (configured or MAX_TOKENS, card.max_output)))
     if context is None:
-        return most
-    return max(1, min(most, context // (2 if told else 4)))
+        return max_tokens
+    return max(1, min(max_tokens, context // (2 if configured else 4)))

@@ -9,7 +9,7 @@ from helexa.acp.events import Emit
 from helexa.acp.history import Message
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelChoice, ThoughtLevel
-from helexa.acp.tools.tool import Ask, Grants, ToolContext
+from helexa.acp.tools.tool import Grants, PermissionCallback, ToolContext
 
 if TYPE_CHECKING:
     from helexa.acp.tools.toolbox import Toolbox
@@ -33,7 +33,7 @@ class Conversation(Protocol):
 
 @dataclass(slots=True)
 class Choices:
-    """Choices of the user. They may change during a turn, so each round reads them again."""
+    """The user's choices. They may change during a turn, so the agent reads them again in each round."""
 
     model: ModelChoice
     mode: Mode
@@ -62,5 +62,5 @@ class Turn:
     toolbox: "Toolbox"
     context: ToolContext
     grants: Grants
-    ask: Ask
+    request_permission: PermissionCallback
     emit: Emit

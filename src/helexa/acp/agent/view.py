@@ -1,4 +1,4 @@
-"""The part of a conversation that the model sees, and estimates of its tokens. No side effects."""
+"""The messages of a conversation that the model sees, and estimates of their tokens. No side effects."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,14 +24,14 @@ MESSAGE_TOKENS = 8
 IMAGE_TOKENS = 512
 
 UNTOUCHED = 4
-"""Number of last messages that `project` leaves unchanged."""
+"""Number of last messages that `fit_messages` leaves unchanged."""
 
-LEAST_BYTES = 256
+MIN_BYTES = 256
 """Minimum bytes of a replaced text; replacing a shorter text saves too little."""
 
 STRIDE = 8
-"""`project` replaces messages in multiples of this number. The beginning of the prompt then stays the same for several
-rounds and remains in the prefix cache.
+"""`fit_messages` replaces messages in multiples of this number. The beginning of the prompt then stays the same for
+several rounds and remains in the prefix cache.
 """
 
 
@@ -55,21 +55,21 @@ def visible(messages: Iterable[Message]) -> list[Message]:
 
 
 def _well_formed(messages: list[Message]) -> Iterable[Message]:
-    waiting: dict[str, None] = {}
+    unanswered: dict[str, None] = {}
     for message in messages:
         if isinstance(message, ToolResult):
-            if message.call_id in waiting:
-                del waiting[message.call_id]
+            if message.call_id in unanswered:
+                del unanswered[message.call_id]
                 yield message
             continue
-        yield from (ToolResult(id, NOT_RUN, failed=True) for id in waiting)
-        waiting = {}
+        yield from (ToolResult(id, NOT_RUN, failed=True) for id in unanswered)
+        unanswered = {}
         if isinstance(message, AssistantMessage):
             if not message.text.strip() and not message.calls:
                 continue
-            waiting = dict.fromkeys(call.id for call in message.calls)
+            unanswered = dict.fromkeys(call.id for call in message.calls)
         yield message
-    yield from (ToolResult(id, NOT_RUN, failed=True) for id in waiting)
+    yield from (ToolResult(id, NOT_RUN, failed=True) for id in unanswered)
 
 
 def text_tokens(text: str) -> float:
@@ -87,8 +87,8 @@ def _tokens(message: Message) -> float:
         case UserMessage(_, parts):
             return sum(map(_part_tokens, parts))
         case AssistantMessage():
-            called = sum(text_tokens(call.name) + text_tokens(call.arguments) for call in message.calls)
-            return text_tokens(message.text) + called
+            call_tokens = sum(text_tokens(call.name) + text_tokens(call.arguments) for call in message.calls)
+            return text_tokens(message.text) + call_tokens
         case ToolResult():
             return text_tokens(message.content) + IMAGE_TOKENS * len(message.images)
         case _:
@@ -99,21 +99,21 @@ def _part_tokens(part: Part) -> float:
     return IMAGE_TOKENS if isinstance(part, Image) else text_tokens(part.text)
 
 
-def project(messages: Sequence[Message], room: float) -> list[Message]:
-    """Replace old results, then old answers, by one line each until the messages fit into `room` tokens.
+def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
+    """Replace old results, then old answers, by one line each until the messages fit into `max_tokens`.
 
-    User messages and the last messages stay unchanged, so the returned messages may still exceed `room`.
+    User messages and the last messages stay unchanged, so the returned messages may still exceed `max_tokens`.
     """
     view = list(messages)
-    excess = tokens(view) - room
+    excess = tokens(view) - max_tokens
     replaced = 0
     for kind in (ToolResult, AssistantMessage):
         for index, message in enumerate(view[:-UNTOUCHED]):
             if excess <= 0 and replaced % STRIDE == 0:
                 return view
-            if isinstance(message, kind) and (short := _shortened(message)) is not None:
-                excess -= _tokens(message) - _tokens(short)
-                view[index] = short
+            if isinstance(message, kind) and (shortened := _shortened(message)) is not None:
+                excess -= _tokens(message) - _tokens(shortened)
+                view[index] = shortened
                 replaced += 1
     return view
 
@@ -121,26 +121,26 @@ def project(messages: Sequence[Message], room: float) -> list[Message]:
 def _shortened(message: ToolResult | AssistantMessage) -> Message | None:
     text = message.content if isinstance(message, ToolResult) else message.text
     size = len(text.encode("utf-8", "replace"))
-    if size < LEAST_BYTES:
+    if size < MIN_BYTES:
         return None
-    mark = f"[{size} bytes were taken out to make room]"
+    note = f"[{size} bytes were taken out to make room]"
     if isinstance(message, ToolResult):
-        return msgspec.structs.replace(message, content=mark, images=())
-    return msgspec.structs.replace(message, text=mark)
+        return msgspec.structs.replace(message, content=note, images=())
+    return msgspec.structs.replace(message, text=note)
 
 
 def without_images(messages: Iterable[Message]) -> list[Message]:
-    """Return the messages with each image replaced by a note, for models without image input."""
-    word = Text("[a picture, which this model cannot see]")
+    """Return a copy of the messages for models without image input: a note replaces each image."""
+    note = Text("[a picture, which this model cannot see]")
     shown: list[Message] = []
     for message in messages:
         match message:
             case UserMessage(_, parts) if any(isinstance(part, Image) for part in parts):
-                seen = tuple(word if isinstance(part, Image) else part for part in parts)
-                shown.append(msgspec.structs.replace(message, parts=seen))
+                parts_without_images = tuple(note if isinstance(part, Image) else part for part in parts)
+                shown.append(msgspec.structs.replace(message, parts=parts_without_images))
             case ToolResult() if message.images:
                 shown.append(
-                    msgspec.structs.replace(message, content=f"{message.content}\n{word.text}".strip(), images=())
+                    msgspec.structs.replace(message, content=f"{message.content}\n{note.text}".strip(), images=())
                 )
             case _:
                 shown.append(message)

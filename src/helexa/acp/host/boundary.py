@@ -13,13 +13,13 @@ class OutOfBounds(ToolError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A path within the session's folders, which need not exist.
+class ResolvedPath:
+    """A path within the session's folders. The file or folder need not exist.
 
     Attributes:
         real: path with all links resolved, for local file access.
-        path: the same path in the client's spelling of the folder, for requests to the client and for display.
-        plans: whether the path is in the agent's folder of plans, which the client does not know.
+        path: the same path below the folder as the client spells it, for requests to the client and for display.
+        plans: whether the path is in the agent's plan folder, which the client cannot access.
         guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """
 
@@ -57,7 +57,7 @@ class Boundary:
         """The client's folders in its spelling, the working directory first."""
         return [folder for _, folder in self._folders]
 
-    def place(self, text: str) -> Place:
+    def resolve(self, text: str) -> ResolvedPath:
         """Resolve a path from the model.
 
         The path is absolute, below the home folder (`~`, `$HOME`), or below the working directory.
@@ -74,11 +74,11 @@ class Boundary:
         except (ValueError, OSError) as error:  # NUL, lone surrogate, or loop of links
             raise OutOfBounds(f"{text!r} is not a path") from error
         if self._real_plans is not None and self._plans is not None and real.is_relative_to(self._real_plans):
-            return Place(real, self._plans / real.relative_to(self._real_plans), plans=True)
+            return ResolvedPath(real, self._plans / real.relative_to(self._real_plans), plans=True)
         for root, folder in self._folders:
             if real.is_relative_to(root):
                 below = real.relative_to(root)
-                return Place(real, folder / below, guarded=any(part.lower() == ".git" for part in below.parts))
+                return ResolvedPath(real, folder / below, guarded=any(name.lower() == ".git" for name in below.parts))
         allowed = ", ".join(str(folder) for folder in self.folders)
         raise OutOfBounds(f"{text} is outside of this session's folders ({allowed})")
 

@@ -1,4 +1,4 @@
-"""Files and commands of the client, for the capabilities that the client has."""
+"""Access to files and commands through the client."""
 
 import asyncio
 import logging
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from helexa.acp.host.host import Client, CommandResult, Host, HostError
-from helexa.acp.host.local import MOST_FILE_BYTES, SETTLED, LocalHost, check_size, shell
+from helexa.acp.host.local import MAX_FILE_BYTES, PAGER_ENVIRONMENT, LocalHost, check_size, shell
 
 _LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 10.0  # limit for answers that need no user
-_ASKED_SECONDS = 600.0  # limit if the client may ask its user
+_RESPONSE_SECONDS = 10.0  # timeout of requests that the client handles without its user
+_USER_SECONDS = 600.0  # timeout of requests for which the client may ask its user
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
@@ -45,11 +45,11 @@ class ClientHost:
         if not self._client.reads_files or self._is_private(path):
             return await self._local.read_text(path, line=line, limit=limit)
         check_size(path)
-        window = {name: value for name, value in (("line", line), ("limit", limit)) if value is not None}
-        answer = await self._ask("fs/read_text_file", {"path": str(path), **window}, _ASKED_SECONDS)
-        text = _text(answer, "content")
-        if len(text) > MOST_FILE_BYTES:
-            raise HostError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+        line_range = {name: value for name, value in (("line", line), ("limit", limit)) if value is not None}
+        response = await self._request("fs/read_text_file", {"path": str(path), **line_range}, _USER_SECONDS)
+        text = _text(response, "content")
+        if len(text) > MAX_FILE_BYTES:
+            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
         return text
 
     async def write_text(self, path: Path, text: str) -> None:
@@ -57,7 +57,7 @@ class ClientHost:
         if not self._client.writes_files or self._is_private(path):
             await self._local.write_text(path, text)
             return
-        await self._ask("fs/write_text_file", {"path": str(path), "content": text}, _ASKED_SECONDS)
+        await self._request("fs/write_text_file", {"path": str(path), "content": text}, _USER_SECONDS)
 
     async def run(
         self,
@@ -76,69 +76,69 @@ class ClientHost:
         terminal_id = await self._create(command, cwd, output_limit)
         try:
             await started(terminal_id)
-            status = await self._ended(terminal_id, timeout_s)
+            status = await self._wait_for_exit(terminal_id, timeout_s)
             if status is None:
-                await self._ask("terminal/kill", {"terminalId": terminal_id}, _ANSWER_SECONDS)
-            answer = await self._ask("terminal/output", {"terminalId": terminal_id}, _ANSWER_SECONDS)
+                await self._request("terminal/kill", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
+            response = await self._request("terminal/output", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except BaseException:
-            self._later(self._release(terminal_id))  # in the background, so that cancellation does not wait
+            self._run_in_background(self._release(terminal_id))  # a cancellation must not wait
             raise
         await self._release(terminal_id)
         exit_code, signal = (status or {}).get("exitCode"), (status or {}).get("signal")
         return CommandResult(
             exit_code=exit_code if isinstance(exit_code, int) else None,
             signal=signal if isinstance(signal, str) else None,
-            output=_text(answer, "output"),
-            truncated=answer.get("truncated") is True,
+            output=_text(response, "output"),
+            truncated=response.get("truncated") is True,
             timed_out=status is None,
         )
 
     async def _create(self, command: str, cwd: Path, output_limit: int) -> str:
         program, *args = shell(command)
         request = asyncio.ensure_future(
-            self._ask(
+            self._request(
                 "terminal/create",
                 {
                     "command": program,
                     "args": args,
                     "cwd": str(cwd),
-                    "env": [{"name": name, "value": value} for name, value in SETTLED.items()],
+                    "env": [{"name": name, "value": value} for name, value in PAGER_ENVIRONMENT.items()],
                     "outputByteLimit": output_limit,
                 },
-                _ASKED_SECONDS,
+                _USER_SECONDS,
             )
         )
         try:
             return _text(await asyncio.shield(request), "terminalId")
         except asyncio.CancelledError:
-            self._later(self._release_created(request))
+            self._run_in_background(self._release_created(request))
             raise
 
-    async def _ended(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
+    async def _wait_for_exit(self, terminal_id: str, seconds: float) -> dict[str, Any] | None:
         """Return the exit status, or None after a timeout."""
         try:
-            return await self._ask("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
-        except _Late:
+            return await self._request("terminal/wait_for_exit", {"terminalId": terminal_id}, seconds)
+        except _ClientTimeout:
             return None
 
     async def _release(self, terminal_id: str) -> None:
         try:
-            await self._ask("terminal/release", {"terminalId": terminal_id}, _ANSWER_SECONDS)
+            await self._request("terminal/release", {"terminalId": terminal_id}, _RESPONSE_SECONDS)
         except HostError as error:
-            _LOG.warning("terminal %s: %s", terminal_id, error)
+            _LOG.warning("terminal was not released: terminal=%s error=%s", terminal_id, error)
 
     async def _release_created(self, request: asyncio.Future[dict[str, Any]]) -> None:
         with suppress(HostError):
             await self._release(_text(await request, "terminalId"))
 
-    async def _ask(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
+    async def _request(self, method: str, params: dict[str, Any], seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
                 return await self._client.request(method, {"sessionId": self._session_id, **params})
         except TimeoutError as error:
-            raise _Late(f"The client did not answer {method} within {seconds:g} s") from error
+            raise _ClientTimeout(f"The client did not answer {method} within {seconds:g} s") from error
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
@@ -147,12 +147,12 @@ class ClientHost:
         return any(path.is_relative_to(folder) for folder in self._private)
 
 
-class _Late(HostError):
+class _ClientTimeout(HostError):
     """The client did not answer in time."""
 
 
-def _text(answer: dict[str, Any], name: str) -> str:
-    text = answer.get(name)
+def _text(response: dict[str, Any], name: str) -> str:
+    text = response.get(name)
     if not isinstance(text, str):
-        raise HostError(f"The client's answer has no {name}")
+        raise HostError(f"The client's response has no {name}")
     return text

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from helexa.acp.host.host import CommandResult, HostError
 
-MOST_FILE_BYTES = 16 << 20
+MAX_FILE_BYTES = 16 << 20
 _GRACE_SECONDS = 1.0  # between SIGTERM and SIGKILL
 _CHUNK_BYTES = 1 << 16
 
 
 class LocalHost:
-    """Files and commands of this machine. Commands do not see environment variables whose value is a secret."""
+    """Files and commands of this machine. Environment variables whose value is a secret are hidden from commands."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         self._secrets = frozenset(secrets)
@@ -47,11 +47,11 @@ class LocalHost:
             process = await self._start(command, cwd, output)
             try:
                 await started(None)
-                timed_out = not await _ended(process, timeout_s)
+                timed_out = not await _wait_for_exit(process, timeout_s)
                 if timed_out:
                     with suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGTERM)
-                    await _ended(process, _GRACE_SECONDS)
+                    await _wait_for_exit(process, _GRACE_SECONDS)
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # background processes, or all processes on cancellation
@@ -74,7 +74,7 @@ class LocalHost:
                 return await asyncio.create_subprocess_exec(
                     *shell(command),
                     cwd=cwd,
-                    env=environ | SETTLED,
+                    env=environ | PAGER_ENVIRONMENT,
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=writer,
                     stderr=writer,
@@ -84,7 +84,7 @@ class LocalHost:
                 raise HostError(f"The command could not be started: {_reason(error)}") from error
 
 
-SETTLED = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager
+PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wait for a pager
 
 
 def shell(command: str) -> list[str]:
@@ -99,8 +99,8 @@ def check_size(path: Path) -> None:
         HostError: the file exists and is too large.
     """
     with suppress(OSError):
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise HostError(f"{path} is larger than {MOST_FILE_BYTES >> 20} MiB; look at parts of it with a command")
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise HostError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; look at parts of it with a command")
 
 
 class _Output:
@@ -109,7 +109,7 @@ class _Output:
     def __init__(self, limit: int) -> None:
         self.truncated = False
         self._limit = limit
-        self._kept = bytearray()
+        self._newest = bytearray()
         self._pipe, self._writer = os.pipe()
         os.set_blocking(self._pipe, False)
         asyncio.get_running_loop().add_reader(self._pipe, self._read)
@@ -125,16 +125,16 @@ class _Output:
     def close(self) -> None:
         """Read the remaining bytes and close the pipe."""
         asyncio.get_running_loop().remove_reader(self._pipe)
-        for _ in range(64):  # more than fits in a pipe: a detached process may still write
+        for _ in range(64):  # bounded, as a detached process may still write; reads more than a pipe holds
             if not self._read():
                 break
         os.close(self._pipe)
 
     def text(self) -> str:
         """Return the kept output as text, without partial characters at its beginning."""
-        data = bytes(self._kept)
+        data = bytes(self._newest)
         if self.truncated:
-            data = data[next((at for at in range(min(4, len(data))) if data[at] & 0xC0 != 0x80), 0) :]
+            data = data[next((index for index in range(min(4, len(data))) if data[index] & 0xC0 != 0x80), 0) :]
         return data.decode(errors="replace")
 
     def _read(self) -> bool:
@@ -145,14 +145,14 @@ class _Output:
         if not data:
             asyncio.get_running_loop().remove_reader(self._pipe)
             return False
-        self._kept += data
-        if len(self._kept) > self._limit:
+        self._newest += data
+        if len(self._newest) > self._limit:
             self.truncated = True
-            del self._kept[: len(self._kept) - self._limit]
+            del self._newest[: len(self._newest) - self._limit]
         return True
 
 
-async def _ended(process: asyncio.subprocess.Process, seconds: float) -> bool:
+async def _wait_for_exit(process: asyncio.subprocess.Process, seconds: float) -> bool:
     """Return whether the process ends within `seconds`."""
     try:
         async with asyncio.timeout(seconds):
@@ -169,9 +169,9 @@ def _read(path: Path, line: int | None, limit: int | None) -> str:
         raise HostError(f"{path} cannot be read: {_reason(error)}") from error
     with open(descriptor, "rb") as file:  # noqa: PTH123
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise HostError(f"{path} is no file")
+            raise HostError(f"{path} is not a file")
         check_size(path)
-        data = file.read(MOST_FILE_BYTES)
+        data = file.read(MAX_FILE_BYTES)
     if b"\0" in data:
         raise HostError(f"{path} is not text: it has NUL bytes")
     try:
@@ -191,7 +191,7 @@ def _write(path: Path, text: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
         with open(descriptor, "wb") as file:  # noqa: PTH123
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise HostError(f"{path} is no file")
+                raise HostError(f"{path} is not a file")
             file.truncate()
             file.write(data)
     except (OSError, ValueError) as error:  # ValueError: lone surrogate

@@ -10,7 +10,7 @@ from helexa.acp.config import Mode, Settings
 from helexa.acp.protocol import config_options
 from helexa.acp.protocol.client import EditorClient
 from helexa.acp.protocol.commands import COMMANDS, find_command
-from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.initialize import ClientCapabilities
 from helexa.acp.protocol.prompt import read_prompt
 from helexa.acp.protocol.rejection import invalid_params, not_found
 from helexa.acp.protocol.session import Session
@@ -21,10 +21,10 @@ from helexa.acp.providers.provider import ThoughtLevel
 from helexa.acp.tools.mcp.server import HttpServer, McpServer, StdioServer
 
 logger = logging.getLogger(__name__)
-MODELS_PATIENCE_S, MODELS_NEED_S = 3.0, 15.0
-MODELS_LIMIT_S = 30.0
-MODELS_FRESH_S = 60.0
-_MOST_FAULTS = 3
+MODELS_WAIT_S, FIRST_MODELS_WAIT_S = 3.0, 15.0
+MODELS_TIMEOUT_S = 30.0
+MODELS_MAX_AGE_S = 60.0
+_MAX_ERRORS = 3
 
 Result = dict[str, Any]
 
@@ -46,19 +46,19 @@ class Agent:
     }
     """Name of the SDK's parameter class by method."""
 
-    def __init__(self, settings: Settings, client: EditorClient, abilities: Abilities) -> None:
+    def __init__(self, settings: Settings, client: EditorClient, capabilities: ClientCapabilities) -> None:
         self._models = Models(settings)
         self._client = client
-        self._sessions = Sessions(settings, self._models, client, abilities)
+        self._sessions = Sessions(settings, self._models, client, capabilities)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._found_at = float("-inf")
-        self._finding = self._later(self._find_models())
+        self._models_read_at = float("-inf")
+        self._models_task = self._run_in_background(self._refresh_models())
 
     async def handle(self, method: str, params: Result) -> Result:
         """Return the result of a method.
 
         Raises:
-            Refusal: the request failed.
+            RpcError: the request failed.
         """
         request = _parse(self.METHODS[method], params)
         handler: Callable[[Any], Awaitable[Result]] = {
@@ -85,11 +85,11 @@ class Agent:
         await self._models.close()
 
     async def _new(self, request: Any) -> Result:
-        await self._models_known()
+        await self._wait_for_models()
         session = await self._sessions.new(
             request.cwd, request.additional_directories or (), _servers(request.mcp_servers)
         )
-        self._announced(session)
+        self._announce_session(session)
         return {"sessionId": session.id, **_setup(session)}
 
     async def _load(self, request: Any) -> Result:
@@ -119,12 +119,12 @@ class Agent:
         session = self._sessions.find(request.session_id)
         parts = read_prompt(request.prompt)
         if session.assumed:
-            await asyncio.wait({self._finding}, timeout=MODELS_NEED_S)
+            await asyncio.wait({self._models_task}, timeout=FIRST_MODELS_WAIT_S)
         match find_command(parts):
             case None:
-                stopped = await session.prompt(lambda: session.answer(parts))
-            case command, rest:
-                stopped = await session.prompt(lambda: command.run(session, rest))
+                stopped = await session.prompt(lambda: session.run_agent(parts))
+            case command, argument:
+                stopped = await session.prompt(lambda: command.run(session, argument))
         return {"stopReason": stopped}
 
     async def _cancel(self, request: Any) -> Result:
@@ -145,15 +145,15 @@ class Agent:
         match option:
             case "mode" if config_options.is_mode(value):
                 await session.choose(mode=cast(Mode, value))
-                self._afterwards(session.say_choices)
+                self._send_after_response(session.send_choices)
             case "model":
                 try:
                     choice = self._models.parse(value)
                 except ValueError as error:
                     raise invalid_params(str(error)) from None
-                await self._models_known()
-                if (objection := self._models.objection(choice)) is not None:
-                    raise invalid_params(objection)
+                await self._wait_for_models()
+                if (selection_error := self._models.selection_error(choice)) is not None:
+                    raise invalid_params(selection_error)
                 await session.choose(model=choice)
             case "thought_level" if config_options.is_thought_level(value):
                 await session.choose(thought_level=cast(ThoughtLevel, value))
@@ -165,53 +165,53 @@ class Agent:
                 raise invalid_params(f"there is no option {option[:100]!r}")
 
     async def _restored(self, request: Any) -> Session:
-        await self._models_known()
+        await self._wait_for_models()
         session = await self._sessions.restore(
             request.session_id, request.cwd, request.additional_directories or (), _servers(request.mcp_servers or ())
         )
-        self._announced(session)
+        self._announce_session(session)
         return session
 
-    def _announced(self, session: Session) -> None:
-        """Hold the session's updates until the client has the response that contains the session."""
+    def _announce_session(self, session: Session) -> None:
+        """Allow the session's updates, and announce commands, after the response that contains the session is sent."""
         if (request := current_request()) is not None:
-            request.afterwards.append(session.release)
-        self._afterwards(lambda: session.announce(COMMANDS))
+            request.after_response.append(session.release)
+        self._send_after_response(lambda: session.announce(COMMANDS))
 
-    def _afterwards(self, say: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _send_after_response(self, send: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if (request := current_request()) is not None:
-            request.afterwards.append(lambda: self._later(say()) and None)
+            request.after_response.append(lambda: self._run_in_background(send()) and None)
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._log_failure)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _log_failure(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("something was not said to the client: %r", error)
+            logger.warning("a background task failed: error=%r", error)
 
-    async def _models_known(self) -> None:
-        if self._finding.done() and time.monotonic() > self._found_at + MODELS_FRESH_S:
-            self._finding = self._later(self._find_models())
-        patience = MODELS_NEED_S if self._models.default() is None else MODELS_PATIENCE_S
-        await asyncio.wait({self._finding}, timeout=patience)
+    async def _wait_for_models(self) -> None:
+        if self._models_task.done() and time.monotonic() > self._models_read_at + MODELS_MAX_AGE_S:
+            self._models_task = self._run_in_background(self._refresh_models())
+        timeout = FIRST_MODELS_WAIT_S if self._models.default() is None else MODELS_WAIT_S
+        await asyncio.wait({self._models_task}, timeout=timeout)
 
-    async def _find_models(self) -> None:
-        before = self._models.listed()
-        await self._models.refresh(MODELS_LIMIT_S)
-        self._found_at = time.monotonic()
-        if self._models.listed() != before:
-            await self._sessions.models_found()
+    async def _refresh_models(self) -> None:
+        previous = self._models.listed()
+        await self._models.refresh(MODELS_TIMEOUT_S)
+        self._models_read_at = time.monotonic()
+        if self._models.listed() != previous:
+            await self._sessions.send_models()
 
 
 def _parse(model: str, params: Result) -> Any:
     """Return the parameters as the SDK's class.
 
     Raises:
-        Refusal: the parameters are invalid.
+        RpcError: the parameters are invalid.
     """
     from acp import schema
     from pydantic import ValidationError
@@ -220,15 +220,15 @@ def _parse(model: str, params: Result) -> Any:
         params = {"mcpServers": [], **params}
     try:
         return getattr(schema, model).model_validate(params)
-    except ValidationError as error:
-        faults = error.errors(include_input=False, include_url=False, include_context=False)[:_MOST_FAULTS]
-        places = (f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in faults)
-        raise invalid_params("; ".join(places)) from None
+    except ValidationError as validation_error:
+        errors = validation_error.errors(include_input=False, include_url=False, include_context=False)[:_MAX_ERRORS]
+        messages = (f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in errors)
+        raise invalid_params("; ".join(messages)) from None
 
 
-def _servers(given: Sequence[Any]) -> list[McpServer]:
+def _servers(configured: Sequence[Any]) -> list[McpServer]:
     servers: list[McpServer] = []
-    for server in given:
+    for server in configured:
         match getattr(server, "type", "stdio"):
             case "stdio":
                 env = {variable.name: variable.value for variable in server.env}
@@ -237,7 +237,7 @@ def _servers(given: Sequence[Any]) -> list[McpServer]:
                 headers = {header.name: header.value for header in server.headers}
                 servers.append(HttpServer(server.name, server.url, transport, headers))
             case other:
-                raise invalid_params(f"MCP servers over {other!r} are not offered")
+                raise invalid_params(f"MCP servers with transport {other!r} are not supported")
     return servers
 
 

@@ -5,12 +5,12 @@ import contextlib
 from typing import Any, Protocol
 
 from helexa.acp.host.host import HostError
-from helexa.acp.protocol.initialize import Abilities
-from helexa.acp.protocol.wire import Wire, sent_id
+from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.wire import ValidatingTransport, sent_id
 
 
 class Connection(Protocol):
-    """The used part of the SDK's connection."""
+    """The methods of the SDK's connection that `EditorClient` uses."""
 
     async def send_request(self, method: str, params: Any = None) -> Any:
         """Send a request and return its result."""
@@ -22,14 +22,16 @@ class Connection(Protocol):
 
 
 class EditorClient:
-    """The client: requests of hosts (`helexa.acp.host.host.Client`) and session updates."""
+    """Sends requests and session updates to the client; implements `helexa.acp.host.host.Client`."""
 
-    def __init__(self, connection: Connection, wire: Wire, abilities: Abilities) -> None:
+    def __init__(
+        self, connection: Connection, transport: ValidatingTransport, capabilities: ClientCapabilities
+    ) -> None:
         self._connection = connection
-        self._wire = wire
-        self.reads_files = abilities.reads_files
-        self.writes_files = abilities.writes_files
-        self.runs_commands = abilities.runs_commands
+        self._transport = transport
+        self.reads_files = capabilities.reads_files
+        self.writes_files = capabilities.writes_files
+        self.runs_commands = capabilities.runs_commands
 
     async def update(self, session_id: str, update: dict[str, Any]) -> None:
         """Send a `session/update`; updates to a disconnected client are dropped."""
@@ -43,17 +45,17 @@ class EditorClient:
             HostError: the client rejected the request, failed, sent an invalid answer, or disconnected.
         """
         try:
-            answer = await self._connection.send_request(method, params)
+            response = await self._connection.send_request(method, params)
         except asyncio.CancelledError:
             if (id := sent_id()) is not None:
-                self._wire.withdraw(id)
+                self._transport.cancel_request(id)
             raise
         except ConnectionError:
-            raise HostError("the client is gone") from None
+            raise HostError("the client has disconnected") from None
         except Exception as error:  # RequestError of the SDK with the client's message
-            raise HostError(f"the client refused {method}: {str(error)[:500]}") from error
-        if answer is None:
+            raise HostError(f"the client rejected {method}: {str(error)[:500]}") from error
+        if response is None:
             return {}
-        if not isinstance(answer, dict):
-            raise HostError(f"the client's answer to {method} is no object")
-        return answer
+        if not isinstance(response, dict):
+            raise HostError(f"the client's response to {method} is not an object")
+        return response

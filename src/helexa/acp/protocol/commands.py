@@ -1,4 +1,4 @@
-"""Slash commands, which the agent answers without the model or by a prepared prompt."""
+"""Slash commands, which run without the model or send a prepared prompt."""
 
 import uuid
 from collections.abc import Awaitable, Callable
@@ -32,49 +32,51 @@ def find_command(parts: tuple[Part, ...]) -> tuple[Command, str] | None:
     first = parts[0]
     if not isinstance(first, Text) or not first.text.startswith("/"):
         return None
-    name, _, rest = first.text[1:].partition(" ")
+    name, _, argument = first.text[1:].partition(" ")
     command = _COMMANDS.get(name.strip())
     if command is None:
         return None
-    others = (part.text for part in parts[1:] if isinstance(part, Text))
-    return command, " ".join([rest.strip(), *others]).strip()
+    later_texts = (part.text for part in parts[1:] if isinstance(part, Text))
+    return command, " ".join([argument.strip(), *later_texts]).strip()
 
 
-async def _compact(session: Session, rest: str) -> StopReason:
+async def _compact(session: Session, argument: str) -> StopReason:
     from helexa.acp.agent.compaction import compact
 
-    done = await compact(session.turn(), rest)
-    return await _say(session, "The conversation is summed up." if done else "Nothing was summed up.")
+    compacted = await compact(session.turn(), argument)
+    return await _send_text(
+        session, "The conversation was summarized." if compacted else "The conversation was not summarized."
+    )
 
 
-async def _model(session: Session, rest: str) -> StopReason:
-    if not rest:
+async def _model(session: Session, argument: str) -> StopReason:
+    if not argument:
         lines = [
             f"- `{name}:{card.id}`{' (chosen)' if f'{name}:{card.id}' == str(session.choices.model) else ''}"
             for name, cards in session.models.listed().items()
             for card in cards
         ]
-        return await _say(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
-    choice = session.models.parse(rest)  # `rest` is not empty here
-    if (objection := session.models.objection(choice)) is not None:
-        return await _say(session, f"The model is still `{session.choices.model}`: {objection}")
+        return await _send_text(session, "\n".join([f"The model is `{session.choices.model}`.", "", *lines]))
+    choice = session.models.parse(argument)  # cannot fail: `argument` is not empty here
+    if (selection_error := session.models.selection_error(choice)) is not None:
+        return await _send_text(session, f"The model is still `{session.choices.model}`: {selection_error}")
     await session.choose(model=choice)
-    await session.say_choices()
-    return await _say(session, f"The model is `{choice}` from here on.")
+    await session.send_choices()
+    return await _send_text(session, f"The model is now `{choice}`.")
 
 
-async def _mode(session: Session, rest: str) -> StopReason:
-    if not config_options.is_mode(rest):
+async def _mode(session: Session, argument: str) -> StopReason:
+    if not config_options.is_mode(argument):
         lines = [f"- `{id}`: {about}" for id, (_, about) in config_options.MODES.items()]
-        unknown = f"There is no mode {rest!r}. " if rest else ""
-        return await _say(session, "\n".join([f"{unknown}The mode is `{session.choices.mode}`.", "", *lines]))
-    await session.choose(mode=cast(Mode, rest))
-    await session.say_choices()
-    return await _say(session, f"The mode is `{rest}` from here on.")
+        unknown = f"There is no mode {argument!r}. " if argument else ""
+        return await _send_text(session, "\n".join([f"{unknown}The mode is `{session.choices.mode}`.", "", *lines]))
+    await session.choose(mode=cast(Mode, argument))
+    await session.send_choices()
+    return await _send_text(session, f"The mode is now `{argument}`.")
 
 
-async def _status(session: Session, rest: str) -> StopReason:
-    choices, spent = session.choices, session.spent
+async def _status(session: Session, argument: str) -> StopReason:
+    choices, usage = session.choices, session.usage
     card = session.models.card(choices.model)
     lines = [
         f"helexa-acp {agent_version()}, session `{session.id}`",
@@ -82,42 +84,42 @@ async def _status(session: Session, rest: str) -> StopReason:
         f"- model: `{choices.model}`, context of {card.context or 'unknown'} tokens",
         f"- mode: `{choices.mode}`, thinking: {choices.thought_level}",
     ]
-    if spent is not None:
-        cost = "" if spent.cost is None else f", ${spent.cost:.4f} spent"
-        lines.append(f"- in context: {spent.used} of {spent.size or 'unknown'} tokens{cost}")
+    if usage is not None:
+        cost = "" if usage.cost is None else f", ${usage.cost:.4f} spent"
+        lines.append(f"- context: {usage.used} of {usage.size or 'unknown'} tokens used{cost}")
     remembered = session.preferences.read(session.cwd)
-    lines.append(f"- allowed for good: {len(remembered.grants)}, kept in `{session.preferences.path(session.cwd)}`")
+    lines.append(f"- permanent permissions: {len(remembered.grants)}, in `{session.preferences.path(session.cwd)}`")
     lines += [f"- endpoint {name}: {failure}" for name, failure in session.models.failures().items()]
     lines += [f"- {warning}" for warning in (*session.settings.warnings, *session.toolbox.warnings)]
-    return await _say(session, "\n".join(lines))
+    return await _send_text(session, "\n".join(lines))
 
 
-async def _clear(session: Session, rest: str) -> StopReason:
+async def _clear(session: Session, argument: str) -> StopReason:
     await session.commit(Cleared(str(uuid.uuid4())))
-    return await _say(session, "The model sees nothing of what is above.")
+    return await _send_text(session, "The conversation was cleared: the model sees no earlier messages.")
 
 
-async def _init(session: Session, rest: str) -> StopReason:
-    return await session.answer((Text(f"{INIT_PROMPT}\n\n{rest}".strip()),))
+async def _init(session: Session, argument: str) -> StopReason:
+    return await session.run_agent((Text(f"{INIT_PROMPT}\n\n{argument}".strip()),))
 
 
-async def _help(session: Session, rest: str) -> StopReason:
+async def _help(session: Session, argument: str) -> StopReason:
     lines = [f"- `/{name}{f' [{command.hint}]' if command.hint else ''}`: {command.about}" for name, command in _ALL]
-    return await _say(session, "\n".join(lines))
+    return await _send_text(session, "\n".join(lines))
 
 
-async def _say(session: Session, text: str) -> StopReason:
+async def _send_text(session: Session, text: str) -> StopReason:
     await session.emit(TextDelta(str(uuid.uuid4()), text))
     return "end_turn"
 
 
 _ALL = (
-    ("compact", Command("Sum the conversation up to make room.", _compact, "what to keep in mind")),
+    ("compact", Command("Summarize the conversation to free context.", _compact, "instructions for the summary")),
     ("model", Command("Show the models, or choose one.", _model, "endpoint:model")),
     ("mode", Command("Show the modes, or choose one.", _mode, "mode")),
     ("status", Command("Show the model, the context and the endpoints.", _status)),
-    ("clear", Command("Begin anew: the model forgets what is above.", _clear)),
-    ("init", Command("Write an AGENTS.md for this project.", _init, "what to mind")),
+    ("clear", Command("Clear the conversation: the model sees no earlier messages.", _clear)),
+    ("init", Command("Write an AGENTS.md for this project.", _init, "further instructions")),
     ("help", Command("List these commands.", _help)),
 )
 _COMMANDS = dict(_ALL)

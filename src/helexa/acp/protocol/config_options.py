@@ -9,12 +9,12 @@ from helexa.acp.providers.provider import ModelCard, ModelChoice, ThoughtLevel
 MODES: dict[Mode, tuple[str, str]] = {
     "default": ("Default", "Asks before it changes a file or runs a command."),
     "acceptEdits": ("Accept Edits", "Changes files without asking, asks before it runs a command."),
-    "plan": ("Plan", "Reads and plans; writes nothing but its plan."),
-    "bypassPermissions": ("Bypass Permissions", "Never asks. Only for machines that may be lost."),
+    "plan": ("Plan", "Reads and plans; writes only plan files."),
+    "bypassPermissions": ("Bypass Permissions", "Never asks. Only for disposable machines."),
 }
 THOUGHT_LEVELS: dict[ThoughtLevel, tuple[str, str]] = {
-    "default": ("Default", "As the model is set up."),
-    "none": ("None", "Answer without thinking first."),
+    "default": ("Default", "The model's default."),
+    "none": ("None", "Answer without thinking."),
     "low": ("Low", "Think briefly."),
     "medium": ("Medium", "Think for a while."),
     "high": ("High", "Think for long."),
@@ -25,12 +25,12 @@ TEMPERATURES: dict[str, tuple[str, float | None]] = {
     "balanced": ("Balanced (0.6)", 0.6),
     "creative": ("Creative (1)", 1.0),
 }
-MOST_MODELS = 1000
+MAX_MODELS = 1000
 
 
 def modes(choices: Choices) -> dict[str, Any]:
     """Return the `modes` of a session."""
-    available = [{"id": id, "name": name, "description": about} for id, (name, about) in MODES.items()]
+    available = [{"id": id, "name": name, "description": description} for id, (name, description) in MODES.items()]
     return {"currentModeId": choices.mode, "availableModes": available}
 
 
@@ -43,12 +43,12 @@ def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: M
         card: properties of the chosen model.
     """
     options = [
-        _select("mode", "Mode", "mode", choices.mode, _named(MODES)),
+        _select("mode", "Mode", "mode", choices.mode, _option_values(MODES)),
         _select("model", "Model", "model", str(choices.model), _models(choices.model, listed)),
     ]
     if card.thinks is not False:
         options.append(
-            _select("thought_level", "Thinking", "thought_level", choices.thought_level, _named(THOUGHT_LEVELS))
+            _select("thought_level", "Thinking", "thought_level", choices.thought_level, _option_values(THOUGHT_LEVELS))
         )
     temperature = next((id for id, (_, value) in TEMPERATURES.items() if value == choices.temperature), "default")
     presets = [{"value": id, "name": name} for id, (name, _) in TEMPERATURES.items()]
@@ -67,7 +67,7 @@ def is_thought_level(text: object) -> bool:
 
 
 def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dict[str, Any]]:
-    by_endpoint = {name: [card.id for card in cards[:MOST_MODELS]] for name, cards in listed.items()}
+    by_endpoint = {name: [card.id for card in cards[:MAX_MODELS]] for name, cards in listed.items()}
     known = by_endpoint.setdefault(chosen.endpoint, [])
     if chosen.model not in known:
         known.insert(0, chosen.model)
@@ -81,8 +81,8 @@ def _models(chosen: ModelChoice, listed: dict[str, list[ModelCard]]) -> list[dic
     return [{"group": name, "name": name, "options": options} for name, options in groups.items()]
 
 
-def _named(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
-    return [{"value": id, "name": name, "description": about} for id, (name, about) in values.items()]
+def _option_values(values: dict[Any, tuple[str, str]]) -> list[dict[str, Any]]:
+    return [{"value": id, "name": name, "description": description} for id, (name, description) in values.items()]
 
 
 def _select(id: str, name: str, category: str, current: str, options: list[dict[str, Any]]) -> dict[str, Any]:

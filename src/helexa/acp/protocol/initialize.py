@@ -11,7 +11,7 @@ AUTH_METHOD = "configuration"
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class ClientCapabilities:
     """Capabilities of the client; all False before `initialize`."""
 
     reads_files: bool = False
@@ -21,27 +21,27 @@ class Abilities:
     compactions: bool = False
 
 
-def abilities(params: dict[str, Any]) -> Abilities:
+def read_capabilities(params: dict[str, Any]) -> ClientCapabilities:
     """Read the capabilities from the raw parameters of `initialize`; the SDK's classes drop unknown fields."""
-    given = _member(params, "clientCapabilities")
-    files, session = _member(given, "fs"), _member(given, "session")
-    return Abilities(
+    capabilities = _member(params, "clientCapabilities")
+    files, session = _member(capabilities, "fs"), _member(capabilities, "session")
+    return ClientCapabilities(
         reads_files=files.get("readTextFile") is True,
         writes_files=files.get("writeTextFile") is True,
-        runs_commands=given.get("terminal") is True,
+        runs_commands=capabilities.get("terminal") is True,
         notices=isinstance(session.get("notices"), dict),
         compactions=isinstance(session.get("compaction"), dict),
     )
 
 
-def answer(params: dict[str, Any]) -> dict[str, Any]:
+def initialize_result(params: dict[str, Any]) -> dict[str, Any]:
     """Return the result of `initialize`.
 
     Raises:
-        Refusal: the parameters contain no protocol version.
+        RpcError: the parameters contain no protocol version.
     """
-    wanted = params.get("protocolVersion")
-    if isinstance(wanted, bool) or not isinstance(wanted, int):
+    version_number = params.get("protocolVersion")
+    if isinstance(version_number, bool) or not isinstance(version_number, int):
         raise invalid_params("protocolVersion must be a number")
     return {
         "protocolVersion": PROTOCOL_VERSION,
@@ -78,6 +78,6 @@ def agent_version() -> str:
         return "0"
 
 
-def _member(of: dict[str, Any], name: str) -> dict[str, Any]:
-    member = of.get(name)
+def _member(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    member = parent.get(name)
     return member if isinstance(member, dict) else {}

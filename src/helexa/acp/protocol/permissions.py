@@ -7,19 +7,19 @@ from typing import Any, get_args
 from helexa.acp.events import CallStarted
 from helexa.acp.host.host import Client, HostError
 from helexa.acp.preferences import Preferences, Project
-from helexa.acp.protocol.initialize import Abilities
-from helexa.acp.protocol.projection import project
-from helexa.acp.tools.tool import PermissionQuestion, Scope, Verdict
+from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.projection import event_updates
+from helexa.acp.tools.tool import PermissionRequest, Scope, Verdict
 
 logger = logging.getLogger(__name__)
-LONGEST_WAIT_S = 3600.0
+MAX_WAIT_S = 3600.0
 
 
 class Permissions:
     """The permissions of one session.
 
-    Allowed persistent scopes hold in later sessions of the project, all others only in this session. Unknown scopes in
-    files of an earlier version have no effect.
+    An "always" answer for a persistent scope is saved for the project. For any other scope it holds only in this
+    session. Saved scopes that this version does not use have no effect.
     """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
@@ -38,12 +38,12 @@ class Permissions:
         allowed = self._persisted.get(key)
         return None if allowed and not scope.persistent else allowed
 
-    async def ask(self, question: PermissionQuestion) -> Verdict:
-        """Ask the user. A failing client, or an hour without an answer, counts as a rejection."""
-        scope = question.scope
+    async def request(self, request: PermissionRequest) -> Verdict:
+        """Ask the user and return the verdict. A failing client, or an hour without a response, is a rejection."""
+        scope = request.scope
         params = {
             "sessionId": self._session_id,
-            "toolCall": _tool_call(question),
+            "toolCall": _tool_call(request),
             "options": [
                 {"optionId": "allow_once", "name": "Allow", "kind": "allow_once"},
                 {"optionId": "allow_always", "name": f"Always allow {scope.label}"[:200], "kind": "allow_always"},
@@ -51,12 +51,12 @@ class Permissions:
             ],
         }
         try:
-            async with asyncio.timeout(LONGEST_WAIT_S):
-                answer = await self._client.request("session/request_permission", params)
+            async with asyncio.timeout(MAX_WAIT_S):
+                response = await self._client.request("session/request_permission", params)
         except (HostError, TimeoutError) as error:
-            logger.warning("no permission for %s: %s", question.name, error or "no answer within an hour")
+            logger.warning("permission request failed: tool=%s error=%s", request.name, error or "timed out")
             return "reject_once"
-        verdict = _verdict(answer)
+        verdict = _verdict(response)
         if verdict == "allow_always":
             self._session.add((scope.tool, scope.subject))
             if scope.persistent:
@@ -64,14 +64,14 @@ class Permissions:
         return verdict
 
 
-def _tool_call(question: PermissionQuestion) -> dict[str, Any]:
-    event = CallStarted(question.call_id, question.name, question.card, question.arguments)
-    (update,) = project(event, Abilities())
+def _tool_call(request: PermissionRequest) -> dict[str, Any]:
+    event = CallStarted(request.call_id, request.name, request.card, request.arguments)
+    (update,) = event_updates(event, ClientCapabilities())
     return {name: value for name, value in update.items() if name != "sessionUpdate"}
 
 
-def _verdict(answer: dict[str, Any]) -> Verdict:
-    outcome = answer.get("outcome")
+def _verdict(response: dict[str, Any]) -> Verdict:
+    outcome = response.get("outcome")
     match outcome:
         case {"outcome": "selected", "optionId": str(chosen)} if chosen in get_args(Verdict):
             return chosen  # pyright: ignore[reportReturnType] - checked by the guard

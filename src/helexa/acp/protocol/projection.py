@@ -1,4 +1,4 @@
-"""Conversion of events to updates of protocol version 1, without side effects; the same live and on replay."""
+"""Conversion of events to updates of protocol version 1, for live events and replay. No side effects."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
@@ -34,13 +34,13 @@ from helexa.acp.history import (
     ToolResult,
     UserMessage,
 )
-from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.initialize import ClientCapabilities
 
 Update = dict[str, Any]
-MOST_RAW_OUTPUT = 10_000
+MAX_RAW_OUTPUT = 10_000
 
 
-def project(event: Event, client: Abilities) -> list[Update]:
+def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
     """Return the updates for an event. Events that the client does not support become reasoning text."""
     match event:
         case TextDelta(message_id, text):
@@ -60,7 +60,7 @@ def project(event: Event, client: Abilities) -> list[Update]:
             if arguments is not None:
                 call["rawInput"] = arguments
             if output is not None:
-                call["rawOutput"] = {"text": output[:MOST_RAW_OUTPUT]}
+                call["rawOutput"] = {"text": output[:MAX_RAW_OUTPUT]}
             return [call]
         case PlanChanged(entries):
             return [{"sessionUpdate": "plan", "entries": [msgspec.structs.asdict(entry) for entry in entries]}]
@@ -74,7 +74,7 @@ def project(event: Event, client: Abilities) -> list[Update]:
         case Notice(text, severity):
             if client.notices:
                 return [{"sessionUpdate": "notice", "severity": severity, "title": text}]
-            return [_aside(text)]
+            return [_as_thought(text)]
         case CompactionChanged():
             return _compaction(event, client)
         case CompactionDelta(compaction_id, text):
@@ -84,7 +84,7 @@ def project(event: Event, client: Abilities) -> list[Update]:
             assert_never(event)
 
 
-def replay(messages: Iterable[Message], client: Abilities) -> Iterator[Update]:
+def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[Update]:
     """Yield the updates that replay a conversation."""
     started: dict[str, ToolCall] = {}
     for message in messages:
@@ -94,36 +94,38 @@ def replay(messages: Iterable[Message], client: Abilities) -> Iterator[Update]:
                     yield from user_chunks(id, parts)
             case AssistantMessage():
                 if message.reasoning:
-                    yield from project(ThoughtDelta(message.id, message.reasoning), client)
+                    yield from event_updates(ThoughtDelta(message.id, message.reasoning), client)
                 if message.text:
-                    yield from project(TextDelta(message.id, message.text), client)
+                    yield from event_updates(TextDelta(message.id, message.text), client)
                 started |= {call.id: call for call in message.calls}
             case ToolResult():
                 call = started.pop(message.call_id, None)
-                for event in _told_again(message, call):
-                    yield from project(event, client)
+                for event in _replayed_call(message, call):
+                    yield from event_updates(event, client)
             case Summary(id, text):
-                yield from project(CompactionChanged(id, "completed", summary=text), client)
+                yield from event_updates(CompactionChanged(id, "completed", summary=text), client)
             case Cleared():
-                yield from project(Notice("The model sees nothing of what is above."), client)
+                yield from event_updates(
+                    Notice("The conversation was cleared: the model sees no earlier messages."), client
+                )
             case _:
                 assert_never(message)
     for call in started.values():
-        for event in _told_again(ToolResult(call.id, "It has not ended.", failed=True), call):
-            yield from project(event, client)
+        for event in _replayed_call(ToolResult(call.id, "The call did not finish.", failed=True), call):
+            yield from event_updates(event, client)
 
 
 def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
     """Yield the updates of a user message."""
     for part in parts:
-        yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _block(part)}
+        yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _content_block(part)}
 
 
-def _told_again(result: ToolResult, call: ToolCall | None) -> Iterator[Event]:
+def _replayed_call(result: ToolResult, call: ToolCall | None) -> Iterator[Event]:
     name = call.name if call else "tool"
     card = result.card or Card(name, content=(Text(result.content),))
-    kept = tuple(content for content in card.content if not isinstance(content, Terminal))
-    card = msgspec.structs.replace(card, content=kept or (Text(result.content),))
+    static_content = tuple(content for content in card.content if not isinstance(content, Terminal))
+    card = msgspec.structs.replace(card, content=static_content or (Text(result.content),))
     yield CallStarted(result.call_id, name, card, _arguments(call))
     yield CallChanged(result.call_id, "failed" if result.failed else "completed", output=result.content)
     if result.plan is not None:
@@ -137,7 +139,7 @@ def _arguments(call: ToolCall | None) -> dict[str, Any] | None:
         return None
 
 
-def _compaction(event: CompactionChanged, client: Abilities) -> list[Update]:
+def _compaction(event: CompactionChanged, client: ClientCapabilities) -> list[Update]:
     if client.compactions:
         update: Update = {
             "sessionUpdate": "compaction_update",
@@ -151,9 +153,9 @@ def _compaction(event: CompactionChanged, client: Abilities) -> list[Update]:
         return [update]
     match event.status:
         case "completed":
-            return [_aside("The conversation so far was summed up to make room.")]
+            return [_as_thought("The conversation was summarized to free context.")]
         case "failed":
-            return [_aside(f"The conversation could not be summed up: {event.error or 'no reason is known'}")]
+            return [_as_thought(f"The conversation could not be summarized: {event.error or 'unknown error'}")]
         case "in_progress" | "cancelled":
             return []
 
@@ -174,10 +176,10 @@ def _content(content: CardContent) -> dict[str, Any]:
         case Terminal(terminal_id):
             return {"type": "terminal", "terminalId": terminal_id}
         case Text() | Image():
-            return {"type": "content", "content": _block(content)}
+            return {"type": "content", "content": _content_block(content)}
 
 
-def _block(part: Part) -> dict[str, Any]:
+def _content_block(part: Part) -> dict[str, Any]:
     match part:
         case Text(text):
             return _text(text)
@@ -189,7 +191,7 @@ def _chunk(kind: str, message_id: str, text: str) -> Update:
     return {"sessionUpdate": kind, "messageId": message_id, "content": _text(text)}
 
 
-def _aside(text: str) -> Update:
+def _as_thought(text: str) -> Update:
     return {"sessionUpdate": "agent_thought_chunk", "content": _text(f"{text}\n")}
 
 

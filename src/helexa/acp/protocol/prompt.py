@@ -14,7 +14,7 @@ def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
     """Return the parts of a prompt; `blocks` are objects of the SDK.
 
     Raises:
-        Refusal: the prompt is empty or contains unsupported content.
+        RpcError: the prompt is empty or contains unsupported content.
     """
     parts: list[Part] = []
     for block in blocks:
@@ -24,11 +24,11 @@ def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
             case "image":
                 parts.append(_image(block.mime_type, block.data, block.uri))
             case "resource_link":
-                parts.append(Text(f"[{block.name}]({_place(block.uri)})"))
+                parts.append(Text(f"[{block.name}]({_path_or_uri(block.uri)})"))
             case "resource":
                 parts.append(_resource(block.resource))
             case kind:
-                raise invalid_params(f"a prompt cannot have {kind} content")
+                raise invalid_params(f"{kind} content is not supported in prompts")
     if not any(not isinstance(part, Text) or part.text.strip() for part in parts):
         raise invalid_params("the prompt is empty")
     return tuple(parts)
@@ -37,11 +37,11 @@ def read_prompt(blocks: list[Any]) -> tuple[Part, ...]:
 def _resource(resource: Any) -> Part:
     text = getattr(resource, "text", None)
     if text is not None:
-        return Text(f'<resource path="{_place(resource.uri)}">\n{text}\n</resource>')
+        return Text(f'<resource path="{_path_or_uri(resource.uri)}">\n{text}\n</resource>')
     mime_type = resource.mime_type or ""
     if mime_type in IMAGE_TYPES:
         return _image(mime_type, resource.blob, resource.uri)
-    return Text(f"[{_place(resource.uri)} is attached, but is no text]")
+    return Text(f"[{_path_or_uri(resource.uri)} is attached, but is not text]")
 
 
 def _image(mime_type: str, data: str, uri: str | None) -> Image:
@@ -50,11 +50,11 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
     try:
         binascii.a2b_base64(data, strict_mode=True)
     except ValueError:
-        raise invalid_params("an image must be base64") from None
+        raise invalid_params("the data of an image must be base64") from None
     return Image(mime_type, data, uri)
 
 
-def _place(uri: str) -> str:
+def _path_or_uri(uri: str) -> str:
     """Return the path of a file URI, which tools can use, or any other URI unchanged."""
     if not uri.startswith("file://"):
         return uri

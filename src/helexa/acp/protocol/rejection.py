@@ -5,7 +5,7 @@ from typing import Any
 INTERNAL_ERROR = -32603
 
 
-class Refusal(Exception):
+class RpcError(Exception):
     """A JSON-RPC error for the client; the message is a sentence for the user, without secrets."""
 
     def __init__(self, code: int, message: str, data: Any = None) -> None:
@@ -20,41 +20,41 @@ class Refusal(Exception):
         return error if self.data is None else error | {"data": self.data}
 
 
-def parse_error() -> Refusal:
+def parse_error() -> RpcError:
     """Return the error for a line that is not JSON."""
-    return Refusal(-32700, "Parse error: each line must be one JSON-RPC message")
+    return RpcError(-32700, "Parse error: each line must be one JSON-RPC message")
 
 
-def invalid_request(why: str) -> Refusal:
+def invalid_request(why: str) -> RpcError:
     """Return the error for JSON that is not a JSON-RPC message."""
-    return Refusal(-32600, f"Invalid request: {why}")
+    return RpcError(-32600, f"Invalid request: {why}")
 
 
-def method_not_found(method: str) -> Refusal:
+def method_not_found(method: str) -> RpcError:
     """Return the error for an unknown method."""
-    return Refusal(-32601, f"Method not found: {method[:100]}", {"method": method[:100]})
+    return RpcError(-32601, f"Method not found: {method[:100]}", {"method": method[:100]})
 
 
-def invalid_params(why: str) -> Refusal:
+def invalid_params(why: str) -> RpcError:
     """Return the error for invalid parameters."""
-    return Refusal(-32602, f"Invalid params: {why}")
+    return RpcError(-32602, f"Invalid params: {why}")
 
 
-def internal_error(why: str) -> Refusal:
+def internal_error(why: str) -> RpcError:
     """Return the error for a failure of the agent."""
-    return Refusal(INTERNAL_ERROR, why)
+    return RpcError(INTERNAL_ERROR, why)
 
 
-def auth_required(why: str) -> Refusal:
+def auth_required(why: str) -> RpcError:
     """Return the error for requests before `authenticate`."""
-    return Refusal(-32000, f"Authentication required: {why}")
+    return RpcError(-32000, f"Authentication required: {why}")
 
 
-def not_found(session_id: str) -> Refusal:
+def not_found(session_id: str) -> RpcError:
     """Return the error for an unknown session."""
-    return Refusal(-32002, f"There is no session {session_id[:100]!r}", {"sessionId": session_id[:100]})
+    return RpcError(-32002, f"There is no session {session_id[:100]!r}", {"sessionId": session_id[:100]})
 
 
-def cancelled() -> Refusal:
+def cancelled() -> RpcError:
     """Return the error for a request that the client canceled."""
-    return Refusal(-32800, "Request cancelled")
+    return RpcError(-32800, "Request cancelled")

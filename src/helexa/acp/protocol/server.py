@@ -8,9 +8,9 @@ from helexa.acp.config import ConfigError, Settings
 from helexa.acp.protocol import initialize
 from helexa.acp.protocol.agent import Agent
 from helexa.acp.protocol.client import EditorClient
-from helexa.acp.protocol.initialize import Abilities
-from helexa.acp.protocol.rejection import Refusal, auth_required, internal_error, invalid_params, method_not_found
-from helexa.acp.protocol.wire import Message, Transport, Wire
+from helexa.acp.protocol.initialize import ClientCapabilities
+from helexa.acp.protocol.rejection import RpcError, auth_required, internal_error, invalid_params, method_not_found
+from helexa.acp.protocol.wire import Message, Transport, ValidatingTransport
 
 logger = logging.getLogger(__name__)
 
@@ -27,27 +27,27 @@ async def serve(load: Callable[[], Settings], transport: Transport) -> None:
         load: reads the configuration; on ConfigError, sessions are rejected until the configuration is corrected.
         transport: connection to the client.
     """
-    wire = Wire(transport)
-    server = Server(load, wire)
+    wrapped = ValidatingTransport(transport)
+    server = Server(load, wrapped)
     try:
-        message = await wire.receive()
+        message = await wrapped.receive()
         if message is not None and message["method"] == "initialize" and "id" in message:
-            await wire.send(server.first_response(message))
+            await wrapped.send(server.first_response(message))
         elif message is not None:
-            wire.put_back(message)
+            wrapped.unread(message)
         await server.run()
     finally:
         await server.close()
-        await wire.close()
+        await wrapped.close()
 
 
 class Server:
     """Handles all requests of the client. All errors reach the client as JSON-RPC errors."""
 
-    def __init__(self, load: Callable[[], Settings], wire: Wire) -> None:
+    def __init__(self, load: Callable[[], Settings], wrapped: ValidatingTransport) -> None:
         self._load = load
-        self._wire = wire
-        self._abilities = Abilities()
+        self._transport = wrapped
+        self._capabilities = ClientCapabilities()
         self._signed_in = True
         self._agent: Agent | None = None
 
@@ -56,18 +56,18 @@ class Server:
         response = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return response | {"result": self._initialize(message.get("params") or {})}
-        except Refusal as refusal:
-            return response | {"error": refusal.body()}
+        except RpcError as error:
+            return response | {"error": error.body()}
 
     async def run(self) -> None:
         """Handle messages until the client disconnects."""
         from acp.connection import Connection
 
-        self._connection = Connection(self._handle, self._wire, listening=False)
+        self._connection = Connection(self._handle, self._transport, listening=False)
         try:
             self._configured()
-        except Refusal as refusal:
-            logger.error("%s", refusal.message)
+        except RpcError as error:
+            logger.error("%s", error.message)
         await self._connection.main_loop()
 
     async def close(self) -> None:
@@ -79,16 +79,16 @@ class Server:
         from acp.exceptions import RequestError
 
         try:
-            return await self._wire.handled(lambda: self._dispatch(method, params or {}))
-        except Refusal as refusal:
+            return await self._transport.handled(lambda: self._dispatch(method, params or {}))
+        except RpcError as error:
             if is_notification:
-                logger.info("%s was refused: %s", method[:100], refusal.message)
+                logger.info("notification rejected: method=%s error=%s", method[:100], error.message)
                 return None
-            raise RequestError(refusal.code, refusal.message, refusal.data) from None
+            raise RequestError(error.code, error.message, error.data) from None
         except Exception:
-            logger.exception("%s failed", method[:100])
-            why = internal_error("Internal error; the log of helexa-acp has more")
-            raise RequestError(why.code, why.message) from None
+            logger.exception("request failed: method=%s", method[:100])
+            error = internal_error("Internal error; see the log of helexa-acp")
+            raise RequestError(error.code, error.message) from None
 
     async def _dispatch(self, method: str, params: Result) -> Result:
         match method:
@@ -101,12 +101,12 @@ class Server:
         if method not in Agent.METHODS:
             raise method_not_found(method)
         if not self._signed_in:
-            raise auth_required("sign in again, which reads the configuration anew")
+            raise auth_required("call authenticate, which reads the configuration again")
         return await self._configured().handle(method, params)
 
     def _initialize(self, params: Result) -> Result:
-        result = initialize.answer(params)
-        self._abilities = initialize.abilities(params)
+        result = initialize.initialize_result(params)
+        self._capabilities = initialize.read_capabilities(params)
         return result
 
     async def _authenticate(self, params: Result) -> Result:
@@ -131,9 +131,9 @@ class Server:
             try:
                 settings = self._load()
             except ConfigError as error:
-                raise internal_error(f"the configuration cannot be used: {error}") from None
+                raise internal_error(f"the configuration is invalid: {error}") from None
             for warning in settings.warnings:
                 logger.warning("%s", warning)
-            client = EditorClient(self._connection, self._wire, self._abilities)
-            self._agent = Agent(settings, client, self._abilities)
+            client = EditorClient(self._connection, self._transport, self._capabilities)
+            self._agent = Agent(settings, client, self._capabilities)
         return self._agent

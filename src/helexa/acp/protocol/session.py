@@ -14,28 +14,27 @@ from helexa.acp.events import Event, Notice, StopReason, TitleChanged, UsageChan
 from helexa.acp.history import Message, Part, Text, UserMessage
 from helexa.acp.preferences import Preferences
 from helexa.acp.protocol import config_options
-from helexa.acp.protocol.initialize import Abilities
+from helexa.acp.protocol.initialize import ClientCapabilities
 from helexa.acp.protocol.permissions import Permissions
-from helexa.acp.protocol.projection import Update, project, replay
-from helexa.acp.protocol.rejection import INTERNAL_ERROR, Refusal, internal_error
+from helexa.acp.protocol.projection import Update, event_updates, replay
+from helexa.acp.protocol.rejection import INTERNAL_ERROR, RpcError, internal_error
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ProviderError
-from helexa.acp.store import Chosen, Entry, Journal, Round, SavedSession, Spent, StoreError, Title
+from helexa.acp.store import Entry, Round, SavedChoices, SavedSession, SavedUsage, SessionLog, StoreError, Title
 from helexa.acp.tools.tool import ToolContext
 
 if TYPE_CHECKING:
     from helexa.acp.tools.toolbox import Toolbox
 
 logger = logging.getLogger(__name__)
-MOST_TITLE = 60
-MOST_CANCEL_S = 5.0
+MAX_TITLE_CHARACTERS = 60
+CANCEL_TIMEOUT_S = 5.0
 
 
 class Session:
-    """A session that a client has open; also the `Conversation` of its turns.
+    """A session that the client has opened. It is also the `Conversation` of its turns.
 
-    Updates wait until `release` is called, when the client knows the session. Only a replay is sent earlier, as the
-    protocol requires.
+    Updates wait until `release` is called. Only a replay is sent earlier, as the protocol requires.
 
     Attributes:
         assumed: whether the model is a default instead of a choice of the user.
@@ -44,7 +43,7 @@ class Session:
     def __init__(
         self,
         saved: SavedSession,
-        journal: Journal,
+        session_log: SessionLog,
         choices: Choices,
         *,
         settings: Settings,
@@ -53,14 +52,14 @@ class Session:
         context: ToolContext,
         permissions: Permissions,
         preferences: Preferences,
-        abilities: Abilities,
+        capabilities: ClientCapabilities,
         send: Callable[[Update], Awaitable[None]],
     ) -> None:
         self.id = saved.head.id
         self.cwd = saved.head.cwd
         self.title = saved.title
         self.choices = choices
-        self.spent = saved.spent
+        self.usage = saved.usage
         self.settings = settings
         self.models = models
         self.toolbox = toolbox
@@ -68,13 +67,13 @@ class Session:
         self.assumed = False
         self._context = context
         self._permissions = permissions
-        self._journal = journal
+        self._session_log = session_log
         self._messages = saved.messages
-        self._abilities = abilities
+        self._capabilities = capabilities
         self._send = send
         self._released = asyncio.Event()
         self._turn: asyncio.Task[StopReason] | None = None
-        self._given_up: asyncio.Future[None] | None = None
+        self._abandoned: asyncio.Future[None] | None = None
 
     @property
     def messages(self) -> Sequence[Message]:
@@ -87,7 +86,7 @@ class Session:
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages durably, unless they are already the last messages. Cancellation waits for the write.
+        """Append messages durably, unless they are already the last messages. A cancellation waits for the write.
 
         Raises:
             StoreError: the messages could not be saved; the session in memory contains them.
@@ -100,31 +99,31 @@ class Session:
         """Send an event of a turn to the client, and save usage and title."""
         match event:
             case UsageChanged(used, size, cost):
-                before = self.spent.cost if self.spent else None
-                total = before if cost is None else (before or 0.0) + cost
-                self.spent = Spent(used, size, total)
+                previous_cost = self.usage.cost if self.usage else None
+                total = previous_cost if cost is None else (previous_cost or 0.0) + cost
+                self.usage = SavedUsage(used, size, total)
                 event = UsageChanged(used, size, total)
-                await self._save(self.spent)
+                await self._save(self.usage)
             case TitleChanged(title):
                 self.title = title
                 await self._save(Title(title))
             case _:
                 pass
-        await self.say(*project(event, self._abilities))
+        await self.send_updates(*event_updates(event, self._capabilities))
 
-    async def say(self, *updates: Update) -> None:
-        """Send updates once the client knows the session."""
+    async def send_updates(self, *updates: Update) -> None:
+        """Send updates. The method waits until `release` is called."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow updates: the client knows the session."""
+        """Allow updates. To be called when the client has the response that contains the session."""
         self._released.set()
 
     async def replay(self) -> None:
         """Send the whole conversation to the client."""
-        for update in replay(self._messages, self._abilities):
+        for update in replay(self._messages, self._capabilities):
             await self._send(update)
         if self.title:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
@@ -139,13 +138,13 @@ class Session:
         for name, value in changes.items():
             setattr(self.choices, name, value)
         self.assumed = self.assumed and "model" not in changes
-        chosen = Chosen(
+        chosen = SavedChoices(
             str(self.choices.model), self.choices.mode, self.choices.thought_level, self.choices.temperature
         )
         await self._save(chosen)
         remembered = {name: getattr(chosen, name) for name in changes}
         if remembered.get("mode") == "bypassPermissions":
-            del remembered["mode"]  # never saved: chosen again in each session
+            del remembered["mode"]  # never saved for the project: the user must choose it in each session
         if remembered:
             await asyncio.to_thread(
                 self.preferences.change, self.cwd, lambda known: msgspec.structs.replace(known, **remembered)
@@ -153,34 +152,34 @@ class Session:
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
         """Send commands, usage and warnings of a newly opened session."""
-        await self.say({"sessionUpdate": "available_commands_update", "availableCommands": commands})
-        if self.spent is not None:
-            usage = UsageChanged(self.spent.used, self.spent.size, self.spent.cost)
-            await self.say(*project(usage, self._abilities))
+        await self.send_updates({"sessionUpdate": "available_commands_update", "availableCommands": commands})
+        if self.usage is not None:
+            usage = UsageChanged(self.usage.used, self.usage.size, self.usage.cost)
+            await self.send_updates(*event_updates(usage, self._capabilities))
         for warning in (*self.settings.warnings, *self.toolbox.warnings):
             await self.emit(Notice(warning, "warning"))
 
-    async def say_options(self) -> None:
+    async def send_options(self) -> None:
         """Send all present config options."""
-        await self.say({"sessionUpdate": "config_option_update", "configOptions": self.options()})
+        await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
-    async def say_choices(self) -> None:
-        """Send the present choices, as modes for old clients and config options for new clients."""
-        await self.say({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
-        await self.say_options()
+    async def send_choices(self) -> None:
+        """Send the current choices, as modes for old clients and as config options for new clients."""
+        await self.send_updates({"sessionUpdate": "current_mode_update", "currentModeId": self.choices.mode})
+        await self.send_options()
 
     async def prompt(self, work: Callable[[], Awaitable[StopReason]]) -> StopReason:
         """Run a turn; a running turn is canceled first.
 
         Raises:
-            Refusal: the endpoint returned no complete answer, or the turn failed with an internal error.
+            RpcError: the endpoint returned no complete answer, or the turn failed with an internal error.
         """
         while self.busy:
             await self.cancel()
         self._turn = turn = asyncio.ensure_future(work())
-        self._given_up = given_up = asyncio.get_running_loop().create_future()
+        self._abandoned = abandoned = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.wait({turn, given_up}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({turn, abandoned}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             await self.cancel()
             raise
@@ -192,12 +191,12 @@ class Session:
             case StoreError() as error:
                 raise internal_error(str(error))
             case ProviderError() as error:
-                raise Refusal(INTERNAL_ERROR, error.message, {"kind": error.kind})
+                raise RpcError(INTERNAL_ERROR, error.message, {"kind": error.kind})
             case error:
-                logger.error("a turn failed", exc_info=error)
-                raise internal_error(f"the turn failed: {type(error).__name__}; the log has more")
+                logger.error("turn failed: session=%s", self.id, exc_info=error)
+                raise internal_error(f"the turn failed: {type(error).__name__}; see the log of helexa-acp")
 
-    async def answer(self, parts: tuple[Part, ...]) -> StopReason:
+    async def run_agent(self, parts: tuple[Part, ...]) -> StopReason:
         """Append a user message and run the agent."""
         from helexa.acp.agent.loop import run_turn
 
@@ -216,20 +215,20 @@ class Session:
             toolbox=self.toolbox,
             context=self._context,
             grants=self._permissions,
-            ask=self._permissions.ask,
+            request_permission=self._permissions.request,
             emit=self.emit,
         )
 
     async def cancel(self) -> None:
-        """Cancel the running turn and wait for its end; a turn that does not end in time is abandoned."""
-        turn, given_up = self._turn, self._given_up
+        """Cancel the running turn and wait for its end. A turn that does not end within a time limit is abandoned."""
+        turn, abandoned = self._turn, self._abandoned
         if turn is None or turn.done():
             return
         turn.cancel()
-        _, running = await asyncio.wait({turn}, timeout=MOST_CANCEL_S)
-        if running and given_up is not None and not given_up.done():
-            logger.error("a turn of session %s does not end", self.id)
-            given_up.set_result(None)
+        _, running = await asyncio.wait({turn}, timeout=CANCEL_TIMEOUT_S)
+        if running and abandoned is not None and not abandoned.done():
+            logger.error("turn abandoned, as it did not end after its cancellation: session=%s", self.id)
+            abandoned.set_result(None)
             self._turn = None
 
     async def close(self) -> None:
@@ -238,15 +237,15 @@ class Session:
         await self.toolbox.close()
 
     async def _save(self, *entries: Entry) -> None:
-        writing = asyncio.ensure_future(asyncio.to_thread(self._journal.append, entries))
+        write = asyncio.ensure_future(asyncio.to_thread(self._session_log.append, entries))
         try:
-            await asyncio.shield(writing)
+            await asyncio.shield(write)
         except asyncio.CancelledError:
-            await asyncio.wait({writing})
+            await asyncio.wait({write})
             raise
 
 
 def _title(parts: Sequence[Part]) -> str:
     text = next((part.text for part in parts if isinstance(part, Text) and part.text.strip()), "Image")
     line = " ".join(text.split())
-    return line if len(line) <= MOST_TITLE else f"{line[: MOST_TITLE - 1].rstrip()}…"
+    return line if len(line) <= MAX_TITLE_CHARACTERS else f"{line[: MAX_TITLE_CHARACTERS - 1].rstrip()}…"

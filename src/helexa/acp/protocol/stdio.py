@@ -13,7 +13,7 @@ import msgspec
 from helexa.acp.json_line import encode
 from helexa.acp.protocol.rejection import invalid_request, parse_error
 
-MOST_LINE_BYTES = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _WAITING_CHUNKS = 64
 
@@ -21,8 +21,8 @@ _WAITING_CHUNKS = 64
 class StdioTransport:
     """The connection to the client over stdin and stdout.
 
-    The transport takes both streams over: output that libraries print goes to stderr, and child processes read from
-    /dev/null. Threads do the blocking reads and writes, so files and pipes of any kind work.
+    The transport redirects the standard streams of the process: output that libraries print goes to stderr, and child
+    processes read from /dev/null. Threads read and write, so that blocking files and pipes work.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class StdioTransport:
                 await self._refuse_long_line()
                 continue
             self._searched = len(self._buffer)
-            if self._searched > MOST_LINE_BYTES:
+            if self._searched > MAX_LINE_BYTES:
                 self._skipping = True
             if self._skipping:
                 self._buffer.clear()
@@ -92,11 +92,11 @@ class StdioTransport:
             self._buffer += chunk
 
     async def _refuse_long_line(self) -> None:
-        why = f"a message may have {MOST_LINE_BYTES} bytes"
-        await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(why).body()})
+        reason = f"a message is longer than {MAX_LINE_BYTES} bytes"
+        await self.send({"jsonrpc": "2.0", "id": None, "error": invalid_request(reason).body()})
 
     def _read(self) -> None:
-        # Runs in a thread; os.read holds no lock that the interpreter needs at exit.
+        # Runs in a thread. Unlike reads of sys.stdin, os.read holds no lock that the interpreter needs at exit.
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             chunk = b"-"
             while chunk:

@@ -7,10 +7,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from helexa.acp.protocol.rejection import Refusal, cancelled, invalid_request
+from helexa.acp.protocol.rejection import RpcError, cancelled, invalid_request
 
 logger = logging.getLogger(__name__)
-MOST_REQUESTS = 1000
+MAX_REQUESTS = 1000
 CANCEL_METHOD = "$/cancel_request"
 
 RequestId = int | str
@@ -40,14 +40,14 @@ class Request:
     Attributes:
         id: id of the request.
         task: task that handles the request; canceled when the client cancels the request.
-        withdrawn: whether the client canceled the request.
-        afterwards: callbacks to run after the response is sent.
+        canceled: whether the client canceled the request.
+        after_response: callbacks to run after the response is sent.
     """
 
     id: RequestId
     task: asyncio.Task[Any] | None = None
-    withdrawn: bool = False
-    afterwards: list[Callable[[], None]] = field(default_factory=list)
+    canceled: bool = False
+    after_response: list[Callable[[], None]] = field(default_factory=list)
 
 
 _request: ContextVar[Request | None] = ContextVar("acp_request", default=None)
@@ -64,48 +64,48 @@ def sent_id() -> int | None:
     return _sent_id.get()
 
 
-class Wire:
+class ValidatingTransport:
     """A transport around another transport.
 
     * Only JSON-RPC messages pass. Other messages are answered with an error, or dropped if they are responses.
     * `$/cancel_request` cancels the handler of a request, with any version of the SDK.
-    * Callbacks in `Request.afterwards` run after the response is sent.
+    * Callbacks in `Request.after_response` run after the response is sent.
     * Messages are sent one after the other, in the order of the `send` calls.
     """
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self._requests: dict[RequestId, Request] = {}
-        self._put_back: Message | None = None
-        self._turn = asyncio.Lock()
+        self._unread: Message | None = None
+        self._send_lock = asyncio.Lock()
         self._notices: set[asyncio.Future[None]] = set()
 
-    def put_back(self, message: Message) -> None:
-        """Make `receive` return this message again."""
-        self._put_back = message
+    def unread(self, message: Message) -> None:
+        """Make the next `receive` return this message."""
+        self._unread = message
 
     async def receive(self) -> Message | None:
-        """Return the next message; the handler of a request finds the request in `current_request`."""
-        if (message := self._put_back) is not None:
-            self._put_back = None
+        """Return the next valid message, or None at the end. If it is a request, `current_request` returns it."""
+        if (message := self._unread) is not None:
+            self._unread = None
             _request.set(self._requests.get(message["id"]) if "id" in message else None)
             return message
         while (message := await self._inner.receive()) is not None:
             try:
-                if (vetted := self._vet(message)) is not None:
-                    return vetted
-            except Refusal as refusal:
+                if (valid_message := self._validated(message)) is not None:
+                    return valid_message
+            except RpcError as rejection:
                 id = message.get("id") if isinstance(message, dict) else None
                 if isinstance(id, bool) or not isinstance(id, int | str):
                     id = None
-                await self._send({"jsonrpc": "2.0", "id": id, "error": refusal.body()})
+                await self._send({"jsonrpc": "2.0", "id": id, "error": rejection.body()})
         return None
 
     async def send(self, message: Message) -> None:
         """Send a message of the connection."""
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
-                return  # sent by `withdraw`, which works with all versions of the SDK
+                return  # sent by `cancel_request`, which works with all versions of the SDK
             if "id" in message:
                 _sent_id.set(message["id"])
             await self._send(message)
@@ -114,61 +114,61 @@ class Wire:
         try:
             await self._send(message)
         except ConnectionError as error:
-            logger.debug("a response was not sent: %s", error)
+            logger.debug("a response was not sent: error=%s", error)
             return
         finally:
             self._requests.pop(message["id"], None)
-        for follow in request.afterwards if request is not None else ():
-            follow()
+        for callback in request.after_response if request is not None else ():
+            callback()
 
     async def close(self) -> None:
         """Stop sending."""
         await self._inner.close()
 
     async def handled(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run the handler of the current request until the client cancels the request.
+        """Run `work`, the handler of the current request. A `$/cancel_request` of the client cancels `work`.
 
         Raises:
-            Refusal: the client canceled the request.
+            RpcError: the client canceled the request.
         """
         request, task = current_request(), asyncio.current_task()
         if request is None or task is None:
             return await work()
-        if request.withdrawn:
+        if request.canceled:
             raise cancelled()
         request.task = task
         try:
             return await work()
         except asyncio.CancelledError:
-            if not request.withdrawn:
+            if not request.canceled:
                 raise
             task.uncancel()
             raise cancelled() from None
         finally:
             request.task = None
 
-    def withdraw(self, id: int) -> None:
+    def cancel_request(self, id: int) -> None:
         """Cancel a request to the client."""
         notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
         task = asyncio.ensure_future(self._send(notice))
         self._notices.add(task)
-        task.add_done_callback(self._told)
+        task.add_done_callback(self._notice_sent)
 
-    def _told(self, task: asyncio.Future[None]) -> None:
+    def _notice_sent(self, task: asyncio.Future[None]) -> None:
         self._notices.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.debug("the client was not told of a cancelled request: %s", error)
+            logger.debug("a cancel request was not sent: error=%s", error)
 
     async def _send(self, message: Message) -> None:
-        async with self._turn:
+        async with self._send_lock:
             await self._inner.send(message)
 
-    def _vet(self, message: Any) -> Message | None:
+    def _validated(self, message: Any) -> Message | None:
         if not isinstance(message, dict):
             raise invalid_request("a message must be an object")
         method = message.get("method")
         if method is None and ("result" in message or "error" in message):
-            return message if _is_answer(message) else None
+            return message if _is_response(message) else None
         if not isinstance(method, str):
             raise invalid_request("'method' must be a string")
         if not isinstance(message.get("params", {}), dict | None):
@@ -177,30 +177,30 @@ class Wire:
         if "id" not in message:
             if method != CANCEL_METHOD:
                 return message
-            self._withdraw((message.get("params") or {}).get("requestId"))
+            self._cancel_handler((message.get("params") or {}).get("requestId"))
             return None
         id = message["id"]
         if isinstance(id, bool) or not isinstance(id, int | str):
             raise invalid_request("'id' must be a number or a string")
         if id in self._requests:
-            raise Refusal(-32600, "Invalid request: this 'id' is in use")
-        if len(self._requests) >= MOST_REQUESTS:
-            raise Refusal(-32603, f"{MOST_REQUESTS} requests are waiting already")
+            raise RpcError(-32600, "Invalid request: a request with this 'id' is unanswered")
+        if len(self._requests) >= MAX_REQUESTS:
+            raise RpcError(-32603, f"too many requests: {MAX_REQUESTS} requests are unanswered; wait for responses")
         self._requests[id] = request = Request(id)
         _request.set(request)
         return message
 
-    def _withdraw(self, id: Any) -> None:
+    def _cancel_handler(self, id: Any) -> None:
         if isinstance(id, bool) or not isinstance(id, int | str):
             return
         request = self._requests.get(id)
-        if request is not None and not request.withdrawn:
-            request.withdrawn = True
+        if request is not None and not request.canceled:
+            request.canceled = True
             if request.task is not None:
                 request.task.cancel()
 
 
-def _is_answer(message: Message) -> bool:
+def _is_response(message: Message) -> bool:
     id, error = message.get("id"), message.get("error")
     if isinstance(id, bool) or not isinstance(id, int):
         return False

@@ -20,7 +20,7 @@ from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_o
 NAME = "anthropic-messages"
 
 DEFAULT_MAX_TOKENS = 8192
-LEAST_BUDGET = 1024
+MIN_BUDGET = 1024
 """Smallest `budget_tokens` of thinking that the API accepts."""
 
 _FINISH: dict[str, FinishReason] = {
@@ -32,7 +32,7 @@ _FINISH: dict[str, FinishReason] = {
     "tool_use": "tool_calls",
     "refusal": "refusal",
 }
-_BUDGET_PART = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget = max_tokens / value
+_BUDGET_DIVISOR = {"low": 4, "medium": 2, "high": 1.25}  # thinking budget = max_tokens / value
 
 
 class AnthropicMessages:
@@ -44,9 +44,9 @@ class AnthropicMessages:
     path = "/messages"
     models_path = "/models?limit=1000"
     optional: tuple[str, ...] = ("budget_tokens", "thinking", "output_config", "cache_control", "temperature")
-    leaks_marks = False
+    leaks_markers = False
 
-    def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
+    def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
         """Return the request body; see `Wire`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
@@ -66,10 +66,10 @@ class AnthropicMessages:
         if request.thought_level == "none":
             body["thinking"] = {"type": "disabled"}
         elif request.thought_level != "default":
-            body |= _thinking(request.thought_level, max_tokens, adaptive="budget_tokens" in refused)
+            body |= _thinking(request.thought_level, max_tokens, adaptive="budget_tokens" in rejected)
         if request.temperature is not None and body.get("thinking", {}).get("type") in (None, "disabled"):
             body["temperature"] = request.temperature
-        return {key: value for key, value in body.items() if key not in refused}
+        return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
         """Return no further headers; see `Wire`."""
@@ -83,8 +83,8 @@ class AnthropicMessages:
 def _thinking(level: str, max_tokens: int, *, adaptive: bool) -> Json:
     if adaptive:
         return {"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": level}}
-    budget = int(max_tokens / _BUDGET_PART[level])
-    if not LEAST_BUDGET <= budget < max_tokens:
+    budget = int(max_tokens / _BUDGET_DIVISOR[level])
+    if not MIN_BUDGET <= budget < max_tokens:
         return {}
     return {"thinking": {"type": "enabled", "budget_tokens": budget}}
 
@@ -120,20 +120,20 @@ class MessageReader:
         if self._finish is None:
             return
         cached = self._usage.get("cache_read_input_tokens", 0)
-        fresh = self._usage.get("input_tokens", 0) + self._usage.get("cache_creation_input_tokens", 0)
+        uncached = self._usage.get("input_tokens", 0) + self._usage.get("cache_creation_input_tokens", 0)
         if self._usage:
-            yield Usage(fresh + cached, self._usage.get("output_tokens", 0), cached=cached)
+            yield Usage(uncached + cached, self._usage.get("output_tokens", 0), cached=cached)
         reason: FinishReason = "tool_calls" if self._calls and self._finish == "stop" else self._finish
-        kept = [block for block in self._thoughts.values() if block.get("signature") or block.get("data")]
-        extras = {"endpoint": self._endpoint, "model": self._model, "blocks": kept}
-        yield End(reason, {NAME: extras} if kept else {})
+        thinking_blocks = [block for block in self._thoughts.values() if block.get("signature") or block.get("data")]
+        extras = {"endpoint": self._endpoint, "model": self._model, "blocks": thinking_blocks}
+        yield End(reason, {NAME: extras} if thinking_blocks else {})
 
     def _begin(self, position: int, block: Json) -> Iterator[ModelEvent]:
         match block.get("type"):
             case "tool_use":
                 index = self._calls[position] = len(self._calls)
-                given = object_of(block.get("input"))  # empty if the arguments are streamed
-                arguments = json.dumps(given) if given else ""
+                input = object_of(block.get("input"))  # empty if the arguments are streamed
+                arguments = json.dumps(input) if input else ""
                 yield CallDelta(index, text_of(block.get("id")) or None, text_of(block.get("name")) or None, arguments)
             case "text" if text := text_of(block.get("text")):
                 yield AnswerDelta(text)

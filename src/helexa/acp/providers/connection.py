@@ -1,4 +1,4 @@
-"""A connection to one endpoint through an SDK, with bounded answers and failures raised as `ProviderError`."""
+"""A connection to one endpoint through an SDK. Response sizes are limited, and failures are `ProviderError`s."""
 
 import asyncio
 import importlib
@@ -13,17 +13,17 @@ import httpx2
 from helexa.acp.config import Endpoint
 from helexa.acp.json_line import sendable
 from helexa.acp.providers.provider import ProviderError
-from helexa.acp.providers.rejection import refusal
+from helexa.acp.providers.rejection import provider_error
 from helexa.acp.providers.wire import Json
 
-MOST_BYTES = 64 << 20
-"""Largest size of one answer in bytes. Larger answers come from broken servers."""
+MAX_BYTES = 64 << 20
+"""Largest size of one response in bytes. Larger responses come from broken servers."""
 
 IDLE_SECONDS = 600.0
 """Seconds without a received byte before a request fails. Gateways may load a model first."""
 
 _TIMEOUT = httpx2.Timeout(IDLE_SECONDS, connect=10.0)
-_PLACEHOLDER = "none"  # keeps the SDK from reading a key from the environment; never sent
+_PLACEHOLDER = "none"  # never sent; without a key, the SDK would read a key from the environment
 _CLASSES = {"openai": "AsyncOpenAI", "anthropic": "AsyncAnthropic"}
 
 
@@ -68,7 +68,7 @@ class Connection:
                         yield cast(Json, event)
 
     async def get(self, path: str) -> Any:
-        """Return the JSON answer to a GET request.
+        """Return the parsed JSON of the response to a GET request.
 
         Raises:
             ProviderError: the endpoint rejected the request or sent invalid data.
@@ -104,23 +104,23 @@ class Connection:
         except sdk.APIStatusError as error:
             status = error.status_code
             body = error.body if status < 300 else _json(error.response.content)
-            raise refusal(name, status, body, error.response.headers, self._secrets) from error
+            raise provider_error(name, status, body, error.response.headers, self._secrets) from error
         except (sdk.APITimeoutError, httpx2.TimeoutException) as error:
             raise ProviderError(
                 "interrupted" if begun() else "unavailable", f"{name} did not answer in time"
             ) from error
-        except _TooMuch as error:
-            raise ProviderError("invalid", f"{name} sent more than {MOST_BYTES >> 20} MiB") from error
+        except _ResponseTooLarge as error:
+            raise ProviderError("invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB") from error
         except (sdk.APIConnectionError, httpx2.HTTPError, httpx2.StreamError) as error:
-            if isinstance(error.__cause__, _TooMuch):
-                raise ProviderError("invalid", f"{name} sent more than {MOST_BYTES >> 20} MiB") from error
+            if isinstance(error.__cause__, _ResponseTooLarge):
+                raise ProviderError("invalid", f"{name} sent more than {MAX_BYTES >> 20} MiB") from error
             if begun():
                 raise ProviderError("interrupted", f"{name} broke off in the middle of the answer") from error
             raise ProviderError("unavailable", f"{name} cannot be reached at {self._endpoint.base_url}") from error
         except sdk.APIError as error:  # an error event within a stream
-            raise refusal(name, 200, error.body or error.message, {}, self._secrets) from error
+            raise provider_error(name, 200, error.body or error.message, {}, self._secrets) from error
         except (ValueError, httpx2.InvalidURL) as error:
-            raise ProviderError("invalid", f"{name} sent something that is no answer of this API") from error
+            raise ProviderError("invalid", f"{name} sent an invalid response") from error
 
 
 async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Connection:
@@ -128,20 +128,20 @@ async def connect(endpoint: Endpoint, sdk: Literal["openai", "anthropic"]) -> Co
     return Connection(endpoint, await asyncio.to_thread(importlib.import_module, sdk))
 
 
-class _TooMuch(httpx2.ReadError):
+class _ResponseTooLarge(httpx2.ReadError):
     pass
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _LimitedStream(httpx2.AsyncByteStream):
     def __init__(self, stream: httpx2.AsyncByteStream) -> None:
         self._stream = stream
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        left = MOST_BYTES
+        remaining_bytes = MAX_BYTES
         async for chunk in self._stream:
-            left -= len(chunk)
-            if left < 0:
-                raise _TooMuch("too much")
+            remaining_bytes -= len(chunk)
+            if remaining_bytes < 0:
+                raise _ResponseTooLarge("the response is too large")
             yield chunk
 
     async def aclose(self) -> None:
@@ -149,26 +149,29 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 def _http_client(endpoint: Endpoint, custom_headers: str) -> httpx2.AsyncClient:
-    """Return a client that sends the endpoint's configured headers.
+    """Return a client that sends the endpoint's configured headers and limits the size of responses.
 
-    The client removes headers that the SDK reads from the environment.
+    The client removes headers that the SDK takes from the environment. `custom_headers` is the name of the SDK's
+    environment variable for headers.
     """
-    foreign = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
-    foreign += ["openai-organization", "openai-project"]
+    removed = [line.partition(":")[0].strip() for line in os.environ.get(custom_headers, "").splitlines()]
+    removed += ["openai-organization", "openai-project"]
     if not endpoint.api_key:
-        foreign.append("authorization")
+        removed.append("authorization")
 
-    async def dress(request: httpx2.Request) -> None:
-        for name in foreign:
+    async def set_headers(request: httpx2.Request) -> None:
+        for name in removed:
             request.headers.pop(name, None)
         request.headers.update({"accept-encoding": "identity", "user-agent": "helexa-acp"} | endpoint.headers)
 
-    async def bound(response: httpx2.Response) -> None:
+    async def limit_response(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise httpx2.DecodingError("it was asked not to compress", request=response.request)
-        response.stream = _Bounded(cast(httpx2.AsyncByteStream, response.stream))
+            raise httpx2.DecodingError(
+                "the response is compressed, although the request forbids compression", request=response.request
+            )
+        response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
 
-    hooks: dict[str, list[Any]] = {"request": [dress], "response": [bound]}
+    hooks: dict[str, list[Any]] = {"request": [set_headers], "response": [limit_response]}
     return httpx2.AsyncClient(timeout=_TIMEOUT, follow_redirects=False, event_hooks=hooks)
 
 

@@ -51,7 +51,7 @@ class Body:
     closed: bool
 
 
-Piece = Text | Thought | Body
+Segment = Text | Thought | Body
 
 
 class _State(Enum):
@@ -68,38 +68,38 @@ _END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCT
 class MarkerParser:
     """Splits a streamed answer into text, reasoning and calls.
 
-    The parser returns text as soon as the text cannot be part of a marker. With `fences`, a call in a fenced code block
-    is text: a model with native tool calls quotes the call there.
+    Text is returned as soon as it cannot be part of a marker. If `fences` is true, a call in a fenced code block is
+    text, as a model with native tool calls writes calls there only as quotations.
     """
 
     def __init__(self, *, fences: bool) -> None:
         self._fences = fences
         self._fenced = False
         self._state = _State.START
-        self._held = ""  # text that may be part of a marker
+        self._pending = ""  # text that may be part of a marker
         self._body: list[str] = []  # parts of the unfinished call
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Segment]:
         """Parse the next part of the answer and return the completed pieces."""
-        self._held += text
-        return list(self._pieces())
+        self._pending += text
+        return list(self._segments())
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[Segment]:
         """End the answer and return the remaining pieces."""
-        pieces = list(self._pieces())
-        rest, self._held = self._held, ""
+        segments = list(self._segments())
+        remaining, self._pending = self._pending, ""
         if self._state is _State.START:
-            rest = rest.lstrip()
+            remaining = remaining.lstrip()
         if self._state in (_State.CALL, _State.FUNCTION):
-            pieces.append(self._call(rest, ""))
-        elif rest:
-            pieces.append(Thought(rest) if self._state is _State.THOUGHT else Text(rest))
+            segments.append(self._call(remaining, ""))
+        elif remaining:
+            segments.append(Thought(remaining) if self._state is _State.THOUGHT else Text(remaining))
         self._state = _State.TEXT
-        return pieces
+        return segments
 
-    def _pieces(self) -> Iterator[Piece]:
-        before = None
-        while before != (before := (self._state, len(self._held))):
+    def _segments(self) -> Iterator[Segment]:
+        previous = None
+        while previous != (previous := (self._state, len(self._pending))):
             match self._state:
                 case _State.START:
                     self._begin()
@@ -111,32 +111,32 @@ class MarkerParser:
                     yield from self._until_end(None)
 
     def _begin(self) -> None:
-        text = self._held.lstrip()
+        text = self._pending.lstrip()
         if text.startswith(THINK):
-            self._held = text.removeprefix(THINK)
+            self._pending = text.removeprefix(THINK)
             self._state = _State.THOUGHT
         elif not THINK.startswith(text):
-            self._held = text
+            self._pending = text
             self._state = _State.TEXT
 
-    def _text(self) -> Iterator[Piece]:
+    def _text(self) -> Iterator[Segment]:
         start = 0
-        for token in _TOKEN.finditer(self._held):
+        for token in _TOKEN.finditer(self._pending):
             if token[0] == FENCE:
                 self._fenced = self._fences and not self._fenced
             elif not self._fenced:
-                yield from self._give(token.start())
-                self._held = self._held[len(token[0]) :]
+                yield from self._emit_text(token.start())
+                self._pending = self._pending[len(token[0]) :]
                 self._state = _State.CALL if token[0] == CALL else _State.FUNCTION
                 return
             start = token.end()
-        yield from self._give(max(start, len(self._held) - _tail(self._held, FENCE, CALL, FUNCTION)))
+        yield from self._emit_text(max(start, len(self._pending) - _tail(self._pending, FENCE, CALL, FUNCTION)))
 
-    def _until_end(self, kind: type[Thought] | None) -> Iterator[Piece]:
+    def _until_end(self, kind: type[Thought] | None) -> Iterator[Segment]:
         end = _END[self._state]
-        text, found, rest = self._held.partition(end)
-        if found:
-            self._held = rest
+        text, end_tag, remaining = self._pending.partition(end)
+        if end_tag:
+            self._pending = remaining
             if kind is None:
                 yield self._call(text, end)
             elif text:
@@ -144,24 +144,24 @@ class MarkerParser:
             self._state = _State.START
             return
         ready = len(text) - _tail(text, end)
-        text, self._held = text[:ready], text[ready:]
+        text, self._pending = text[:ready], text[ready:]
         if kind is None:
             self._body.append(text)
         elif text:
             yield kind(text)
 
-    def _call(self, rest: str, end: str) -> Body:
-        inner = "".join(self._body) + rest
+    def _call(self, remaining: str, end: str) -> Body:
+        inner = "".join(self._body) + remaining
         self._body.clear()
         if self._state is _State.CALL:
             return Body(inner, f"{CALL}{inner}{end}", bool(end))
-        whole = f"{FUNCTION}{inner}{end}"
-        return Body(whole, whole, bool(end))
+        markup = f"{FUNCTION}{inner}{end}"
+        return Body(markup, markup, bool(end))
 
-    def _give(self, length: int) -> Iterator[Piece]:
+    def _emit_text(self, length: int) -> Iterator[Segment]:
         if length:
-            yield Text(self._held[:length])
-            self._held = self._held[length:]
+            yield Text(self._pending[:length])
+            self._pending = self._pending[length:]
 
 
 def _tail(text: str, *tokens: str) -> int:
@@ -180,8 +180,8 @@ def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
         tools: description and JSON Schema of the arguments, by tool name.
     """
     lines = "\n".join(
-        json.dumps({"type": "function", "function": {"name": name, "description": words, "parameters": schema}})
-        for name, (words, schema) in tools.items()
+        json.dumps({"type": "function", "function": {"name": name, "description": description, "parameters": schema}})
+        for name, (description, schema) in tools.items()
     )
     return f"""# Tools
 

@@ -1,10 +1,10 @@
-"""Parser of `/v1/models` answers of different servers."""
+"""Parser of the `/v1/models` responses of different servers."""
 
 from typing import Any
 
 from helexa.acp.providers.provider import ModelCard
 
-MOST_MODELS = 2000
+MAX_MODELS = 2000
 _NOT_FOR_CHAT = {"embedding", "embeddings", "rerank", "moderation", "image", "audio", "tts"}
 
 
@@ -17,7 +17,7 @@ def model_cards(body: Any) -> list[ModelCard]:
     entries = body.get("data", body.get("models")) if isinstance(body, dict) else body
     if not isinstance(entries, list):
         raise ValueError("no list of models")
-    cards = [card for entry in entries[:MOST_MODELS] if isinstance(entry, dict) and (card := _card(entry))]
+    cards = [card for entry in entries[:MAX_MODELS] if isinstance(entry, dict) and (card := _card(entry))]
     return list({card.id: card for card in cards}.values())
 
 

@@ -15,7 +15,7 @@ class Models:
         self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
         self._default = settings.default_endpoint
         self._providers: dict[str, Provider] = {}
-        self._opening = {name: asyncio.Lock() for name in self._endpoints}
+        self._locks = {name: asyncio.Lock() for name in self._endpoints}
         self._cards: dict[str, list[ModelCard]] = {}
         self._learned: dict[ModelChoice, int] = {}
         self._failures: dict[str, str] = {}
@@ -33,7 +33,7 @@ class Models:
                 provider = await self._open(name)
                 self._cards[name] = await provider.models()
         except TimeoutError:
-            self._failures[name] = f"{name} did not say in time what it serves"
+            self._failures[name] = f"{name} did not list its models in time"
         except ProviderError as error:
             self._failures[name] = error.message
         else:
@@ -74,10 +74,10 @@ class Models:
         if name in self._endpoints and model:
             return ModelChoice(name, model)
         if not text:
-            raise ValueError("no model is named")
+            raise ValueError("the model name is empty")
         return ModelChoice(self._default, text)
 
-    def objection(self, choice: ModelChoice) -> str | None:
+    def selection_error(self, choice: ModelChoice) -> str | None:
         """Return an error message if the endpoint is unknown or does not list the model, else None."""
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
@@ -91,14 +91,13 @@ class Models:
     def card(self, choice: ModelChoice) -> ModelCard:
         """Return the known properties of a model.
 
-        The context size learned from errors comes before the configured context size, and this comes before the listed
-        context size.
+        The context size is, in this order of preference: learned from errors, configured, or listed by the endpoint.
         """
         endpoint = self._endpoints.get(choice.endpoint)
         known = next((card for card in self._cards.get(choice.endpoint, []) if card.id == choice.model), None)
         card = known or ModelCard(choice.model)
-        told = endpoint.context_window if endpoint else None
-        return dataclasses.replace(card, context=self._learned.get(choice) or told or card.context)
+        configured = endpoint.context_window if endpoint else None
+        return dataclasses.replace(card, context=self._learned.get(choice) or configured or card.context)
 
     def learn_context(self, choice: ModelChoice, tokens: int) -> None:
         """Store the context size in tokens that an endpoint reported in an error."""
@@ -112,11 +111,13 @@ class Models:
         """
         if choice.endpoint not in self._endpoints:
             known = ", ".join(self._endpoints)
-            raise ProviderError("model_not_found", f"there is no endpoint '{choice.endpoint}'; there are: {known}")
+            raise ProviderError(
+                "model_not_found", f"there is no endpoint '{choice.endpoint}'; known endpoints: {known}"
+            )
         return await self._open(choice.endpoint)
 
     async def _open(self, name: str) -> Provider:
-        async with self._opening[name]:
+        async with self._locks[name]:
             if name not in self._providers:
                 self._providers[name] = await _open(self._endpoints[name])
             return self._providers[name]

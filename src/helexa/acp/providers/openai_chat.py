@@ -42,9 +42,9 @@ class OpenAIChat:
         "max_tokens",
         "max_completion_tokens",
     )
-    leaks_marks = True
+    leaks_markers = True
 
-    def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
+    def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
         """Return the request body; see `Wire`."""
         body: Json = {
             "model": request.model,
@@ -61,13 +61,13 @@ class OpenAIChat:
                 for tool in request.tools
             ]
         if request.max_tokens is not None:
-            body["max_completion_tokens" if "max_tokens" in refused else "max_tokens"] = request.max_tokens
+            body["max_completion_tokens" if "max_tokens" in rejected else "max_tokens"] = request.max_tokens
         if request.thought_level != "default":
             body["reasoning_effort"] = request.thought_level
             body["chat_template_kwargs"] = {"enable_thinking": request.thought_level != "none"}
         if request.temperature is not None:
             body["temperature"] = request.temperature
-        return {key: value for key, value in body.items() if key not in refused}
+        return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
         """Return further headers; see `Wire`. helexa's nodes return reasoning only if `x-include-thinking` is set."""
@@ -117,7 +117,7 @@ class ChatReader:
                 break
         content = delta.get("content")
         if isinstance(content, list):
-            yield from _parts(content)
+            yield from _content_parts(content)
         elif text := text_of(content) or text_of(delta.get("refusal")):
             yield AnswerDelta(text)
         for call in list_of(delta.get("tool_calls")):
@@ -128,8 +128,8 @@ class ChatReader:
         name, id = text_of(function.get("name")), text_of(call.get("id"))
         arguments = function.get("arguments")
         text = json.dumps(arguments) if isinstance(arguments, dict) else text_of(arguments)
-        said = call.get("index")
-        position = said if isinstance(said, int) else -1
+        server_index = call.get("index")
+        position = server_index if isinstance(server_index, int) else -1
         index = self._current.get(position)
         # Some servers send index 0 for all calls, or no index: a new id, or a name without an id, begins a new call.
         if index is None or (id and self._ids[index] and id != self._ids[index]) or (position < 0 and name and not id):
@@ -141,11 +141,11 @@ class ChatReader:
             yield CallDelta(index, id or None, name or None, text)
 
 
-def _parts(parts: list[Any]) -> Iterator[ModelEvent]:
+def _content_parts(parts: list[Any]) -> Iterator[ModelEvent]:
     """Yield the events of content in parts, the format of Mistral."""
     for part in map(object_of, parts):
         if part.get("type") == "thinking":
-            thought = "".join(text_of(object_of(piece).get("text")) for piece in list_of(part.get("thinking")))
+            thought = "".join(text_of(object_of(chunk).get("text")) for chunk in list_of(part.get("thinking")))
             if thought:
                 yield ReasoningDelta(thought)
         elif text := text_of(part.get("text")):
@@ -167,21 +167,21 @@ def _usage(usage: Json) -> Usage:
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
     messages: list[Json] = [{"role": "system", "content": request.system}] if request.system else []
-    turn = last_prompt(request.messages)
-    pictures: list[Image] = []
+    last_user_index = last_prompt(request.messages)
+    images: list[Image] = []
     for index, message in enumerate(request.messages):
-        if pictures and not isinstance(message, ToolResult):
-            messages.append(_user(pictures))
-            pictures = []
+        if images and not isinstance(message, ToolResult):
+            messages.append(_user(images))
+            images = []
         match message:
             case UserMessage():
                 _add_user(messages, message.parts)
             case AssistantMessage():
-                messages.append(_assistant(message, endpoint, with_reasoning=index > turn))
+                messages.append(_assistant(message, endpoint, with_reasoning=index > last_user_index))
             case ToolResult():
                 messages.append({"role": "tool", "tool_call_id": message.call_id, "content": message.content})
-                pictures += message.images  # tool messages cannot contain images
-    return messages + ([_user(pictures)] if pictures else [])
+                images += message.images  # tool messages cannot contain images
+    return messages + ([_user(images)] if images else [])
 
 
 def last_prompt(messages: Sequence[Message]) -> int:

@@ -14,7 +14,7 @@ from helexa.acp.providers.provider import (
     ReasoningDelta,
     Usage,
 )
-from helexa.acp.providers.rejection import refusal
+from helexa.acp.providers.rejection import provider_error
 from helexa.acp.providers.wire import Json, count_of, list_of, object_of, text_of
 
 NAME = "openai-responses"
@@ -29,9 +29,9 @@ class OpenAIResponses:
     path = "/responses"
     models_path = "/models"
     optional: tuple[str, ...] = ("include", "reasoning", "temperature", "max_output_tokens", "store")
-    leaks_marks = False
+    leaks_markers = False
 
-    def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
+    def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
         """Return the request body; see `Wire`."""
         body: Json = {
             "model": request.model,
@@ -58,7 +58,7 @@ class OpenAIResponses:
             body["reasoning"] = {"effort": request.thought_level, "summary": "auto"}
         if request.temperature is not None:
             body["temperature"] = request.temperature
-        return {key: value for key, value in body.items() if key not in refused}
+        return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
         """Return no further headers; see `Wire`."""
@@ -77,7 +77,7 @@ class ResponseReader:
         self._endpoint = endpoint
         self._calls: dict[Any, tuple[int, bool]] = {}  # by item: (call index, whether arguments arrived)
         self._thoughts = 0
-        self._kept: list[Json] = []  # reasoning items to send back to the endpoint
+        self._reasoning_items: list[Json] = []  # reasoning items to send back to the endpoint
         self._finish: FinishReason | None = None
         self._usage: Usage | None = None
 
@@ -95,16 +95,16 @@ class ResponseReader:
         elif kind == "response.output_item.added":
             yield from self._begin(event, object_of(event.get("item")))
         elif kind == "response.function_call_arguments.delta":
-            yield from self._arguments(event, delta, whole=False)
+            yield from self._arguments(event, delta, complete=False)
         elif kind == "response.function_call_arguments.done":
-            yield from self._arguments(event, text_of(event.get("arguments")), whole=True)
+            yield from self._arguments(event, text_of(event.get("arguments")), complete=True)
         elif kind == "response.output_item.done":
             yield from self._finished(event, object_of(event.get("item")))
         elif kind in ("response.completed", "response.incomplete"):
             self._end(object_of(event.get("response")))
         elif kind in ("response.failed", "error"):
             response = object_of(event.get("response"))
-            raise refusal(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
+            raise provider_error(self._endpoint, 200, {"error": response.get("error") or event}, {}, ())
 
     def end(self) -> Iterator[ModelEvent]:
         """Yield the usage and the end of the answer; see `Reader`."""
@@ -113,8 +113,8 @@ class ResponseReader:
         if self._usage is not None:
             yield self._usage
         reason: FinishReason = "tool_calls" if self._calls and self._finish == "stop" else self._finish
-        extras = {"endpoint": self._endpoint, "model": self._model, "items": self._kept}
-        yield End(reason, {NAME: extras} if self._kept else {})
+        extras = {"endpoint": self._endpoint, "model": self._model, "items": self._reasoning_items}
+        yield End(reason, {NAME: extras} if self._reasoning_items else {})
 
     def _begin(self, event: Json, item: Json) -> Iterator[ModelEvent]:
         key = _key(event)
@@ -123,9 +123,9 @@ class ResponseReader:
             self._calls[key] = (index, False)
             yield CallDelta(index, text_of(item.get("call_id")) or None, text_of(item.get("name")) or None)
 
-    def _arguments(self, event: Json, text: str, *, whole: bool) -> Iterator[ModelEvent]:
+    def _arguments(self, event: Json, text: str, *, complete: bool) -> Iterator[ModelEvent]:
         index, begun = self._calls.get(_key(event), (None, False))
-        if index is None or not text or (whole and begun):
+        if index is None or not text or (complete and begun):
             return
         self._calls[_key(event)] = (index, True)
         yield CallDelta(index, arguments=text)
@@ -133,14 +133,14 @@ class ResponseReader:
     def _finished(self, event: Json, item: Json) -> Iterator[ModelEvent]:
         if item.get("type") == "function_call":
             yield from self._begin(event, item)
-            yield from self._arguments(event, text_of(item.get("arguments")), whole=True)
+            yield from self._arguments(event, text_of(item.get("arguments")), complete=True)
         elif item.get("type") == "reasoning" and item.get("encrypted_content"):
-            self._kept.append({key: value for key, value in item.items() if key != "status"})
+            self._reasoning_items.append({key: value for key, value in item.items() if key != "status"})
 
     def _end(self, response: Json) -> None:
         details = object_of(response.get("incomplete_details"))
-        cut: FinishReason = "refusal" if details.get("reason") == "content_filter" else "length"
-        self._finish = cut if response.get("status") == "incomplete" else "stop"
+        reason: FinishReason = "refusal" if details.get("reason") == "content_filter" else "length"
+        self._finish = reason if response.get("status") == "incomplete" else "stop"
         if usage := object_of(response.get("usage")):
             self._usage = Usage(
                 input=count_of(usage.get("input_tokens")),
@@ -157,11 +157,11 @@ def _key(event: Json) -> str:
 
 
 def _items(request: ModelRequest, endpoint: str) -> Iterator[Json]:
-    pictures: list[Image] = []
+    images: list[Image] = []
     for message in request.messages:
-        if pictures and not isinstance(message, ToolResult):
-            yield _user(pictures)
-            pictures = []
+        if images and not isinstance(message, ToolResult):
+            yield _user(images)
+            images = []
         match message:
             case UserMessage():
                 yield _user(message.parts)
@@ -169,9 +169,9 @@ def _items(request: ModelRequest, endpoint: str) -> Iterator[Json]:
                 yield from _assistant(message, request.model, endpoint)
             case ToolResult():
                 yield {"type": "function_call_output", "call_id": message.call_id, "output": message.content}
-                pictures += message.images
-    if pictures:
-        yield _user(pictures)
+                images += message.images
+    if images:
+        yield _user(images)
 
 
 def _user(parts: Any) -> Json:

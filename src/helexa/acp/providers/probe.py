@@ -6,7 +6,7 @@ from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.connection import connect
 from helexa.acp.providers.provider import ProviderError
 
-_KNOWN: dict[str, WireApi] = {"api.anthropic.com": "anthropic-messages", "api.openai.com": "openai-responses"}
+_API_BY_HOST: dict[str, WireApi] = {"api.anthropic.com": "anthropic-messages", "api.openai.com": "openai-responses"}
 _PATHS: dict[str, WireApi] = {
     "/chat/completions": "openai-chat",
     "/responses": "openai-responses",
@@ -23,7 +23,7 @@ async def probe(endpoint: Endpoint) -> WireApi:
     Raises:
         ProviderError: the endpoint cannot be reached, or serves none of the wire APIs.
     """
-    if known := _KNOWN.get(urlsplit(endpoint.base_url).hostname or ""):
+    if known := _API_BY_HOST.get(urlsplit(endpoint.base_url).hostname or ""):
         return known
     connection = await connect(endpoint, "openai")
     try:
@@ -33,4 +33,6 @@ async def probe(endpoint: Endpoint) -> WireApi:
     finally:
         await connection.close()
     known = ", ".join(_PATHS.values())
-    raise ProviderError("invalid", f"{endpoint.name} at {endpoint.base_url} speaks none of {known}; is the path right?")
+    raise ProviderError(
+        "invalid", f"{endpoint.name} at {endpoint.base_url} supports none of {known}; check the path of base_url"
+    )

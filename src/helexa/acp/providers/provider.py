@@ -99,7 +99,8 @@ class ReasoningDelta:
 class CallDelta:
     """A part of a tool call.
 
-    `id` and `name` are in the first delta of an `index`, or in none: then `arguments` contains the whole call as text.
+    The first delta of an `index` has the `id` and `name` of the call. If no delta has a name, the joined `arguments`
+    contain the whole call as text.
     """
 
     index: int
@@ -135,14 +136,14 @@ class Provider(Protocol):
     endpoint: Endpoint
 
     def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
-        """Send a request and yield the answer; the last event is `End`.
+        """Send a request and yield the events of the answer. The last event is `End`.
 
-        Canceling the reader closes the connection at once.
+        Cancellation closes the connection immediately.
         """
         ...
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that the endpoint serves now."""
+        """Return the models that the endpoint currently lists."""
         ...
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from helexa.acp.providers.provider import ErrorKind, ProviderError
 
-LONGEST_MESSAGE = 500
+MAX_MESSAGE_CHARACTERS = 500
 """Maximum number of characters quoted from a server's error message."""
 
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error", "request_too_large"}
@@ -39,25 +39,27 @@ _BY_TYPE: dict[str, ErrorKind] = {
     "service_unavailable": "unavailable",
     "not_found_error": "model_not_found",
 }
-_REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some answer 404 or 500 to unsupported parameters
+_REQUEST_AT_FAULT = ("invalid", "model_not_found", "unavailable")  # some servers send 404 or 500 for unsupported keys
 _NO_TOOLS = re.compile(
     r"\btools?\b.*(support|--jinja|--enable-auto-tool-choice|not permitted|not allowed|unknown|unexpected|unrecognized)"
     r"|(support|not made|unknown|unexpected|unrecognized|extra inputs).*\btools?\b",
     re.IGNORECASE,
 )
-_WORDS: dict[ErrorKind, str] = {
-    "auth": "refused the API key; check api_key or api_key_env of this endpoint",
-    "budget": "says that the account's budget is used up",
-    "rate_limit": "has had too many requests for now",
-    "context_limit": "says that the conversation is too long for the model",
-    "model_not_found": "does not know this model; choose another one",
-    "invalid": "refused the request",
-    "unavailable": "cannot answer for the moment",
-    "interrupted": "broke off",
+_TEXTS: dict[ErrorKind, str] = {
+    "auth": "rejected the API key; check api_key or api_key_env of this endpoint",
+    "budget": "reports that the account's budget is used up",
+    "rate_limit": "received too many requests",
+    "context_limit": "reports that the conversation is too long for the model",
+    "model_not_found": "does not have this model; choose another model",
+    "invalid": "rejected the request",
+    "unavailable": "is temporarily unavailable",
+    "interrupted": "ended the response early",
 }
 
 
-def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], secrets: Iterable[str]) -> ProviderError:
+def provider_error(
+    endpoint: str, status: int, body: Any, headers: Mapping[str, str], secrets: Iterable[str]
+) -> ProviderError:
     """Return a `ProviderError` for an error response.
 
     Args:
@@ -71,28 +73,28 @@ def refusal(endpoint: str, status: int, body: Any, headers: Mapping[str, str], s
     message = _message(error, body)
     codes = [code for key in ("code", "type") if isinstance(code := error.get(key), str)]
     kind = _kind(status, codes, message)
-    words = f"{endpoint} {_WORDS[kind]}"
+    text = f"{endpoint} {_TEXTS[kind]}"
     parameter = error.get("param")
     if isinstance(parameter, str) and parameter not in message:
         message = f"{message} ({parameter})".strip()
     if message:
-        words += f": {_quoted(message, secrets)}"
+        text += f": {_quoted(message, secrets)}"
     elif status >= 300:
-        words += f" (HTTP {status})"
+        text += f" (HTTP {status})"
     return ProviderError(
         kind,
-        words,
+        text,
         retry_after=_retry_after(headers),
         context_limit=_limit(error, message) if kind == "context_limit" else None,
     )
 
 
-def refuses(error: ProviderError, parameter: str) -> bool:
+def rejects(error: ProviderError, parameter: str) -> bool:
     """Return whether the endpoint rejected the request because of `parameter`."""
     return error.kind in _REQUEST_AT_FAULT and re.search(rf"\b{re.escape(parameter)}\b", error.message) is not None
 
 
-def refuses_tools(error: ProviderError) -> bool:
+def rejects_tools(error: ProviderError) -> bool:
     """Return whether the endpoint rejected the request because it does not support tools for the model."""
     return error.kind in _REQUEST_AT_FAULT and _NO_TOOLS.search(error.message) is not None
 
@@ -147,8 +149,8 @@ def _limit(error: dict[str, Any], message: str) -> int | None:
         value = error.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             return value
-    text = message.replace(",", "").replace("_", "")
-    return next((int(found[1]) for pattern in _LIMITS if (found := pattern.search(text))), None)
+    plain_message = message.replace(",", "").replace("_", "")
+    return next((int(match[1]) for pattern in _LIMITS if (match := pattern.search(plain_message))), None)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
@@ -167,4 +169,4 @@ def _quoted(message: str, secrets: Iterable[str]) -> str:
     for secret in filter(None, secrets):
         message = message.replace(secret, "***")
     line = " ".join(message.split())
-    return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
+    return line if len(line) <= MAX_MESSAGE_CHARACTERS else line[:MAX_MESSAGE_CHARACTERS] + " ..."

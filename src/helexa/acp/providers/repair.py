@@ -1,4 +1,4 @@
-"""Parser of tool calls that repairs frequent format errors of small models and does not guess."""
+"""Parser of tool calls that repairs frequent format errors of small models. Ambiguous calls are errors."""
 
 import json
 import re
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MOST_SURPLUS_BRACES = 3
+MAX_SURPLUS_BRACES = 3
 
 _FUNCTION = re.compile(r"<function=([^>\n]*)>(.*?)(?:</function>|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]*)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class WholeCall:
+class ParsedCall:
     """A valid call: name of a tool and its arguments."""
 
     name: str
@@ -27,7 +27,7 @@ class MalformedCall:
     reason: str
 
 
-def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | MalformedCall:
     """Parse a call and repair its format.
 
     Args:
@@ -39,7 +39,7 @@ def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Wh
     if not name and (markup := _FUNCTION.match(text)):
         return _read_markup(markup, schemas)
     if name and not text:
-        return WholeCall(name, {})
+        return ParsedCall(name, {})
     try:
         value = _read_json(text)
     except ValueError as error:
@@ -49,7 +49,7 @@ def repair(name: str, text: str, schemas: Mapping[str, Mapping[str, Any]]) -> Wh
     return _find_name(value, schemas)
 
 
-def _with_name(name: str, arguments: Any) -> WholeCall | MalformedCall:
+def _with_name(name: str, arguments: Any) -> ParsedCall | MalformedCall:
     if isinstance(arguments, str):  # JSON encoded twice
         try:
             arguments = _read_json(arguments) if arguments.strip() else {}
@@ -59,10 +59,10 @@ def _with_name(name: str, arguments: Any) -> WholeCall | MalformedCall:
         arguments = {}
     if not isinstance(arguments, dict):
         return MalformedCall("the arguments are not a JSON object")
-    return WholeCall(name, arguments)
+    return ParsedCall(name, arguments)
 
 
-def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | MalformedCall:
     if isinstance(call, dict) and isinstance(call.get("function"), dict):  # wrapped as in the OpenAI API
         call = call["function"]
     if not isinstance(call, dict):
@@ -75,25 +75,27 @@ def _find_name(call: Any, schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall
     if isinstance(arguments, dict):
         inner = arguments.get("name")
         if isinstance(inner, str) and inner in schemas and "name" not in _properties(schemas[inner]):
-            rest = {key: value for key, value in arguments.items() if key != "name"}
-            nested = rest.get("arguments")
-            return _with_name(inner, nested if len(rest) == 1 and isinstance(nested, dict) else rest)
-    loose = arguments if isinstance(arguments, dict) else call if key is None else {}
-    fitting = list(_fitting(loose, schemas))
-    if len(fitting) == 1:
-        return WholeCall(fitting[0], loose)
+            other_arguments = {key: value for key, value in arguments.items() if key != "name"}
+            nested = other_arguments.get("arguments")
+            return _with_name(
+                inner, nested if len(other_arguments) == 1 and isinstance(nested, dict) else other_arguments
+            )
+    candidate = arguments if isinstance(arguments, dict) else call if key is None else {}
+    matching_tools = list(_matching_tools(candidate, schemas))
+    if len(matching_tools) == 1:
+        return ParsedCall(matching_tools[0], candidate)
     return MalformedCall("the call does not name a tool")
 
 
-def _fitting(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the tools whose required arguments are all present and that know all given arguments."""
+def _matching_tools(arguments: dict[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the names of tools that accept exactly these arguments: all required ones are present, none is unknown."""
     keys = arguments.keys()
     for name, schema in schemas.items():
         if keys and set(schema.get("required", ())) <= keys <= _properties(schema).keys():
             yield name
 
 
-def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]) -> WholeCall | MalformedCall:
+def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]) -> ParsedCall | MalformedCall:
     name = markup[1].strip().strip("\"'")
     if not name:
         return MalformedCall("the call does not name a tool")
@@ -102,7 +104,7 @@ def _read_markup(markup: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
         key.strip().strip("\"'"): _typed(value, properties.get(key.strip().strip("\"'")))
         for key, value in _PARAMETER.findall(markup[2])
     }
-    return WholeCall(name, arguments)
+    return ParsedCall(name, arguments)
 
 
 def _typed(text: str, schema: Any) -> Any:
@@ -122,9 +124,9 @@ def _kinds(schema: Any) -> Iterable[str]:
         return
     kind = schema.get("type")
     yield from (kind,) if isinstance(kind, str) else kind if isinstance(kind, list) else ()
-    for way in ("anyOf", "oneOf"):
-        for each in schema.get(way) or ():
-            yield from _kinds(each)
+    for keyword in ("anyOf", "oneOf"):
+        for alternative in schema.get(keyword) or ():
+            yield from _kinds(alternative)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -139,14 +141,14 @@ def _read_json(text: str) -> Any:
         ValueError: the text is not JSON.
     """
     try:
-        value, end = json.JSONDecoder(strict=False, parse_constant=_refuse).raw_decode(text)
+        value, end = json.JSONDecoder(strict=False, parse_constant=_reject_constant).raw_decode(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     surplus = "".join(text[end:].split())
-    if surplus.strip("}") or len(surplus) > MOST_SURPLUS_BRACES:
-        raise ValueError(f"something follows its end: {surplus[:20]!r}")
+    if surplus.strip("}") or len(surplus) > MAX_SURPLUS_BRACES:
+        raise ValueError(f"unexpected text after the end: {surplus[:20]!r}")
     return value
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")

@@ -34,16 +34,16 @@ class Wire(Protocol):
         path: path of requests, below the base URL.
         models_path: path of the model list, below the base URL.
         optional: body keys that can be omitted if an endpoint rejects them.
-        leaks_marks: whether servers of this API may leave reasoning and calls as marked text in the answer.
+        leaks_markers: whether servers of this API may leave reasoning and calls as marked text in the answer.
     """
 
     path: str
     models_path: str
     optional: tuple[str, ...]
-    leaks_marks: bool
+    leaks_markers: bool
 
-    def body(self, request: ModelRequest, endpoint: str, refused: frozenset[str]) -> Json:
-        """Return the request body for `endpoint`, without the rejected keys in `refused`."""
+    def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
+        """Return the request body for `endpoint`, without the rejected keys in `rejected`."""
         ...
 
     def headers(self, request: ModelRequest) -> dict[str, str]:

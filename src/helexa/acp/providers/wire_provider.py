@@ -1,4 +1,4 @@
-"""The provider of one endpoint in a wire API. It remembers which parts of requests the endpoint rejects."""
+"""The provider of one endpoint. It remembers which keys of requests the endpoint rejects."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,9 +7,9 @@ from helexa.acp.config import Endpoint
 from helexa.acp.providers.connection import Connection
 from helexa.acp.providers.model_list import model_cards
 from helexa.acp.providers.provider import End, ModelCard, ModelEvent, ModelRequest, ProviderError
-from helexa.acp.providers.rejection import refuses, refuses_tools
+from helexa.acp.providers.rejection import rejects, rejects_tools
 from helexa.acp.providers.wire import Json, Wire
-from helexa.acp.providers.written_calls import MarkReader, written
+from helexa.acp.providers.written_calls import MarkerReader, with_written_calls
 
 _TOOLS = "tools"
 
@@ -17,36 +17,38 @@ _TOOLS = "tools"
 class WireProvider:
     """A `Provider` built from a wire API and a connection.
 
-    Compatible servers reject parts of an API. If an error names a part, the provider repeats the request without it and
-    omits it in later requests to the same model. If a server rejects tools, the prompt asks the model for calls as
-    text.
+    Compatible servers reject some keys of requests. If an error names such a key, the provider repeats the request
+    without the key, and omits the key in later requests to the same model. If a server rejects tools, the prompt asks
+    the model to write calls as text.
     """
 
     def __init__(self, endpoint: Endpoint, wire: Wire, connection: Connection) -> None:
         self.endpoint = endpoint
         self._wire = wire
         self._connection = connection
-        self._refused: dict[tuple[str, str], frozenset[str]] = {}  # rejected keys by model and thought level
+        self._rejected_keys: dict[tuple[str, str], frozenset[str]] = {}  # rejected keys by model and thought level
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[ModelEvent, None]:
         """Send a request and yield the answer; see `Provider`."""
-        asked = (request.model, request.thought_level)
+        key = (request.model, request.thought_level)
         while True:
-            refused = self._refused.get(asked, frozenset())
-            in_text = bool(request.tools) and (self.endpoint.tool_calls == "text" or _TOOLS in refused)
-            body = self._wire.body(written(request) if in_text else request, self.endpoint.name, refused)
+            rejected = self._rejected_keys.get(key, frozenset())
+            calls_in_text = bool(request.tools) and (self.endpoint.tool_calls == "text" or _TOOLS in rejected)
+            body = self._wire.body(
+                with_written_calls(request) if calls_in_text else request, self.endpoint.name, rejected
+            )
             begun = False
             try:
-                async with aclosing(self._answer(request, body, in_text)) as events:
+                async with aclosing(self._stream(request, body, calls_in_text)) as events:
                     async for event in events:
                         begun = True
                         yield event
                 return
             except ProviderError as error:
-                refusal = None if begun else self._refusal(error, body)
-                if refusal is None:
+                rejected_key = None if begun else self._rejected_key(error, body)
+                if rejected_key is None:
                     raise
-                self._refused[asked] = refused | {refusal}
+                self._rejected_keys[key] = rejected | {rejected_key}
 
     async def models(self) -> list[ModelCard]:
         """Return the models of the endpoint; see `Provider`."""
@@ -60,26 +62,28 @@ class WireProvider:
         """Close the connection; see `Provider`."""
         await self._connection.close()
 
-    async def _answer(self, request: ModelRequest, body: Json, in_text: bool) -> AsyncGenerator[ModelEvent, None]:
+    async def _stream(self, request: ModelRequest, body: Json, calls_in_text: bool) -> AsyncGenerator[ModelEvent, None]:
         reader = self._wire.reader(request, self.endpoint.name)
-        marks = MarkReader(request, asked_for=in_text) if in_text or self._wire.leaks_marks else None
+        marker_reader = (
+            MarkerReader(request, calls_requested=calls_in_text) if calls_in_text or self._wire.leaks_markers else None
+        )
         ended = False
         stream = self._connection.events(self._wire.path, body, self._wire.headers(request))
         async with aclosing(stream) as events:
             async for event in events:
-                for said in reader.feed(event):
-                    for what in marks.read(said) if marks else (said,):
-                        yield what
-        for said in reader.end():
-            ended = ended or isinstance(said, End)
-            for what in marks.read(said) if marks else (said,):
-                yield what
+                for model_event in reader.feed(event):
+                    for output in marker_reader.read(model_event) if marker_reader else (model_event,):
+                        yield output
+        for event in reader.end():
+            ended = ended or isinstance(event, End)
+            for output in marker_reader.read(event) if marker_reader else (event,):
+                yield output
         if not ended:
             raise ProviderError("interrupted", f"{self.endpoint.name} ended its answer before it was complete")
 
-    def _refusal(self, error: ProviderError, body: Json) -> str | None:
+    def _rejected_key(self, error: ProviderError, body: Json) -> str | None:
         """Return the key that the endpoint rejected, if the request can omit it."""
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
-        if _TOOLS in present and self.endpoint.tool_calls == "auto" and refuses_tools(error):
+        if _TOOLS in present and self.endpoint.tool_calls == "auto" and rejects_tools(error):
             return _TOOLS
-        return next((key for key in self._wire.optional if key in present and refuses(error, key)), None)
+        return next((key for key in self._wire.optional if key in present and rejects(error, key)), None)

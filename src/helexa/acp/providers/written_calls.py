@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from helexa.acp.history import AssistantMessage, Message, Text, ToolResult, UserMessage
 from helexa.acp.providers import markers
-from helexa.acp.providers.markers import Body, MarkerParser, Piece, Thought
+from helexa.acp.providers.markers import Body, MarkerParser, Segment, Thought
 from helexa.acp.providers.provider import AnswerDelta, CallDelta, End, ModelEvent, ModelRequest, ReasoningDelta
-from helexa.acp.providers.repair import MalformedCall, WholeCall, repair
+from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
 
 
-def written(request: ModelRequest) -> ModelRequest:
+def with_written_calls(request: ModelRequest) -> ModelRequest:
     """Return the same request for an endpoint without native tools."""
     tools = {tool.name: (tool.description, tool.schema) for tool in request.tools}
     return dataclasses.replace(
@@ -31,22 +31,22 @@ def _written(message: Message) -> Message:
     return message
 
 
-class MarkReader:
+class MarkerReader:
     """Extracts calls and reasoning from the text of an answer.
 
     Args:
         request: the original request with its tools.
-        asked_for: whether the prompt asks for calls as text. If not, a call counts only if it is valid, is not in a
-            code block, and the endpoint reports no native calls. All other text stays text.
+        calls_requested: whether the prompt asks the model for calls as text. If not, text is a call only if the call is
+            valid, is not in a code block, and the endpoint reports no native calls.
     """
 
-    def __init__(self, request: ModelRequest, *, asked_for: bool) -> None:
+    def __init__(self, request: ModelRequest, *, calls_requested: bool) -> None:
         self._schemas = {tool.name: tool.schema for tool in request.tools}
-        self._asked_for = asked_for
-        self._parser = MarkerParser(fences=not asked_for)
-        self._reported = False
-        self._found = 0
-        self._doubtful: list[tuple[Body, WholeCall]] = []
+        self._calls_requested = calls_requested
+        self._parser = MarkerParser(fences=not calls_requested)
+        self._has_native_calls = False
+        self._call_count = 0
+        self._doubtful: list[tuple[Body, ParsedCall]] = []
 
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
         """Yield `event` with calls and reasoning extracted."""
@@ -56,35 +56,35 @@ class MarkReader:
             case End(reason, extras):
                 yield from self._events(self._parser.finish())
                 for body, call in self._doubtful:
-                    yield AnswerDelta(body.verbatim) if self._reported else self._call(call)
-                yield End("tool_calls" if self._found and reason == "stop" else reason, extras)
+                    yield AnswerDelta(body.verbatim) if self._has_native_calls else self._call(call)
+                yield End("tool_calls" if self._call_count and reason == "stop" else reason, extras)
             case _:
-                self._reported = self._reported or isinstance(event, CallDelta)
+                self._has_native_calls = self._has_native_calls or isinstance(event, CallDelta)
                 yield event
 
-    def _events(self, pieces: list[Piece]) -> Iterator[ModelEvent]:
-        for piece in pieces:
-            match piece:
+    def _events(self, segments: list[Segment]) -> Iterator[ModelEvent]:
+        for segment in segments:
+            match segment:
                 case Body():
-                    yield from self._body(piece)
+                    yield from self._body(segment)
                 case Thought(text):
                     yield ReasoningDelta(text)
                 case _:
-                    yield AnswerDelta(piece.text)
+                    yield AnswerDelta(segment.text)
 
     def _body(self, body: Body) -> Iterator[ModelEvent]:
         if not body.text.strip():
             return
         call = repair("", body.text, self._schemas)
-        if self._asked_for:
+        if self._calls_requested:
             yield self._call(call, body.text)
-        elif isinstance(call, WholeCall) and call.name in self._schemas:
+        elif isinstance(call, ParsedCall) and call.name in self._schemas:
             self._doubtful.append((body, call))
         else:
             yield AnswerDelta(body.verbatim)
 
-    def _call(self, call: WholeCall | MalformedCall, text: str = "") -> CallDelta:
-        index, self._found = self._found, self._found + 1
+    def _call(self, call: ParsedCall | MalformedCall, text: str = "") -> CallDelta:
+        index, self._call_count = self._call_count, self._call_count + 1
         if isinstance(call, MalformedCall):
             return CallDelta(index, arguments=text)
         return CallDelta(index, name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False))

@@ -11,15 +11,15 @@ from helexa.acp.tools.excerpt import ends, title
 from helexa.acp.tools.tool import Act, Progress, Runs, ToolContext, ToolOutcome
 from helexa.acp.tools.vetted_commands import vetted_command
 
-_MOST_SECONDS = 600
-_MOST_BYTES = 32_000  # largest output for the model
+_MAX_SECONDS = 600
+_MAX_BYTES = 32_000  # largest output for the model
 _KEPT_BYTES = 1 << 20
 
 
 class _Arguments(Arguments):
     command: Annotated[str, Meta(description="The command line.", min_length=1)]
     cwd: Annotated[str, Meta(description="Where to run it; the working directory if not given.")] = "."
-    timeout: Annotated[int, Meta(ge=1, le=_MOST_SECONDS, description="Seconds it may take.")] = 120
+    timeout: Annotated[int, Meta(ge=1, le=_MAX_SECONDS, description="Seconds it may take.")] = 120
 
 
 class Bash(BuiltIn):
@@ -34,10 +34,10 @@ class Bash(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the beginning of the command, and the folder if it is not the session's."""
+        """Return the beginning of the command, and the folder if it differs from the session's folder."""
         cwd = arguments["cwd"]
-        place = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
-        return f"Run{place}: {title(arguments['command'])}"
+        suffix = "" if cwd in (".", "", str(context.cwd)) else f" in {title(cwd)}"
+        return f"Run{suffix}: {title(arguments['command'])}"
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
         """Return no locations: the files that a command changes are unknown."""
@@ -48,16 +48,16 @@ class Bash(BuiltIn):
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the command line, and whether it is a vetted command in that folder."""
+        """Return the command line with its folder and its vetted command, if any."""
         command, boundary = arguments["command"], context.boundary
-        place = boundary.place(arguments["cwd"])
-        return Runs(command, place.path, vetted_command(command, place.real, boundary))
+        folder = boundary.resolve(arguments["cwd"])
+        return Runs(command, folder.path, vetted_command(command, folder.real, boundary))
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Run the command until it exits or times out."""
-        place = context.boundary.place(arguments["cwd"])
-        if not place.is_folder():
-            raise ToolError(f"{arguments['cwd']} is no folder")
+        folder = context.boundary.resolve(arguments["cwd"])
+        if not folder.is_folder():
+            raise ToolError(f"{arguments['cwd']} is not a folder")
         shown: tuple[CardContent, ...] = ()
 
         async def started(terminal_id: str | None) -> None:
@@ -68,17 +68,17 @@ class Bash(BuiltIn):
 
         result = await context.host.run(
             arguments["command"],
-            cwd=place.path,
+            cwd=folder.path,
             timeout_s=arguments["timeout"],
             output_limit=_KEPT_BYTES,
             started=started,
         )
         if result.timed_out:
-            ending = f"killed after {arguments['timeout']} s"
+            status = f"killed after {arguments['timeout']} s"
         elif result.exit_code is not None:
-            ending = f"exit {result.exit_code}"
+            status = f"exit {result.exit_code}"
         else:
-            ending = f"ended by {result.signal or 'a signal'}"
-        cut = "\n[earlier output is lost]" if result.truncated else ""
-        content = f"{ending}{cut}\n{ends(result.output, _MOST_BYTES)}".rstrip()
+            status = f"ended by {result.signal or 'a signal'}"
+        truncation_note = "\n[earlier output is lost]" if result.truncated else ""
+        content = f"{status}{truncation_note}\n{ends(result.output, _MAX_BYTES)}".rstrip()
         return ToolOutcome(content, shown=shown or as_block(content))

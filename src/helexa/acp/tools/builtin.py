@@ -36,19 +36,19 @@ class BuiltIn:
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Validate and convert the arguments; see `Tool.check`."""
-        given = {name: value for name, value in arguments.items() if value is not None}
+        present = {name: value for name, value in arguments.items() if value is not None}
         try:
-            return msgspec.to_builtins(msgspec.convert(given, self.arguments, strict=False))
+            return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
         except (msgspec.ValidationError, ValueError) as error:
             known = ", ".join(self.arguments.__struct_fields__)
-            raise ToolError(f"The arguments of {self.name} do not fit: {error}. It takes: {known}") from error
+            raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
         """Return the file of the argument `path`, if present."""
         if "path" not in arguments:
             return ()
         try:
-            path = context.boundary.place(arguments["path"]).path
+            path = context.boundary.resolve(arguments["path"]).path
         except OutOfBounds:
             return ()
         return (Location(str(path), arguments.get("line")),)
@@ -58,9 +58,13 @@ class BuiltIn:
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return that the call only reads; a path outside the session's folders raises an error."""
+        """Return `Reads`.
+
+        Raises:
+            OutOfBounds: the argument `path` is outside the session's folders.
+        """
         if "path" in arguments:
-            context.boundary.place(arguments["path"])
+            context.boundary.resolve(arguments["path"])
         return Reads()
 
 
@@ -70,7 +74,7 @@ def as_block(content: str) -> tuple[CardContent, ...]:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema without references and titles, as small models and grammars need it."""
+    """Return the schema with references replaced by their targets and without titles, for small models and grammars."""
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)

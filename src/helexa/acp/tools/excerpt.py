@@ -35,22 +35,22 @@ def _extends(character: str) -> bool:
     )
 
 
-def clipped(text: str, most: int) -> str:
-    """Return at most the first `most` bytes of UTF-8, with a note on the omitted size."""
+def clipped(text: str, max_bytes: int) -> str:
+    """Return at most the first `max_bytes` bytes of UTF-8, with a note on the omitted size."""
     data = text.encode(errors="replace")
-    if len(data) <= most:
+    if len(data) <= max_bytes:
         return data.decode()
-    return f"{data[:most].decode(errors='ignore')}\n[{len(data) - most} more bytes are left out]"
+    return f"{data[:max_bytes].decode(errors='ignore')}\n[{len(data) - max_bytes} more bytes are left out]"
 
 
-def ends(text: str, most: int) -> str:
-    """Return the beginning and end of the text, `most` bytes of UTF-8 in total, with a note on the omitted size."""
+def ends(text: str, max_bytes: int) -> str:
+    """Return the beginning and end of the text, in total `max_bytes` of UTF-8, with a note on the omitted size."""
     data = text.encode(errors="replace")
-    if len(data) <= most:
+    if len(data) <= max_bytes:
         return data.decode()
-    head, tail = data[: most // 3], data[-(most - most // 3) :]
-    left_out = f"\n[{len(data) - most} bytes are left out here]\n"
-    return head.decode(errors="ignore") + left_out + tail.decode(errors="ignore")
+    head, tail = data[: max_bytes // 3], data[-(max_bytes - max_bytes // 3) :]
+    note = f"\n[{len(data) - max_bytes} bytes are left out here]\n"
+    return head.decode(errors="ignore") + note + tail.decode(errors="ignore")
 
 
 def fenced(text: str) -> str:

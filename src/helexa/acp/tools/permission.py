@@ -1,15 +1,15 @@
-"""Permission rules: a tool call is allowed, denied, or needs an answer of the user."""
+"""Permission rules: a tool call is allowed, denied, or the user must decide."""
 
 from typing import Any
 
 from helexa.acp.config import Mode
 from helexa.acp.failure import ToolError
-from helexa.acp.host.boundary import Place
+from helexa.acp.host.boundary import ResolvedPath
 from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.tool import (
     Act,
     Allowed,
-    Asked,
+    AskUser,
     Calls,
     Denied,
     Fetches,
@@ -25,7 +25,7 @@ from helexa.acp.tools.tool import (
 
 
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Decide about a call by the session's mode and the user's earlier answers."""
+    """Return the ruling for a call, by the session's mode and the user's "always" answers."""
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
@@ -34,54 +34,54 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Decide about an act by the session's mode and the user's earlier answers.
+    """Return the ruling for an act, by the session's mode and the user's "always" answers.
 
-    An act is in one or more scopes; a question offers the first of them.
+    An act can be covered by several scopes. A permission request offers the first scope.
     """
     match act:
         case Reads():
             return Allowed()
-        case Writes(place) if place.plans:
+        case Writes(target) if target.plans:
             return Allowed()
-        case Writes(place):
+        case Writes(target):
             if mode == "plan":
                 return Denied("In plan mode only files in the folder of plans are written.")
-            scopes = _edit_scopes(place)
-            free = mode == "acceptEdits" and not place.guarded
+            scopes = _edit_scopes(target)
+            allowed = mode == "acceptEdits" and not target.guarded
         case Runs():
             if mode == "plan":
                 return Denied("In plan mode no commands are run.")
             scopes = _command_scopes(act)
-            free = False
+            allowed = False
         case Fetches(host):
             scopes = (Scope("fetch", host, f"requests to {title(host)}"),)
-            free = False
+            allowed = False
         case Calls(name, only_reads):
             if mode == "plan" and not only_reads:
                 return Denied("In plan mode only tools that change nothing are called.")
             scopes = (Scope(name, "", title(name)),)
-            free = False
+            allowed = False
     answers = [grants.ruling(scope) for scope in scopes]
     if False in answers:
-        return Denied("The user has rejected this for good.")
-    if free or mode == "bypassPermissions" or True in answers:
+        return Denied("The user has permanently rejected this.")
+    if allowed or mode == "bypassPermissions" or True in answers:
         return Allowed()
-    return Asked(scopes[0])
+    return AskUser(scopes[0])
 
 
-def _edit_scopes(place: Place) -> tuple[Scope, ...]:
-    """Return the folder of a file, the folders above it, and the file; a guarded file is only in its own scope."""
-    file = Scope("edit_file", str(place.path), f"edits of {title(place.path.name)}")
-    if place.guarded:
+def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
+    """Return the scopes of an edit: the parent folders and the file, or only the file if it is guarded."""
+    file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
+    if target.guarded:
         return (file,)
     folders = (
-        Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in place.path.parents
+        Scope("edit_file", f"{folder}/", f"edits in {title(folder.name or '/')}/") for folder in target.path.parents
     )
     return (*folders, file)
 
 
 def _command_scopes(act: Runs) -> tuple[Scope, ...]:
-    """Return the vetted command with any vetted arguments, and exactly this line in this folder and session."""
+    """Return the scopes of a command line: its vetted command if any, and this line in this folder and session."""
     line = Scope(
         "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False
     )

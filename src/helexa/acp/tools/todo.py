@@ -38,5 +38,5 @@ class Todo(BuiltIn):
 
 
 def _progress(tasks: list[dict[str, Any]]) -> str:
-    done = sum(task["status"] == "completed" for task in tasks)
-    return f"{done} of {len(tasks)} tasks done"
+    completed = sum(task["status"] == "completed" for task in tasks)
+    return f"{completed} of {len(tasks)} tasks done"

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from helexa.acp.config import Settings
 from helexa.acp.failure import ToolError as ToolError
 from helexa.acp.history import Card, CardContent, Image, Location, PlanEntry, ToolKind
-from helexa.acp.host.boundary import Boundary, Place
+from helexa.acp.host.boundary import Boundary, ResolvedPath
 from helexa.acp.host.host import Host
 
 Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
@@ -16,11 +16,11 @@ Verdict = Literal["allow_once", "allow_always", "reject_once", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The extent of an "always" answer, e.g. tool `bash` with subject `git status *`, or `edit_file` with a folder.
+    """The calls that an "always" answer covers, e.g. tool `bash` with subject `git status *`.
 
     Attributes:
         tool: name of the tool.
-        subject: the covered part of the tool's acts; empty covers all acts.
+        subject: the covered calls of the tool, for example a folder for `edit_file`; empty covers all calls.
         label: text for the user, for example "edits in src/".
         persistent: whether a permission also holds in later sessions of the project.
     """
@@ -40,7 +40,7 @@ class Reads:
 class Writes:
     """A call that creates or changes a file."""
 
-    place: Place
+    target: ResolvedPath
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ class Fetches:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A call of an MCP server's tool; `only_reads` is the server's declaration."""
+    """A call of an MCP server's tool. `only_reads` tells whether the server declares the tool as read-only."""
 
     tool: str
     only_reads: bool
 
 
 Act = Reads | Writes | Runs | Fetches | Calls
-"""The effect of a call that permission depends on."""
+"""The effect of a call. The permission rules decide by the effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ class ToolContext:
 
     Attributes:
         session_id: the client's id of the session.
-        cwd: absolute folder of the session in the client's spelling, under which the client knows its files.
-        roots: absolute folders that the tools may access: `cwd` and the additional folders, in the client's spelling.
+        cwd: absolute folder of the session, in the spelling that the client uses for its files.
+        roots: absolute folders that the tools may access: `cwd` and the additional folders, spelled like `cwd`.
         plan_dir: folder of plans; the only folder that plan mode may write to.
         host: access to files and commands.
         settings: the configuration.
@@ -125,7 +125,7 @@ class ToolContext:
 
 
 Progress = Callable[[tuple[CardContent, ...]], Awaitable[None]]
-"""Callback that shows the present output of a running tool, replacing earlier output."""
+"""Callback that shows the current output of a running tool, which replaces the output shown before."""
 
 
 class Tool(Protocol):
@@ -152,7 +152,7 @@ class Tool(Protocol):
         ...
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate and convert the arguments: numbers in text become numbers, null arguments are removed.
+        """Return the validated arguments. Numbers written as text become numbers; null arguments are removed.
 
         Raises:
             ToolError: the arguments do not match the schema.
@@ -168,10 +168,10 @@ class Tool(Protocol):
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the content of the card during a permission question: an edit shows its diff.
+        """Return the content of the card during a permission request, for example the diff of an edit.
 
         Raises:
-            ToolError: the call is already known to fail.
+            ToolError: the call would fail.
         """
         ...
 
@@ -194,37 +194,37 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The call may run without a question."""
+    """The call may run without asking the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The call may not run; the reason is for the model."""
+    """The call must not run. `reason` is the error message for the model."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The user decides about the call."""
+class AskUser:
+    """The user must decide about the call. An "always" answer would cover `scope`."""
 
     scope: Scope
 
 
-Ruling = Allowed | Denied | Asked
+Ruling = Allowed | Denied | AskUser
 
 
 class Grants(Protocol):
-    """The scopes that the user has allowed or rejected for good in this project."""
+    """The scopes that the user has permanently allowed or rejected in this project."""
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return True for an allowed scope, False for a rejected scope, None without an answer."""
+        """Return True for an allowed scope, False for a rejected scope, and None for an undecided scope."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class PermissionQuestion:
-    """A question to the user about a tool call; "always" answers cover `scope`."""
+class PermissionRequest:
+    """A request to the user to allow a tool call. An "always" answer covers `scope`."""
 
     call_id: str
     name: str
@@ -233,7 +233,7 @@ class PermissionQuestion:
     scope: Scope
 
 
-Ask = Callable[[PermissionQuestion], Awaitable[Verdict]]
-"""Ask the user. The callback ends in bounded time and raises only CancelledError: if the client fails, the
-verdict is `cancelled`.
+PermissionCallback = Callable[[PermissionRequest], Awaitable[Verdict]]
+"""Callback that asks the user and returns the verdict. The callback has a time limit and raises only CancelledError. If
+the client fails, the callback returns a rejection.
 """

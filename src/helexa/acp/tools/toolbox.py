@@ -18,7 +18,7 @@ from helexa.acp.tools.tool import Tool, ToolContext
 
 
 async def open_toolbox(context: ToolContext, servers: Sequence[McpServer] = ()) -> "Toolbox":
-    """Return the tools of a session and connect to its MCP servers, with a time limit."""
+    """Connect to the MCP servers of a session, with a time limit, and return the session's tools."""
     tools: list[Tool] = [ReadFile(), ListDir(), Glob(), Grep(), WriteFile(), EditFile(), Bash(), Todo()]
     if context.settings.allow_fetch:
         from helexa.acp.tools.web.fetch import Fetch
@@ -38,7 +38,7 @@ class Toolbox:
     def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
         self.warnings = warnings
         self._connections = connections
-        self._servers_tools = mcp_tools.named(connections, (tool.name for tool in tools))
+        self._servers_tools = mcp_tools.unique_tools(connections, (tool.name for tool in tools))
         self._tools = {tool.name: tool for tool in (*tools, *self._servers_tools)}
 
     def tools(self, mode: Mode) -> tuple[Tool, ...]:

@@ -1,16 +1,17 @@
-"""The commands that "always allow" may cover with other arguments: they only read, and only in the session's folders.
+"""Vetted commands: an "always allow" of a vetted command covers the command with any other vetted arguments.
 
-A command line is vetted if all of this holds; any other line is allowed once, or in its session as exactly that line:
+Vetted command lines only read, and only in the session's folders. An "always allow" of any other line covers exactly
+that line in the same session. A command line is vetted if all of the following conditions hold:
 
-1. Each character is in `_WORD` or a space. So there is no quote, variable, pattern, substitution, redirection, pipe or
-   second command, and the shell passes each word on as it is.
+1. Each character is in `_WORD` or a space. So the line contains no quote, variable, pattern, substitution, redirection,
+   pipe or second command, and the shell passes each word unchanged.
 2. The line begins with a command of `_COMMANDS`.
 3. Each option matches the pattern of that command in full. Options are listed if they can neither run a program, nor
    write a file, nor read a file that another option names, nor follow symbolic links out of the folders.
-4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. Words that
-   are not meant as paths, such as revisions and search patterns, have to pass as well.
-5. `git` runs in the folder that holds `.git`. In any other folder a file that the model wrote could be a repository's
-   configuration, which can name programs to run; the tools write into `.git` only after a question.
+4. Each other word is a relative path without `..` that is in the session's folders after links are resolved. This
+   condition also applies to words that are not paths, such as revisions and search patterns.
+5. `git` runs in the folder that contains `.git`. Any other folder could contain a repository configuration written by
+   the model, which can name programs to run. The tools write into `.git` only after a permission request.
 """
 
 import re
@@ -98,7 +99,7 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
 
 def _is_repository(folder: Path, boundary: Boundary) -> bool:
     try:
-        return boundary.place(str(folder / ".git")).exists()
+        return boundary.resolve(str(folder / ".git")).exists()
     except OutOfBounds:
         return False
 
@@ -107,7 +108,7 @@ def _is_within(word: str, folder: Path, boundary: Boundary) -> bool:
     if word.startswith("/") or ".." in word.split("/"):
         return False
     try:
-        boundary.place(str(folder / word))
+        boundary.resolve(str(folder / word))
     except OutOfBounds:
         return False
     return True

@@ -82,7 +82,7 @@ def generate(
         if prompt is not None or file or n > 1 or as_json:
             raise CommandError("--prompts has prompts of its own, one answer to each, in lines of JSON", USAGE)
         ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
-        ask = Ask(sampling.sampling(), system, AnswerSchema.of(_schema(schema)), think)
+        ask = Ask(sampling.sampling(), system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel are for --prompts", USAGE)

@@ -1,4 +1,4 @@
-"""Runs a file of prompts: selects the unanswered prompts and writes their results."""
+"""Runs a file of prompts: selects the prompts without a completion, and writes their results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -45,19 +45,19 @@ class FileRun:
         self._results = results
         self._ask = ask
         self._model = model
-        self._asked: dict[int, Item] = {}
+        self._running: dict[int, Item] = {}
         self.summary = FileSummary(kept=sum(results.is_finished(item) for item in self._items()))
 
     def requests(self) -> Iterator[Request | GenerationError]:
-        """Yield the requests of unanswered prompts, reading the file lazily."""
-        waiting = (item for item in self._items() if not self._results.is_finished(item))
-        for place, item in enumerate(waiting):
-            self._asked[place] = item
+        """Yield the requests of prompts without a completion, reading the file lazily."""
+        unfinished = (item for item in self._items() if not self._results.is_finished(item))
+        for position, item in enumerate(unfinished):
+            self._running[position] = item
             yield item.request
 
-    def take(self, place: int, result: Result) -> int:
-        """Write the result of the request at position `place` of `requests`; return the prompt's index in the file."""
-        item = self._asked.pop(place)
+    def take(self, position: int, result: Result) -> int:
+        """Write the result of the request that `requests` yielded at `position`; return the prompt's index."""
+        item = self._running.pop(position)
         self._results.write(item, result)
         if isinstance(result, GenerationError):
             result.at(item.index)

@@ -1,7 +1,7 @@
-"""Reader of prompts in a file of JSON lines.
+"""Reads prompts from a file of JSON lines.
 
-A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which
-its result repeats, and fields of `AskOptions`, which override the options of all prompts. Other fields are ignored.
+A line is a string, a list of messages, or an object with a `prompt` or `messages`. An object may have an `id`, which is
+copied to the result, and fields of `AskOptions`, which override the options of the run. Other fields are ignored.
 """
 
 import json
@@ -64,15 +64,15 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
             line = file.readline(_MAX_LINE_BYTES + 1)
 
 
-def _item(line: bytes, index: int, ask: Ask, model: str, place: str) -> Item:
+def _item(line: bytes, index: int, ask: Ask, model: str, location: str) -> Item:
     record: Any = None
     try:
         if len(line) > _MAX_LINE_BYTES:
-            raise InvalidRequestError(f"longer than {_MAX_LINE_BYTES} bytes")
+            raise InvalidRequestError(f"the line is longer than {_MAX_LINE_BYTES} bytes")
         record = json.loads(line)
         if not isinstance(record, dict):
             record = {"prompt": record}
-        line_ask = _own(record, ask)
+        line_ask = _with_line_options(record, ask)
         prompt = record.get("prompt", record.get("messages"))
         if prompt is None:
             raise InvalidRequestError("an object needs a 'prompt' or 'messages'")
@@ -85,18 +85,18 @@ def _item(line: bytes, index: int, ask: Ask, model: str, place: str) -> Item:
     except GenerationError as error:
         reason = str(error)
     except (ValueError, TypeError, RecursionError) as error:
-        reason = f"it is no JSON that can be used: {error}"
+        reason = f"invalid JSON or option: {error}"
     name = record.get("id") if isinstance(record, dict) else None
-    return Item(index, _digest(line), name, InvalidRequestError(f"{place}: {reason}"))
+    return Item(index, _digest(line), name, InvalidRequestError(f"{location}: {reason}"))
 
 
-def _own(said: Mapping[str, Any], ask: Ask) -> Ask:
-    sampling: Any = {name: said[name] for name in _SAMPLING & said.keys()}
+def _with_line_options(record: Mapping[str, Any], ask: Ask) -> Ask:
+    sampling: Any = {name: record[name] for name in _SAMPLING & record.keys()}
     return Ask(
         replace(ask.sampling, **sampling) if sampling else ask.sampling,
-        said.get("system", ask.system),
-        AnswerSchema.of(said["schema"]) if "schema" in said else ask.schema,
-        said.get("think", ask.think),
+        record.get("system", ask.system),
+        AnswerSchema.from_schema(record["schema"]) if "schema" in record else ask.schema,
+        record.get("think", ask.think),
     )
 
 

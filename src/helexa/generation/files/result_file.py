@@ -35,7 +35,7 @@ class ResultFile:
         self._ordered = True
         self._last = -1
         try:
-            self._take_up()
+            self._read_finished()
         except BaseException:
             self._file.close()
             raise
@@ -55,21 +55,21 @@ class ResultFile:
         key = self._finished.get(item.index)
         if key is not None and key != item.key:
             raise InvalidRequestError(
-                f"{self._path}: its answer number {item.index} is to another prompt, or to the same one asked "
-                "otherwise; name another file, or remove this one"
+                f"{self._path}: result {item.index} belongs to another prompt or to other options; "
+                "name another file, or remove this file"
             )
         return key is not None
 
     def write(self, item: Item, result: Completion | GenerationError) -> None:
-        """Append a result; its bytes are in the file when the method returns."""
+        """Append a result without buffering, so that the line survives the death of this process."""
         record = result_record(item, result)
         if isinstance(result, Completion):
             self._finished[item.index] = item.key
         self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-        self._note(item.index)
+        self._track_order(item.index)
 
     def put_in_order(self) -> None:
-        """Sort the lines by prompt index, and remove errors with a later answer."""
+        """Sort the lines by prompt index. Of several lines with the same index, keep the last."""
         if self._ordered:
             return
         line_spans: dict[int, tuple[int, int]] = {}
@@ -90,17 +90,17 @@ class ResultFile:
                 temporary.unlink()
         self._ordered = True
 
-    def _take_up(self) -> None:
+    def _read_finished(self) -> None:
         """Read the finished prompts, and truncate an incomplete last line."""
         end = 0
         for start, line in self._lines():
             record = _record(line)
             if record is None:
                 if line.endswith(b"\n"):
-                    raise InvalidRequestError(f"{self._path} holds something else than results; name another file")
+                    raise InvalidRequestError(f"{self._path} contains other data than results; name another file")
                 break
             end = start + len(line)
-            self._note(record["index"])
+            self._track_order(record["index"])
             if "error" not in record:
                 self._finished[record["index"]] = record["key"]
         self._file.truncate(end)
@@ -112,7 +112,7 @@ class ResultFile:
                 yield start, line
                 start += len(line)
 
-    def _note(self, index: int) -> None:
+    def _track_order(self, index: int) -> None:
         self._ordered = self._ordered and index > self._last
         self._last = index
 
@@ -129,14 +129,14 @@ def result_record(item: Item, result: Completion | GenerationError) -> dict[str,
 
 def completion_record(completion: Completion) -> dict[str, Any]:
     """Return a completion as JSON values, without empty optional fields."""
-    record = asdict(completion) | {"parsed": _plain(completion.parsed)}
+    record = asdict(completion) | {"parsed": _json_value(completion.parsed)}
     record["timings"] = {name: round(seconds, 4) for name, seconds in record["timings"].items()}
     if completion.others:
         record["others"] = [completion_record(completion_choice) for completion_choice in completion.others]
     return {name: value for name, value in record.items() if value or name not in _OMITTED}
 
 
-def _plain(parsed: Any) -> Any:
+def _json_value(parsed: Any) -> Any:
     return parsed.model_dump(mode="json") if hasattr(parsed, "model_dump") else parsed
 
 
@@ -160,5 +160,5 @@ def _locked(path: Path) -> FileIO:
         pass  # no file locks on this system
     except OSError:
         file.close()
-        raise InvalidRequestError(f"{path}: another process is writing results to it") from None
+        raise InvalidRequestError(f"{path}: another process is writing results to this file") from None
     return file

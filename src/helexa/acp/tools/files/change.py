@@ -1,4 +1,4 @@
-"""A change of a file: text replacement, and diffs limited to a size that editors can show."""
+"""Text replacement in a file, and diffs of a limited size."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,7 +7,7 @@ from helexa.acp.failure import ToolError
 from helexa.acp.history import Diff
 from helexa.acp.tools.excerpt import clipped
 
-_MOST_BYTES = 128_000  # per side of a diff
+_MAX_BYTES = 128_000  # per side of a diff
 _CONTEXT_LINES = 5
 _COMPARED_LINES = 2000
 
@@ -21,7 +21,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
         ToolError: `old` is missing or occurs several times; the message helps to correct the call.
     """
     if not old:
-        raise ToolError("old_text is empty; write_file makes a new file")
+        raise ToolError("old_text is empty; write_file creates a new file")
     if "\r\n" in text and "\r\n" not in old:
         old, new = old.replace("\n", "\r\n"), new.replace("\r\n", "\n").replace("\n", "\r\n")
     if old == new:
@@ -32,43 +32,52 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
         case 1:
             return text.replace(old, new), text.count("\n", 0, text.index(old)) + 1
         case count:
-            raise ToolError(f"old_text is {count} times in the file, at {_lines_of(text, old)}; give more lines around")
+            raise ToolError(
+                f"old_text occurs {count} times in the file, at {_lines_of(text, old)}; add surrounding lines"
+            )
 
 
-def shown(path: Path, old: str | None, new: str) -> Diff:
+def change_diff(path: Path, old: str | None, new: str) -> Diff:
     """Return the change as a diff of the whole file, or of the changed part of a large file."""
-    before, after = old or "", new
-    if len(before) + len(after) > _MOST_BYTES:
-        before, after = _changed_part(before, after)
-    return Diff(str(path), None if old is None else clipped(before, _MOST_BYTES), clipped(after, _MOST_BYTES))
+    old_part, new_part = old or "", new
+    if len(old_part) + len(new_part) > _MAX_BYTES:
+        old_part, new_part = _changed_part(old_part, new_part)
+    return Diff(str(path), None if old is None else clipped(old_part, _MAX_BYTES), clipped(new_part, _MAX_BYTES))
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return both texts without their common first and last lines, except for a few lines of context."""
-    before, after = old.splitlines(keepends=True), new.splitlines(keepends=True)
-    fewest = min(len(before), len(after))
-    head = next((at for at in range(fewest) if before[at] != after[at]), fewest)
-    tail = next((at for at in range(fewest - head) if before[-1 - at] != after[-1 - at]), fewest - head)
+    """Return the changed lines of both texts with a few common lines before and after as context."""
+    old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
+    common_lines = min(len(old_part), len(new_part))
+    head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
+    tail = next(
+        (index for index in range(common_lines - head) if old_part[-1 - index] != new_part[-1 - index]),
+        common_lines - head,
+    )
     start, end = max(0, head - _CONTEXT_LINES), max(0, tail - _CONTEXT_LINES)
-    return "".join(before[start : len(before) - end]), "".join(after[start : len(after) - end])
+    return "".join(old_part[start : len(old_part) - end]), "".join(new_part[start : len(new_part) - end])
 
 
-def _lines_of(text: str, part: str) -> str:
+def _lines_of(text: str, needle: str) -> str:
     lines: list[int] = []
-    at = text.find(part)
-    while at >= 0 and len(lines) < 10:
-        lines.append(text.count("\n", 0, at) + 1)
-        at = text.find(part, at + len(part))
+    index = text.find(needle)
+    while index >= 0 and len(lines) < 10:
+        lines.append(text.count("\n", 0, index) + 1)
+        index = text.find(needle, index + len(needle))
     return f"line {lines[0]}" if len(set(lines)) == 1 else "lines " + ", ".join(map(str, lines))
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint to text that equals `old` except for white space, or to the line most like its first line."""
-    lines, wanted = text.splitlines(), [line.split() for line in old.splitlines()]
-    for at in range(len(lines) - len(wanted) + 1):
-        if all(line.split() == words for line, words in zip(lines[at:], wanted, strict=False)):
-            there = "\n".join(lines[at : at + len(wanted)])
-            return f"; but for white space it is at line {at + 1}:\n{clipped(there, 2000)}"
+    """Return a hint to text that differs from `old` only in white space, else to the line most similar to its first."""
+    lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
+    for index in range(len(lines) - len(wanted_words) + 1):
+        if all(line.split() == words for line, words in zip(lines[index:], wanted_words, strict=False)):
+            actual = "\n".join(lines[index : index + len(wanted_words)])
+            return f"; line {index + 1} differs only in white space:\n{clipped(actual, 2000)}"
     first = next((line for line in old.splitlines() if line.strip()), "")
-    near = get_close_matches(first, lines[:_COMPARED_LINES], n=1)
-    return f"; the line most like its first is line {lines.index(near[0]) + 1}: {clipped(near[0], 200)}" if near else ""
+    matches = get_close_matches(first, lines[:_COMPARED_LINES], n=1)
+    return (
+        f"; the line most similar to its first line is line {lines.index(matches[0]) + 1}: {clipped(matches[0], 200)}"
+        if matches
+        else ""
+    )

@@ -8,7 +8,7 @@ from helexa.acp.failure import ToolError
 from helexa.acp.history import CardContent, Location, ToolKind
 from helexa.acp.tools.builtin import Arguments, BuiltIn
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.files.change import replaced, shown
+from helexa.acp.tools.files.change import change_diff, replaced
 from helexa.acp.tools.tool import Act, Progress, ToolContext, ToolOutcome, Writes
 
 
@@ -32,27 +32,27 @@ class EditFile(BuiltIn):
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
         """Return a write to the file."""
-        return Writes(context.boundary.place(arguments["path"]))
+        return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
         """Return the change as a diff."""
         old, new, _ = await self._change(arguments, context)
-        return (shown(context.boundary.place(arguments["path"]).path, old, new),)
+        return (change_diff(context.boundary.resolve(arguments["path"]).path, old, new),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Replace the text."""
-        place = context.boundary.place(arguments["path"])
+        target = context.boundary.resolve(arguments["path"])
         old, new, line = await self._change(arguments, context)
-        await context.host.write_text(place.path, new)
+        await context.host.write_text(target.path, new)
         return ToolOutcome(
             f"edited {arguments['path']} at line {line}",
-            shown=(shown(place.path, old, new),),
-            locations=(Location(str(place.path), line),),
+            shown=(change_diff(target.path, old, new),),
+            locations=(Location(str(target.path), line),),
         )
 
     async def _change(self, arguments: dict[str, Any], context: ToolContext) -> tuple[str, str, int]:
-        place = context.boundary.place(arguments["path"])
-        if place.is_folder():
+        target = context.boundary.resolve(arguments["path"])
+        if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder")
-        old = await context.host.read_text(place.path)
+        old = await context.host.read_text(target.path)
         return old, *replaced(old, arguments["old_text"], arguments["new_text"])

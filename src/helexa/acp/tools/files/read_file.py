@@ -9,14 +9,14 @@ from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import clipped, title
 from helexa.acp.tools.tool import Progress, ToolContext, ToolError, ToolOutcome
 
-_MOST_LINES = 2000
-_MOST_BYTES = 64_000
+_MAX_LINES = 2000
+_MAX_BYTES = 64_000
 
 
 class _Arguments(Arguments):
     path: Annotated[str, Meta(description="The file; relative paths are below the working directory.")]
     line: Annotated[int, Meta(ge=1, description="The line to begin with, from 1.")] | UnsetType = UNSET
-    limit: Annotated[int, Meta(ge=1, description=f"How many lines, {_MOST_LINES} at most.")] | UnsetType = UNSET
+    limit: Annotated[int, Meta(ge=1, description=f"How many lines, {_MAX_LINES} at most.")] | UnsetType = UNSET
 
 
 class ReadFile(BuiltIn):
@@ -29,38 +29,38 @@ class ReadFile(BuiltIn):
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
         """Return the path and the first line as a title."""
-        part = f" from line {arguments['line']}" if "line" in arguments else ""
-        return f"Read {title(arguments['path'])}{part}"
+        start_note = f" from line {arguments['line']}" if "line" in arguments else ""
+        return f"Read {title(arguments['path'])}{start_note}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Read the file."""
-        place = context.boundary.place(arguments["path"])
-        if place.is_folder():
+        target = context.boundary.resolve(arguments["path"])
+        if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder; list_dir shows what is in it")
         first = arguments.get("line", 1)
-        limit = min(arguments.get("limit", _MOST_LINES), _MOST_LINES)
-        text = await context.host.read_text(place.path, line=arguments.get("line"), limit=limit + 1)
+        limit = min(arguments.get("limit", _MAX_LINES), _MAX_LINES)
+        text = await context.host.read_text(target.path, line=arguments.get("line"), limit=limit + 1)
         lines = text.split("\n")
         if lines[-1] == "":
             lines.pop()
         if not lines:
             content = "[the file is empty]" if first == 1 else f"[the file has no line {first}]"
             return ToolOutcome(content)
-        content, taken = _whole_lines(lines[:limit])
+        content, line_count = _lines_that_fit(lines[:limit])
         shown = as_block(content)
-        if taken < len(lines):
-            content += f"\n[lines {first} to {first + taken - 1}; there are more]"
+        if line_count < len(lines):
+            content += f"\n[lines {first} to {first + line_count - 1}; there are more]"
         return ToolOutcome(content, shown=shown)
 
 
-def _whole_lines(lines: list[str]) -> tuple[str, int]:
+def _lines_that_fit(lines: list[str]) -> tuple[str, int]:
     """Return the first lines that fit in the size limit, and their number; a single longer line is truncated."""
-    room, taken = _MOST_BYTES, 0
+    remaining_bytes, line_count = _MAX_BYTES, 0
     for line in lines:
-        room -= len(line.encode(errors="replace")) + 1
-        if room < 0 and taken:
+        remaining_bytes -= len(line.encode(errors="replace")) + 1
+        if remaining_bytes < 0 and line_count:
             break
-        taken += 1
-        if room < 0:
+        line_count += 1
+        if remaining_bytes < 0:
             break
-    return clipped("\n".join(lines[:taken]), _MOST_BYTES), taken
+    return clipped("\n".join(lines[:line_count]), _MAX_BYTES), line_count

@@ -9,7 +9,7 @@ from helexa.acp.history import CardContent, ToolKind
 from helexa.acp.host.host import HostError
 from helexa.acp.tools.builtin import Arguments, BuiltIn
 from helexa.acp.tools.excerpt import title
-from helexa.acp.tools.files.change import shown
+from helexa.acp.tools.files.change import change_diff
 from helexa.acp.tools.tool import Act, Progress, ToolContext, ToolOutcome, Writes
 
 
@@ -32,29 +32,29 @@ class WriteFile(BuiltIn):
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
         """Return a write to the file."""
-        return Writes(context.boundary.place(arguments["path"]))
+        return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
         """Return the change as a diff."""
-        place = context.boundary.place(arguments["path"])
-        if place.is_folder():
+        target = context.boundary.resolve(arguments["path"])
+        if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder")
-        return (shown(place.path, await self._old(arguments, context), arguments["content"]),)
+        return (change_diff(target.path, await self._old(arguments, context), arguments["content"]),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Write the file."""
         diff = await self.preview(arguments, context)
-        place = context.boundary.place(arguments["path"])
-        await context.host.write_text(place.path, arguments["content"])
+        target = context.boundary.resolve(arguments["path"])
+        await context.host.write_text(target.path, arguments["content"])
         size = len(arguments["content"].encode())
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=diff)
 
     async def _old(self, arguments: dict[str, Any], context: ToolContext) -> str | None:
         """Return the present text, or None if the file is missing or not text."""
-        place = context.boundary.place(arguments["path"])
-        if not place.exists():
+        target = context.boundary.resolve(arguments["path"])
+        if not target.exists():
             return None
         try:
-            return await context.host.read_text(place.path)
+            return await context.host.read_text(target.path)
         except HostError:
             return None

@@ -29,12 +29,12 @@ _LOG = logging.getLogger(__name__)
 _START_SECONDS = 20.0
 _CALL_SECONDS = 300.0
 _END_SECONDS = 6.0
-_MOST_TOOLS = 128  # per server
-_MOST_NAME = 64  # limit of model endpoints
-_MOST_DESCRIPTION = 2_000
-_MOST_BYTES = 48_000
-_MOST_IMAGES = 4
-_MOST_IMAGE = 5 << 20
+_MAX_TOOLS = 128  # per server
+_MAX_NAME_CHARACTERS = 64  # limit of model endpoints' APIs
+_MAX_DESCRIPTION = 2_000
+_MAX_BYTES = 48_000
+_MAX_IMAGES = 4
+_MAX_IMAGE = 5 << 20
 
 
 async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connection"], list[str]]:
@@ -55,7 +55,7 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connec
         for connection, outcome in zip(connections, outcomes, strict=True)
         if outcome is not None
     ]
-    return [each for each, outcome in zip(connections, outcomes, strict=True) if outcome is None], warnings
+    return [connection for connection, outcome in zip(connections, outcomes, strict=True) if outcome is None], warnings
 
 
 class Connection:
@@ -82,7 +82,7 @@ class Connection:
             ToolError: the server could not be started or reached in time.
         """
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._live(opened))
+        self._task = asyncio.create_task(self._run(opened))
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await opened
@@ -118,7 +118,7 @@ class Connection:
         if self._task is not None:
             await asyncio.wait([self._task], timeout=_END_SECONDS)
 
-    async def _live(self, opened: asyncio.Future[None]) -> None:
+    async def _run(self, opened: asyncio.Future[None]) -> None:
         import anyio
 
         try:
@@ -169,7 +169,7 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
         page = await client.list_tools(cursor=cursor)
         for tool in page.tools:
             count += 1
-            if count > _MOST_TOOLS:
+            if count > _MAX_TOOLS:
                 return
             yield tool
         cursor = page.next_cursor
@@ -178,13 +178,13 @@ async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
 
 
 class McpTool:
-    """A tool of a server; its name combines both names."""
+    """A tool of an MCP server. Its name combines the names of the server and the tool."""
 
     kind: ToolKind = "other"
 
     def __init__(self, name: str, tool: "mcp_types.Tool", connection: Connection) -> None:
         self.name = name
-        self.description = clipped(tool.description or tool.title or tool.name, _MOST_DESCRIPTION)
+        self.description = clipped(tool.description or tool.title or tool.name, _MAX_DESCRIPTION)
         self.schema: dict[str, Any] = {"type": "object", "properties": {}} | tool.input_schema
         self._tool = tool
         self._connection = connection
@@ -223,7 +223,7 @@ class McpTool:
         for block in result.content:
             if block.type == "text":
                 texts.append(block.text)
-            elif block.type == "image" and len(images) < _MOST_IMAGES and len(block.data) <= _MOST_IMAGE:
+            elif block.type == "image" and len(images) < _MAX_IMAGES and len(block.data) <= _MAX_IMAGE:
                 images.append(Image(block.mime_type, block.data))
             elif block.type == "resource" and (text := getattr(block.resource, "text", None)) is not None:
                 texts.append(f"{block.resource.uri}\n{text}")
@@ -233,14 +233,14 @@ class McpTool:
                 texts.append(f"[{block.type} that cannot be shown]")
         if not texts and not images and result.structured_content is not None:
             texts.append(json.dumps(result.structured_content, ensure_ascii=False))
-        content = ends("\n".join(texts), _MOST_BYTES) or "[no output]"
+        content = ends("\n".join(texts), _MAX_BYTES) or "[no output]"
         shown = (*as_block(content), *images)
         return ToolOutcome(content, failed=result.is_error, shown=shown, images=tuple(images))
 
 
-def named(connections: Iterable[Connection], taken: Iterable[str]) -> list[McpTool]:
+def unique_tools(connections: Iterable[Connection], used_names: Iterable[str]) -> list[McpTool]:
     """Return all tools of the servers under unique names that model endpoints accept."""
-    names = set(taken)
+    names = set(used_names)
     tools: list[McpTool] = []
     for connection in connections:
         for tool in connection.tools:
@@ -250,18 +250,18 @@ def named(connections: Iterable[Connection], taken: Iterable[str]) -> list[McpTo
     return tools
 
 
-def _name(server: str, tool: str, taken: set[str]) -> str:
+def _name(server: str, tool: str, used_names: set[str]) -> str:
     server, tool = (re.sub(r"[^A-Za-z0-9_-]+", "_", text) or "_" for text in (server, tool))
-    stem = f"mcp__{server[:24]}__{tool}"[:_MOST_NAME]
+    stem = f"mcp__{server[:24]}__{tool}"[:_MAX_NAME_CHARACTERS]
     name, number = stem, 2
-    while name in taken:
-        name = f"{stem[: _MOST_NAME - len(str(number)) - 1]}_{number}"
+    while name in used_names:
+        name = f"{stem[: _MAX_NAME_CHARACTERS - len(str(number)) - 1]}_{number}"
         number += 1
     return name
 
 
 def _reason(error: BaseException) -> str:
-    """Return a short text of the first cause of an error."""
+    """Return the message of an error in one line; for an exception group, the message of its first exception."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return title(str(error) or type(error).__name__, 300)

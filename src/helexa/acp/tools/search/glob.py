@@ -33,9 +33,9 @@ class Glob(BuiltIn):
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Find the files."""
-        place = context.boundary.place(arguments["path"])
-        if not place.is_folder():
-            raise ToolError(f"{arguments['path']} is no folder")
-        findings = await search(Search(str(place.real), files=arguments["pattern"], most=500))
-        content = report(findings, context.boundary.brief(place.path), "files")
+        folder = context.boundary.resolve(arguments["path"])
+        if not folder.is_folder():
+            raise ToolError(f"{arguments['path']} is not a folder")
+        results = await search(Search(str(folder.real), files=arguments["pattern"], max_results=500))
+        content = report(results, context.boundary.brief(folder.path), "files")
         return ToolOutcome(content, shown=as_block(content))

@@ -11,7 +11,7 @@ from helexa.acp.tools.excerpt import title
 from helexa.acp.tools.search.search import Search, report, search
 from helexa.acp.tools.tool import Progress, ToolContext, ToolOutcome
 
-_MOST_LOCATIONS = 20
+_MAX_LOCATIONS = 20
 
 
 class _Arguments(Arguments):
@@ -35,20 +35,20 @@ class Grep(BuiltIn):
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Find the lines."""
-        place = context.boundary.place(arguments["path"])
-        if not place.exists():
+        target = context.boundary.resolve(arguments["path"])
+        if not target.exists():
             raise ToolError(f"There is no {arguments['path']}")
-        in_folder = place.is_folder()
-        folder = place if in_folder else context.boundary.place(str(place.path.parent))
-        findings = await search(
+        in_folder = target.is_folder()
+        folder = target if in_folder else context.boundary.resolve(str(target.path.parent))
+        results = await search(
             Search(
                 str(folder.real),
-                file=None if in_folder else place.real.name,
+                file=None if in_folder else target.real.name,
                 files=arguments.get("glob"),
                 text=arguments["pattern"],
                 ignore_case=arguments["ignore_case"],
             )
         )
-        content = report(findings, context.boundary.brief(folder.path), "matches")
-        locations = (Location(str(folder.path / each.path), each.line) for each in findings.found[:_MOST_LOCATIONS])
+        content = report(results, context.boundary.brief(folder.path), "matches")
+        locations = (Location(str(folder.path / match.path), match.line) for match in results.matches[:_MAX_LOCATIONS])
         return ToolOutcome(content, shown=as_block(content), locations=tuple(locations))

@@ -13,7 +13,7 @@ from helexa.acp.tools.builtin import Arguments, BuiltIn, as_block
 from helexa.acp.tools.excerpt import printable, title
 from helexa.acp.tools.tool import Progress, ToolContext, ToolOutcome
 
-_MOST_ENTRIES = 1000
+_MAX_ENTRIES = 1000
 
 
 class _Arguments(Arguments):
@@ -34,16 +34,16 @@ class ListDir(BuiltIn):
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """List the folder."""
-        place = context.boundary.place(arguments["path"])
+        folder = context.boundary.resolve(arguments["path"])
         try:
-            lines = await asyncio.to_thread(_entries, place.real)
+            lines = await asyncio.to_thread(_entries, folder.real)
         except OSError as error:
             raise ToolError(
                 f"{arguments['path']} cannot be listed: {(error.strerror or str(error)).lower()}"
             ) from error
-        left_out = len(lines) - _MOST_ENTRIES
+        left_out = len(lines) - _MAX_ENTRIES
         if left_out > 0:
-            lines = [*lines[:_MOST_ENTRIES], f"[{left_out} more entries are left out]"]
+            lines = [*lines[:_MAX_ENTRIES], f"[{left_out} more entries are left out]"]
         content = "\n".join(lines) or "[the folder is empty]"
         return ToolOutcome(content, shown=as_block(content))
 

@@ -1,4 +1,4 @@
-"""Search below a folder in a separate process, which a timeout can end for endless patterns and huge trees."""
+"""Search below a folder in a separate process, so that a timeout can end endless patterns and huge trees."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ class Search(Struct, frozen=True):
         files: .gitignore pattern of the files to search, with braces allowed, or None for all files.
         text: regular expression to find in lines; None lists the files.
         ignore_case: whether `text` ignores case.
-        most: maximum number of results.
+        max_results: maximum number of results.
     """
 
     folder: str
@@ -31,32 +31,32 @@ class Search(Struct, frozen=True):
     files: str | None = None
     text: str | None = None
     ignore_case: bool = False
-    most: int = 200
+    max_results: int = 200
 
 
-class Found(Struct, frozen=True):
-    """A matching file below the folder, with a matching line if lines are searched."""
+class Match(Struct, frozen=True):
+    """A matching file below the folder; if lines are searched, also a matching line and its number from 1."""
 
     path: str
     line: int | None = None
     text: str = ""
 
 
-class Findings(Struct, frozen=True):
-    """Results in the order of paths.
+class SearchResults(Struct, frozen=True):
+    """Results, sorted by path.
 
     Attributes:
-        found: the results.
-        more: whether there are further results.
+        matches: the results.
+        has_more: whether there are further results.
         error: error message for an invalid pattern, or None.
     """
 
-    found: tuple[Found, ...] = ()
-    more: bool = False
+    matches: tuple[Match, ...] = ()
+    has_more: bool = False
     error: str | None = None
 
 
-async def search(question: Search) -> Findings:
+async def search(request: Search) -> SearchResults:
     """Run a search.
 
     Raises:
@@ -70,7 +70,7 @@ async def search(question: Search) -> Findings:
     )
     try:
         async with asyncio.timeout(_SECONDS):
-            output, _ = await process.communicate(msgspec.json.encode(question))
+            output, _ = await process.communicate(msgspec.json.encode(request))
     except TimeoutError as error:
         raise ToolError(f"The search took longer than {_SECONDS:g} s; narrow the pattern or the folder") from error
     finally:
@@ -79,23 +79,23 @@ async def search(question: Search) -> Findings:
                 process.kill()
             await process.wait()
     try:
-        findings = msgspec.json.decode(output, type=Findings)
+        results = msgspec.json.decode(output, type=SearchResults)
     except msgspec.DecodeError as error:
         raise ToolError("The search failed") from error
-    if findings.error:
-        raise ToolError(findings.error)
-    return findings
+    if results.error:
+        raise ToolError(results.error)
+    return results
 
 
 Unit = Literal["files", "matches"]
 
 
-def report(findings: Findings, folder: str, unit: Unit) -> str:
+def report(results: SearchResults, folder: str, unit: Unit) -> str:
     """Return the results as lines for the model, with paths below `folder`."""
     lines = [
-        str(Path(folder, found.path)) + (f":{found.line}: {found.text}" if found.line is not None else "")
-        for found in findings.found
+        str(Path(folder, match.path)) + (f":{match.line}: {match.text}" if match.line is not None else "")
+        for match in results.matches
     ]
-    if findings.more:
+    if results.has_more:
         lines.append(f"[there are more than these {len(lines)} {unit}]")
     return "\n".join(lines) or f"[no {unit}]"

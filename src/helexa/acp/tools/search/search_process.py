@@ -1,4 +1,4 @@
-"""The search process: reads a `Search` from stdin and writes `Findings` to stdout."""
+"""The search process: reads a `Search` from stdin and writes `SearchResults` to stdout."""
 
 import os
 import re
@@ -12,12 +12,12 @@ import msgspec
 from pathspec import GitIgnoreSpec
 
 from helexa.acp.tools.excerpt import printable
-from helexa.acp.tools.search.search import Findings, Found, Search
+from helexa.acp.tools.search.search import Match, Search, SearchResults
 
-_MOST_FILES = 200_000
-_MOST_FILE_BYTES = 4 << 20
-_MOST_LINE = 300
-_MOST_BRACES = 64
+_MAX_FILES = 200_000
+_MAX_FILE_BYTES = 4 << 20
+_MAX_LINE_CHARACTERS = 300
+_MAX_BRACES = 64
 _PASSED_OVER = frozenset(
     [".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", ".tox", ".mypy_cache", ".pytest_cache"]
 )
@@ -25,52 +25,52 @@ _PASSED_OVER = frozenset(
 
 def main() -> None:
     """Run one search."""
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
-    sys.stdout.buffer.write(msgspec.json.encode(find(question)))
+    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
+    sys.stdout.buffer.write(msgspec.json.encode(find(request)))
 
 
-def find(question: Search) -> Findings:
+def find(request: Search) -> SearchResults:
     """Search the files."""
     try:
-        flags = re.IGNORECASE if question.ignore_case else re.NOFLAG
-        expression = re.compile(question.text, flags) if question.text is not None else None
+        flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
+        expression = re.compile(request.text, flags) if request.text is not None else None
     except (re.error, RecursionError, OverflowError) as error:
-        return Findings(error=f"The pattern is no regular expression: {error}")
+        return SearchResults(error=f"The pattern is not a regular expression: {error}")
     try:
-        files = GitIgnoreSpec.from_lines(braces_expanded(question.files)) if question.files is not None else None
+        files = GitIgnoreSpec.from_lines(braces_expanded(request.files)) if request.files is not None else None
     except ValueError as error:
-        return Findings(error=f"The pattern of files is wrong: {error}")
-    folder = Path(question.folder)
-    found: list[Found] = []
-    for path in [question.file] if question.file is not None else files_below(folder):
+        return SearchResults(error=f"The file pattern is invalid: {error}")
+    folder = Path(request.folder)
+    matches: list[Match] = []
+    for path in [request.file] if request.file is not None else files_below(folder):
         if files is not None and not files.match_file(path):
             continue
-        for finding in _matches(folder, path, expression) if expression else (Found(printable(path)),):
-            if len(found) == question.most:
-                return Findings(tuple(found), more=True)
-            found.append(finding)
-    return Findings(tuple(found))
+        for match in _matches(folder, path, expression) if expression else (Match(printable(path)),):
+            if len(matches) == request.max_results:
+                return SearchResults(tuple(matches), has_more=True)
+            matches.append(match)
+    return SearchResults(tuple(matches))
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the sorted files below the folder.
+    """Return the sorted paths of files below the folder, without ignored files.
 
-    These are the files that git would track, or all files outside cache folders if git lists none.
+    The files are the tracked and unignored files of git. If git lists none, they are all files outside cache folders.
     """
     listed = _listed_by_git(folder) or list(_walked(folder))
-    return sorted(listed[:_MOST_FILES])
+    return sorted(listed[:_MAX_FILES])
 
 
 def braces_expanded(pattern: str) -> list[str]:
     """Return the patterns without braces: `*.{js,ts}` becomes `*.js` and `*.ts`."""
-    patterns, done = [pattern], []
-    while patterns and len(patterns) + len(done) <= _MOST_BRACES:
+    patterns, expanded = [pattern], []
+    while patterns and len(patterns) + len(expanded) <= _MAX_BRACES:
         first = patterns.pop()
         if match := re.search(r"\{([^{}]*,[^{}]*)\}", first):
             patterns += [first[: match.start()] + choice + first[match.end() :] for choice in match[1].split(",")]
         else:
-            done.append(first)
-    return done + patterns
+            expanded.append(first)
+    return expanded + patterns
 
 
 def _listed_by_git(folder: Path) -> list[str]:
@@ -101,18 +101,18 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _matches(folder: Path, path: str, expression: re.Pattern[str]) -> Iterator[Found]:
+def _matches(folder: Path, path: str, expression: re.Pattern[str]) -> Iterator[Match]:
     try:
         with (folder / path).open("rb") as file:
-            data = file.read(_MOST_FILE_BYTES + 1)
+            data = file.read(_MAX_FILE_BYTES + 1)
     except OSError:
         return
-    if len(data) > _MOST_FILE_BYTES or b"\0" in data:
+    if len(data) > _MAX_FILE_BYTES or b"\0" in data:
         return
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        if match := expression.search(line):
-            start = max(0, match.start() - _MOST_LINE // 3) if len(line) > _MOST_LINE else 0
-            yield Found(printable(path), number, line[start : start + _MOST_LINE])
+        if span_of_text := expression.search(line):
+            start = max(0, span_of_text.start() - _MAX_LINE_CHARACTERS // 3) if len(line) > _MAX_LINE_CHARACTERS else 0
+            yield Match(printable(path), number, line[start : start + _MAX_LINE_CHARACTERS])
 
 
 if __name__ == "__main__":

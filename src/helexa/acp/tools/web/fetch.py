@@ -10,7 +10,7 @@ from helexa.acp.tools.excerpt import clipped, title
 from helexa.acp.tools.tool import Act, Fetches, Progress, ToolContext, ToolError, ToolOutcome
 from helexa.acp.tools.web import web_page
 
-_MOST_BYTES = 48_000
+_MAX_BYTES = 48_000
 
 
 class _Arguments(Arguments):
@@ -31,12 +31,12 @@ class Fetch(BuiltIn):
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
         """Return a request to the page's host."""
-        return Fetches(web_page.parsed(arguments["url"]).host or "")
+        return Fetches(web_page.parse_url(arguments["url"]).host or "")
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
         """Fetch the page."""
-        page = await web_page.fetched(arguments["url"])
-        text = clipped(page.text, _MOST_BYTES) + ("\n[the page goes on]" if page.cut else "")
+        page = await web_page.fetch_page(arguments["url"])
+        text = clipped(page.text, _MAX_BYTES) + ("\n[the page goes on]" if page.truncated else "")
         if page.status >= 400:
             raise ToolError(f"{page.url} answered with status {page.status}: {clipped(page.text, 1000)}")
         return ToolOutcome(f"{page.url}\n\n{text}")

@@ -1,4 +1,4 @@
-"""Fetches pages of the public web. Names and redirects that lead to this machine or its network are rejected."""
+"""Fetches pages of the public web. Hosts whose address is on this machine or its private network are rejected."""
 
 import ipaddress
 import socket
@@ -14,8 +14,8 @@ from yarl import URL
 from helexa.acp.failure import ToolError
 
 _SECONDS = 30
-_MOST_BYTES = 2 << 20
-_MOST_REDIRECTS = 5
+_MAX_BYTES = 2 << 20
+_MAX_REDIRECTS = 5
 _TEXT_TYPES = ("json", "xml", "javascript", "yaml", "toml")
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -29,16 +29,16 @@ class Page:
         url: final URL after redirects.
         status: HTTP status.
         text: text of the page, without markup.
-        cut: whether the text is truncated.
+        truncated: whether the text is truncated.
     """
 
     url: str
     status: int
     text: str
-    cut: bool
+    truncated: bool
 
 
-def parsed(url: str) -> URL:
+def parse_url(url: str) -> URL:
     """Parse the URL of a page.
 
     Raises:
@@ -50,7 +50,7 @@ def parsed(url: str) -> URL:
             return address.with_fragment(None)
     except ValueError:
         pass
-    raise ToolError(f"{url!r} is not the http(s) address of a page")
+    raise ToolError(f"{url!r} is not an http(s) URL without credentials")
 
 
 def is_public(address: Address) -> bool:
@@ -68,7 +68,7 @@ def is_public(address: Address) -> bool:
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
-async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
+async def fetch_page(url: str, allowed: Callable[[Address], bool] = is_public) -> Page:
     """Fetch a page, following redirects to the same host.
 
     Args:
@@ -78,21 +78,21 @@ async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> P
     Raises:
         ToolError: the request failed, the address is not allowed, or the page is not text.
     """
-    address = parsed(url)
+    address = parse_url(url)
     connector = aiohttp.TCPConnector(resolver=_GuardedResolver(allowed), use_dns_cache=False)
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
         ) as session:
-            for _ in range(_MOST_REDIRECTS + 1):
+            for _ in range(_MAX_REDIRECTS + 1):
                 _check_literal(address, allowed)
                 headers = {"User-Agent": "helexa-acp", "Accept": "text/html, text/*;q=0.9, */*;q=0.1"}
                 async with session.get(address, allow_redirects=False, headers=headers) as response:
                     location = response.headers.get("Location")
                     if response.status not in (301, 302, 303, 307, 308) or location is None:
                         return await _page(response)
-                    target = parsed(str(address.join(URL(location))))
+                    target = parse_url(str(address.join(URL(location))))
                     if target.host != address.host:
                         raise ToolError(f"{address} redirects to another host; fetch {target} if that is wanted")
                     address = target
@@ -104,7 +104,7 @@ async def fetched(url: str, allowed: Callable[[Address], bool] = is_public) -> P
         if isinstance(error.__cause__, _Forbidden):
             raise ToolError(str(error.__cause__)) from error
         raise ToolError(f"{address} cannot be fetched: {error}") from error
-    raise ToolError(f"{url} redirects more than {_MOST_REDIRECTS} times")
+    raise ToolError(f"{url} redirects more than {_MAX_REDIRECTS} times")
 
 
 class _Forbidden(OSError):
@@ -115,7 +115,7 @@ class _Forbidden(OSError):
 
 
 class _GuardedResolver(AbstractResolver):
-    """Resolver that returns only allowed addresses, so the connection uses the checked address."""
+    """Resolver that returns only allowed addresses, so that the connection uses an address that was checked."""
 
     def __init__(self, allowed: Callable[[Address], bool]) -> None:
         self._allowed = allowed
@@ -124,18 +124,18 @@ class _GuardedResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await self._resolver.resolve(host, port, family)
-        public = [each for each in found if self._allowed(ipaddress.ip_address(each["host"]))]
-        if not public:
+        addresses = await self._resolver.resolve(host, port, family)
+        permitted = [candidate for candidate in addresses if self._allowed(ipaddress.ip_address(candidate["host"]))]
+        if not permitted:
             raise _Forbidden(host)
-        return public
+        return permitted
 
     async def close(self) -> None:
         await self._resolver.close()
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """Check a host that is written as an address, which the resolver does not see."""
+    """Raise an error if the host is an IP address that is not allowed; the resolver is not called for addresses."""
     try:
         literal = ipaddress.ip_address(address.host or "")
     except ValueError:
@@ -151,20 +151,20 @@ async def _page(response: aiohttp.ClientResponse) -> Page:
     data = bytearray()
     async for chunk in response.content.iter_chunked(1 << 16):
         data += chunk
-        if len(data) > _MOST_BYTES:
+        if len(data) > _MAX_BYTES:
             break
     try:
-        text = data[:_MOST_BYTES].decode(response.charset or "utf-8", errors="replace")
+        text = data[:_MAX_BYTES].decode(response.charset or "utf-8", errors="replace")
     except LookupError:
-        text = data[:_MOST_BYTES].decode(errors="replace")
+        text = data[:_MAX_BYTES].decode(errors="replace")
     if kind in ("text/html", "application/xhtml+xml"):
-        text = plain(text)
-    return Page(str(response.url), response.status, text, cut=len(data) > _MOST_BYTES)
+        text = html_to_text(text)
+    return Page(str(response.url), response.status, text, truncated=len(data) > _MAX_BYTES)
 
 
-def plain(html: str) -> str:
-    """Return the text of an HTML page: a line for each block, with the targets of links."""
-    reader = _Words()
+def html_to_text(html: str) -> str:
+    """Return the text of an HTML page, one line for each block element, with link targets in parentheses."""
+    reader = _TextExtractor()
     reader.feed(html)
     reader.close()
     lines = (" ".join(line.split()) for line in "".join(reader.pieces).split("\n"))
@@ -175,7 +175,7 @@ _WITHIN_LINES = "a abbr b bdi cite code em i kbd mark q s samp small span strong
 _INLINE = frozenset(_WITHIN_LINES.split())
 
 
-class _Words(HTMLParser):
+class _TextExtractor(HTMLParser):
     _UNSEEN = frozenset(["script", "style", "noscript", "template", "svg", "iframe"])
 
     def __init__(self) -> None:
