@@ -53,11 +53,11 @@ class Gateway:
 
     def __init__(self, answers: dict[str, Any]) -> None:
         self.answers = answers
-        self.asked: list[tuple[str, str, str | None]] = []
+        self.polled_paths: list[tuple[str, str, str | None]] = []
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append((request.method, request.path_qs, request.headers.get("Authorization")))
+        self.polled_paths.append((request.method, request.path_qs, request.headers.get("Authorization")))
         answer = self.answers.get(request.path)
         if answer is None:
             return web.json_response({"error": {"message": "there is no\nsuch \x1bthing"}}, status=404)
@@ -89,7 +89,7 @@ async def test_explain() -> None:
         "  - beast: needs 6500 MB, 2300 free",
         "  - attic: too small",
     ]
-    assert gateway.asked == [("GET", "/api/explain?model=Org%2FM%26x", "Bearer k")]
+    assert gateway.polled_paths == [("GET", "/api/explain?model=Org%2FM%26x", "Bearer k")]
 
 
 async def test_top_once() -> None:
@@ -100,7 +100,7 @@ async def test_top_once() -> None:
         ["ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S"],
         ["22:13:21", "-", "sm[31mall", "beast", "200", "left", "12", "3", "4", "0.25", "1.50", "40.2"],
     ]
-    assert gateway.asked == [("GET", "/api/activity?limit=5", "Bearer k")]
+    assert gateway.polled_paths == [("GET", "/api/activity?limit=5", "Bearer k")]
 
 
 async def test_top_is_refreshed_until_it_is_left() -> None:
@@ -134,7 +134,7 @@ async def test_nodes_are_cordoned_uncordoned_and_drained() -> None:
     assert "b is drained" in said[2][1]
     assert late == (1, "", "cortex: busy is cordoned, but 2 requests and 0 loads are not done; drain it again\n")
     assert refused == (1, "", f"cortex: {gateway.url}/api/nodes/..%2Fx/cordon: there is no such thing\n")
-    assert gateway.asked[0] == ("POST", "/api/nodes/b/cordon", None)
+    assert gateway.polled_paths[0] == ("POST", "/api/nodes/b/cordon", None)
 
 
 async def test_a_key_goes_nowhere_else() -> None:
@@ -144,7 +144,7 @@ async def test_a_key_goes_nowhere_else() -> None:
             code, out, err = await run("top", "--once", "-e", gateway.url, "--key", "s3cret")
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "302" in err and "s3cret" not in err
-    assert elsewhere.asked == []
+    assert elsewhere.polled_paths == []
     assert "s3cret" not in repr(GatewayApi("http://h", "s3cret"))
 
 

@@ -161,7 +161,7 @@ async def test_bearer_and_prompts_go_to_another_host_only_if_it_is_allowed(
         section: dict[str, Any] = {"name": "n1", "endpoint": node.url, "bearer": "s3cret"}
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
             assert (await cortex.ask())[0] == 200
-        assert len(node.bodies) == 1 and not other.bodies and not other.asked
+        assert len(node.bodies) == 1 and not other.bodies and not other.polled_paths
         assert "its host '127.0.0.2' is not the node's; add the host to allowed_hosts" in caplog.text
         section["allowed_hosts"] = ["127.0.0.2"]
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
@@ -185,7 +185,7 @@ async def test_a_model_that_is_loading_is_not_asked_where_it_is_served(node: Fak
         fleet = Fleet([neuron("n", node.url)])
         poller = Poller(fleet, NodeClient(session), 1.0)
         await poller.poll("n")
-        assert "/models/Org%2FM/endpoint" not in node.asked
+        assert "/models/Org%2FM/endpoint" not in node.polled_paths
         node.models[0]["status"] = "loaded"
         await poller.poll("n")
         assert fleet.node("n").url("Org/M") == node.endpoint
@@ -200,9 +200,9 @@ async def test_a_silent_node_does_not_delay_the_others() -> None:
                 return (await cortex.get("/health"))["nodes"] == {"healthy": 1, "total": 2}
 
             await eventually(quick_is_up)
-            polls = quick.asked.count("/models")
-            await eventually(lambda: quick.asked.count("/models") > polls + 1)
-            assert silent.asked.count("/models") == 1  # its first poll still waits
+            polls = quick.polled_paths.count("/models")
+            await eventually(lambda: quick.polled_paths.count("/models") > polls + 1)
+            assert silent.polled_paths.count("/models") == 1  # its first poll still waits
             assert (await cortex.ask())[0] == 200
             silent.may_answer_polls.set()
 
@@ -225,10 +225,10 @@ async def test_a_node_that_goes_down_is_left_out_and_comes_back(node: FakeNode) 
 
 async def test_discovery_and_the_address_of_a_model_are_asked_once(node: FakeNode) -> None:
     async with running_cortex(node) as cortex:
-        await eventually(lambda: node.asked.count("/models") > 4)
+        await eventually(lambda: node.polled_paths.count("/models") > 4)
         assert (await cortex.ask())[0] == 200
-    assert node.asked.count("/discovery") == 1
-    assert node.asked.count("/models/Org%2FM/endpoint") == 1
+    assert node.polled_paths.count("/discovery") == 1
+    assert node.polled_paths.count("/models/Org%2FM/endpoint") == 1
 
 
 async def test_an_entry_that_cannot_be_read_hides_no_other(node: FakeNode) -> None:
@@ -344,13 +344,13 @@ async def test_a_node_that_was_away_is_asked_anew_where_its_models_are() -> None
         a.endpoint = "http://localhost:1"
         for _ in range(2):
             await poller.poll("n")
-        assert a.asked.count("/models/A/endpoint") == 1
+        assert a.polled_paths.count("/models/A/endpoint") == 1
         a.endpoint = "http://localhost:2"
         fleet.missed("n", "away")
         assert fleet.node("n").url("A") == "http://127.0.0.1:1"
         await poller.poll("n")
         assert fleet.node("n").url("A") == "http://127.0.0.1:2"
-        assert a.asked.count("/discovery") == 2
+        assert a.polled_paths.count("/discovery") == 2
 
 
 async def test_it_is_noticed_when_nothing_runs_on_a_node_any_more(fleet: Fleet) -> None:
@@ -401,19 +401,19 @@ async def test_the_poller_follows_the_configuration() -> None:
 
         await eventually(lambda: holds("n", "A"))
         a.may_answer_polls.clear()
-        asked = len(a.asked)
-        await eventually(lambda: len(a.asked) > asked)  # a poll is out when the node moves
+        asked = len(a.polled_paths)
+        await eventually(lambda: len(a.polled_paths) > asked)  # a poll is out when the node moves
         fleet.configure([neuron("n", b.url)])
         a.may_answer_polls.set()
         await eventually(lambda: holds("n", "B"))
-        asked = len(a.asked)
+        asked = len(a.polled_paths)
         fleet.configure([neuron("n", b.url), neuron("m", a.url)])
         await eventually(lambda: holds("m", "A"))
-        assert holds("n", "B") and len(a.asked) > asked
+        assert holds("n", "B") and len(a.polled_paths) > asked
         fleet.configure([])
-        asked = len(b.asked)
+        asked = len(b.polled_paths)
         await asyncio.sleep(0.1)
-        assert len(b.asked) <= asked + 1
+        assert len(b.polled_paths) <= asked + 1
 
 
 async def test_a_fault_in_reading_one_node_ends_the_polling_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,7 +439,7 @@ async def test_three_nodes_that_hang_do_not_age_the_picture_of_two_that_live() -
             for live in nodes[3:]:
                 live.holds(model)
             await eventually(lambda model=model: all(model in fleet.node(live.name).models for live in nodes[3:]))
-        assert [hung.asked for hung in nodes[:3]] == [["/models"]] * 3
+        assert [hung.polled_paths for hung in nodes[:3]] == [["/models"]] * 3
         for hung in nodes:
             hung.may_answer_polls.set()
 
@@ -454,8 +454,8 @@ async def test_a_node_that_says_far_too_much_is_heard_in_part() -> None:
 async def test_the_key_of_a_neuron_goes_with_every_question(node: FakeNode) -> None:
     async with polled(neuron("n", node.url, bearer="s3cret")) as fleet:
         await eventually(lambda: fleet.node("n").healthy)
-    assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.asked)
-    assert set(node.shown) == {"Bearer s3cret"}
+    assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.polled_paths)
+    assert set(node.authorizations) == {"Bearer s3cret"}
     assert "s3cret" not in repr(fleet.view())
 
 
@@ -465,7 +465,7 @@ async def test_what_a_poll_brings_of_a_node_that_moved_meanwhile_is_not_taken_fo
         fleet = Fleet([neuron("n", a.url)])
         a.may_answer_polls.clear()
         poll = asyncio.create_task(Poller(fleet, NodeClient(session), 1.0).poll("n"))
-        await eventually(lambda: a.asked)
+        await eventually(lambda: a.polled_paths)
         fleet.configure([neuron("n", "http://elsewhere")])
         a.may_answer_polls.set()
         await poll
@@ -481,7 +481,7 @@ async def test_a_poll_that_hangs_ends_when_its_node_goes(monkeypatch: pytest.Mon
 
     async with FakeNode("a").serving() as a, polled(neuron("n", a.url)) as fleet:
         a.may_answer_polls.clear()
-        await eventually(lambda: a.asked)
+        await eventually(lambda: a.polled_paths)
         assert polls() == 1
         fleet.configure([])
         await eventually(lambda: polls() == 0)

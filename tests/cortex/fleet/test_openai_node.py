@@ -51,7 +51,7 @@ class Server:
             await runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path)
+        self.polled_paths.append(request.path)
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
         answer = self.answers.get(request.path)
@@ -131,11 +131,11 @@ async def test_ollama_says_what_a_model_can_do_and_the_context_it_really_has() -
         assert (context(found["gemma3:4b"]), context(found["bob/own:latest"])) == (4096, 131072)
         assert found["gemma3:4b"].capabilities == ["text", "vision"] and found["gemma3:4b"].tool_call
         assert found["bob/own:latest"].reasoning and not found["gemma3:4b"].reasoning
-        assert server.asked.count("/api/show") == 2  # once a model
+        assert server.polled_paths.count("/api/show") == 2  # once a model
         del server.answers["/api/ps"]
         await poller.poll("box")
         assert context(fleet.node("box").models["gemma3:4b"]) == 4096
-        assert "/api/v0/models" not in server.asked
+        assert "/api/v0/models" not in server.polled_paths
 
 
 async def test_lm_studio_says_the_context_it_loaded_with() -> None:
@@ -151,7 +151,7 @@ async def test_lm_studio_says_the_context_it_loaded_with() -> None:
         found = fleet.node("box").models
         assert (context(found["llama"]), context(found["nomic"])) == (4096, 2048)
         assert (found["llama"].capabilities, found["nomic"].capabilities) == (["text"], ["embedding"])
-        assert server.asked.count("/api/ps") == 1
+        assert server.polled_paths.count("/api/ps") == 1
 
 
 async def test_any_other_server_is_asked_what_it_is_once() -> None:
@@ -160,8 +160,8 @@ async def test_any_other_server_is_asked_what_it_is_once() -> None:
         for _ in range(3):
             await poller.poll("box")
         assert [context(info) for info in fleet.node("box").models.values()] == [None, None]
-    assert server.asked.count("/v1/models") == 3
-    assert len(server.asked) == 5
+    assert server.polled_paths.count("/v1/models") == 3
+    assert len(server.polled_paths) == 5
 
 
 @pytest.mark.parametrize("answer", ["", "null", "[]", "{}", '{"data": 7}', '{"data": ["a"]}', "<html>"])
@@ -210,4 +210,4 @@ async def test_a_gateway_serves_the_models_of_such_a_node_under_its_key_and_unde
             assert listed == {"qwen3:8b": True, "small": True}
             assert (await cortex.get("/health"))["status"] == "ok"
             assert "s3cret" not in json.dumps(await cortex.get("/api/nodes"))
-    assert not [path for path in server.asked if path in ("/models", "/models/load", "/discovery", "/health")]
+    assert not [path for path in server.polled_paths if path in ("/models", "/models/load", "/discovery", "/health")]

@@ -94,8 +94,8 @@ async def test_what_another_gateway_uses_is_left_alone_even_if_that_began_after_
     async with one_card("A") as node, stage(node, poll_secs=60) as s:
         node.health["models"] = [{"id": "A", "in_flight": 1}]
         waiting = s.ask("B")
-        asked = len(node.asked)
-        await eventually(lambda: len(node.asked) > asked + 3)
+        asked = len(node.polled_paths)
+        await eventually(lambda: len(node.polled_paths) > asked + 3)
         assert node.unloads == []
         node.health["models"] = []
         await waiting
