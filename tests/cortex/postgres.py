@@ -65,9 +65,9 @@ class Postgres:
         The URL lists `standbys` as further hosts.
         """
         self._schema_count += 1
-        self.do(_DATABASE, f"CREATE SCHEMA schema_{self._made}")
+        self.do(_DATABASE, f"CREATE SCHEMA schema_{self._schema_count}")
         hosts = ",".join(str(server._folder) for server in (self, *standbys))
-        return f"postgresql://helexa@/{_DATABASE}?host={hosts}&search_path=schema_{self._made}"
+        return f"postgresql://helexa@/{_DATABASE}?host={hosts}&search_path=schema_{self._schema_count}"
 
     def do(self, database: str, sql: str) -> None:
         self._run("psql", "-h", str(self._folder), "-U", "helexa", "-d", database, "-qc", sql)

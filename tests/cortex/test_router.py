@@ -75,8 +75,8 @@ def first(nodes: Sequence[Node]) -> Node:
 
 def test_least_busy_warm_node_is_chosen() -> None:
     fleet_view = view(
-        node("a", info(), others={"M": 1}),
-        node("b", info(), others={"M": 1}),
+        node("a", info(), other_requests={"M": 1}),
+        node("b", info(), other_requests={"M": 1}),
         node("c", info()),
         in_flight={("a", "M"): 1, ("c", "M"): 1, ("b", "Other"): 9},
     )
@@ -90,7 +90,7 @@ def test_choose_picks_among_the_least_busy_nodes() -> None:
         candidates.append([candidate.name for candidate in nodes])
         return nodes[-1]
 
-    fleet_view = view(node("a", info()), node("b", info()), node("c", info(), others={"M": 1}))
+    fleet_view = view(node("a", info()), node("b", info()), node("c", info(), other_requests={"M": 1}))
     assert node_and_url(decide(fleet_view, EMPTY, "M", last)) == ("b", "http://b")
     assert candidates == [["a", "b"]]
 
@@ -104,7 +104,7 @@ def test_reloading_model_is_warm() -> None:
 
 
 def test_avoided_nodes_are_not_chosen() -> None:
-    fleet_view = view(node("a", info()), node("b", info(), others={"M": 5}), node("c", info(), healthy=False))
+    fleet_view = view(node("a", info()), node("b", info(), other_requests={"M": 5}), node("c", info(), healthy=False))
     assert node_and_url(route(fleet_view, "M", avoid={"a"})) == ("b", "http://b")
     assert route(fleet_view, "M", avoid={"a", "b"}) is None
 
@@ -239,7 +239,7 @@ def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
 
 def test_disabled_affinity_chooses_the_least_busy_node() -> None:
     last = ranked(["a", "b"], "M", KEY)[1]
-    fleet_view = view(*(node(name, info(), others={"M": name != last}) for name in ("a", "b")))
+    fleet_view = view(*(node(name, info(), other_requests={"M": name != last}) for name in ("a", "b")))
     assert routed(fleet_view, key=KEY, settings=RoutingSection(affinity=False)).node == last
 
 
@@ -256,14 +256,14 @@ def test_many_requests_of_one_key_spread_over_nodes() -> None:
 @pytest.mark.parametrize("field", ["draining", "open", "wary"])
 def test_draining_failing_or_busy_node_is_not_chosen(field: str) -> None:
     fields = {field: frozenset({("a", "M")})}
-    fleet_view = view(node("a", info()), node("b", info(), others={"M": 9}), **fields)
+    fleet_view = view(node("a", info()), node("b", info(), other_requests={"M": 9}), **fields)
     assert routed(fleet_view).node == routed(fleet_view, key=KEY).node == "b"
     only_target = route(view(node("a", info()), **fields), "M")
     assert (only_target is not None) is (field == "wary")
 
 
 def test_cordoned_node_gets_no_requests() -> None:
-    assert routed(view(node("a", info(), cordoned=True), node("b", info(), others={"M": 9}))).node == "b"
+    assert routed(view(node("a", info(), cordoned=True), node("b", info(), other_requests={"M": 9}))).node == "b"
     assert route(view(node("a", info(), cordoned=True)), "M") is None
 
 
@@ -273,7 +273,7 @@ def test_model_on_a_failing_node_is_503_and_not_loaded_elsewhere() -> None:
 
 
 def test_reason_is_a_valid_header_value() -> None:
-    fleet_view = view(node("a", info(), others={"M": 2}), node("b", info(), others={"M": 3}))
+    fleet_view = view(node("a", info(), other_requests={"M": 2}), node("b", info(), other_requests={"M": 3}))
     assert routed(fleet_view).reason == "node=a; why=least-busy; load=2; candidates=2"
     odd = routed(view(node("é\r\nx: y;" * 50, info()))).reason
     assert odd.isascii() and odd.isprintable() and odd.count(";") == 3 and len(odd) < 120
@@ -312,7 +312,7 @@ def fleet_views(draw: st.DrawFn) -> FleetView:
         models = [] if status is None else [info(status, servable=servable)]
         load = draw(st.integers(0, 9))
         healthy, cordoned = draw(st.booleans()), draw(st.booleans())
-        nodes.append(node(name, *models, healthy=healthy, cordoned=cordoned, others={"M": load}))
+        nodes.append(node(name, *models, healthy=healthy, cordoned=cordoned, other_requests={"M": load}))
     return view(*nodes, open=draw(pairs), draining=draw(pairs), wary=draw(pairs))
 
 
@@ -328,7 +328,7 @@ def test_any_choice_is_allowed_and_within_the_load_bound(
         barred = not candidate.healthy or candidate.cordoned or candidate.name in avoid or rejecting
         servable = model is not None and (model.servable is None or model.servable.ok)
         if model is not None and model.status in ("loaded", "reloading") and servable and not barred:
-            able[candidate.name] = candidate.others["M"]
+            able[candidate.name] = candidate.other_requests["M"]
     calm = {name: load for name, load in able.items() if (name, "M") not in fleet_view.wary} or able
     target = route(fleet_view, "M", key=key, avoid=avoid)
     assert (target is None) == (not able)

@@ -48,14 +48,14 @@ def code(body: bytes) -> str:
 
 def count_checks(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Return a function that returns how often the gateway has checked whether a silent node is alive."""
-    lives, checks = cortex.gateway.fleet.lives, 0
+    is_alive, checks = cortex.gateway.fleet.is_alive, 0
 
     def counting(name: str) -> bool:
         nonlocal checks
         checks += 1
-        return lives(name)
+        return is_alive(name)
 
-    monkeypatch.setattr(cortex.gateway.fleet, "lives", counting)
+    monkeypatch.setattr(cortex.gateway.fleet, "is_alive", counting)
     return lambda: checks
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cortex.running import eventually
 from helexa.cortex.upstream import client as upstream_client
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.errors import BrokenOff, NotReached, Silent
 from helexa.cortex.upstream.origin import parse_base
 
@@ -85,11 +85,11 @@ async def client() -> AsyncIterator[Upstream]:
     await asyncio.sleep(0)
 
 
-async def ask(client: Upstream, server: Server, body: bytes = b"{}") -> Answer:
+async def ask(client: Upstream, server: Server, body: bytes = b"{}") -> UpstreamResponse:
     return await client.ask(b"POST", server.url, "/v1/x", [(b"x-a", b"1")], body)
 
 
-async def read(response_bytes: Answer) -> bytes:
+async def read(response_bytes: UpstreamResponse) -> bytes:
     body = b""
     while chunk := await response_bytes.chunk():
         body += chunk
@@ -97,9 +97,9 @@ async def read(response_bytes: Answer) -> bytes:
     return body
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 7])
+@pytest.mark.parametrize("write_size", [0, 1, 7])
 @pytest.mark.parametrize(
-    "answer", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
+    "response_bytes", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
 )
 async def test_split_response_arrives_and_the_connection_is_reused(
     client: Upstream, response_bytes: bytes, write_size: int
@@ -136,7 +136,7 @@ async def test_refused_connection_raises_not_reached(client: Upstream) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response_bytes",
     [
         b"",
         b"HTTP/1.1 200 OK\r\nconte",
@@ -155,7 +155,7 @@ async def test_invalid_response_head_raises_broken_off(client: Upstream, respons
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response_bytes",
     [
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
@@ -187,7 +187,7 @@ async def test_shorter_answer_timeout_applies_to_a_reused_connection(client: Ups
         assert await read(await ask(client, server)) == b"hello"
         client.answer_timeout_secs = 0.05
         with pytest.raises(Silent):
-            await client.ask(b"POST", server.url, "/", [], b"", lives=lambda: True)
+            await client.ask(b"POST", server.url, "/", [], b"", is_alive=lambda: True)
         assert server.connections == 1
 
 

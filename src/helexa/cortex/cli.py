@@ -27,7 +27,7 @@ app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node a
 
 EXIT_FAILED = 1
 _ID_COLUMNS = 40
-_HERE = GatewayApi()
+_DEFAULT_API = GatewayApi()
 
 
 @app.command
@@ -72,7 +72,7 @@ def serve(
 
 
 @app.command
-def status(*, api: GatewayApi = _HERE) -> None:
+def status(*, api: GatewayApi = _DEFAULT_API) -> None:
     """Show a running gateway's health and where its models are loaded."""
     import json
 

@@ -117,10 +117,10 @@ class Gateway:
         self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
         self.lifecycle.configure(config, catalogue)
 
-    def observe(self, exchange: RequestRecord) -> None:
+    def observe(self, record: RequestRecord) -> None:
         """Count a finished request, and log it in the ledger."""
-        self.metrics.observe(exchange)
-        self.ledger.record(exchange.activity())
+        self.metrics.observe(record)
+        self.ledger.record(record.activity())
 
 
 @asynccontextmanager

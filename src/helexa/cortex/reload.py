@@ -30,7 +30,7 @@ _ONLY_AT_START = (
     "gateway.max_connections",
     "ledger",
 )
-_MAX_SAID = 20
+_MAX_LOGGED = 20
 
 _Stamp = tuple[int, int, int] | None
 Apply = Callable[[CortexConfig, Catalogue], None]
@@ -50,15 +50,15 @@ class Reloader:
         self._config = config
         self._catalogue = catalogue
         self._apply = apply
-        self._seen = self._stamps()
+        self._last_stamps = self._stamps()
 
     async def run(self) -> None:
         """Check the files every second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
             file_stamps = await asyncio.to_thread(self._stamps)
-            if file_stamps != self._seen:
-                self._seen = file_stamps
+            if file_stamps != self._last_stamps:
+                self._last_stamps = file_stamps
                 await self.reload()
 
     async def reload(self) -> None:
@@ -71,12 +71,12 @@ class Reloader:
             return
         changed = [*differences(self._config, config), *differences(self._catalogue, catalogue)]
         self._config, self._catalogue = config, catalogue
-        self._seen = self._stamps()
-        for line in changed[:_MAX_SAID]:
+        self._last_stamps = self._stamps()
+        for line in changed[:_MAX_LOGGED]:
             start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
             log.info("reloaded: %s%s", line, start_only_note)
-        if len(changed) > _MAX_SAID:
-            log.info("reloaded: and %d more", len(changed) - _MAX_SAID)
+        if len(changed) > _MAX_LOGGED:
+            log.info("reloaded: and %d more", len(changed) - _MAX_LOGGED)
 
     def _read(self) -> tuple[CortexConfig, Catalogue]:
         config = configs.load(self._path)
@@ -88,9 +88,9 @@ class Reloader:
         return _stamp(self._path), _stamp(self._config.models_config)
 
 
-def differences(before: BaseModel, after: BaseModel) -> list[str]:
+def differences(previous: BaseModel, current: BaseModel) -> list[str]:
     """Return the changes between two configurations, one line each. Secrets are not shown."""
-    old, new = dict(_leaves("", before)), dict(_leaves("", after))
+    old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
     return lines + [f"{key} is gone" for key in old if key not in new]

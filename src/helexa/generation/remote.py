@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.errors import NotReached, Silent, UpstreamError
 from helexa.generation import environment
 from helexa.generation.completion import Delta, FinishReason, Usage
@@ -132,7 +132,7 @@ class Remote:
         """Close the connections."""
         self._upstream.close()
 
-    async def _patiently(self, data: bytes) -> Answer:
+    async def _patiently(self, data: bytes) -> UpstreamResponse:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._ask(b"POST", "/v1/chat/completions", data)
@@ -142,7 +142,7 @@ class Remote:
                 await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
+    async def _ask(self, method: bytes, path: str, data: bytes = b"") -> UpstreamResponse:
         try:
             answer = await self._upstream.ask(method, self.url, path, self._headers, data)
             self._reached = True
@@ -157,7 +157,7 @@ class Remote:
             raise _BusyError(error, int(retry_after))
         raise error
 
-    async def _whole(self, answer: Answer) -> bytes:
+    async def _whole(self, answer: UpstreamResponse) -> bytes:
         body = bytearray()
         try:
             while chunk := await answer.chunk():

@@ -32,7 +32,7 @@ def chat(cortex: Cortex, stream: bool = True, **headers: str) -> "aiohttp.client
 @pytest.mark.parametrize(
     "speak",
     [
-        fake_node.answer,
+        fake_node.respond,
         fake_node.fail_within_a_stream,
         fake_node.die_within_an_event,
         fake_node.die_within_json,

@@ -7,7 +7,7 @@ import pytest
 from cortex.anthropic.claude_code import REQUEST
 from helexa.core.errors import ApiError
 from helexa.core.wire.tokenize import TokenizeRequest
-from helexa.cortex.anthropic.count import CountRequest, count_tokens, counted
+from helexa.cortex.anthropic.count import CountRequest, count_tokens, parse_count
 from helexa.cortex.anthropic.translation import Translation
 
 HI = {"role": "user", "content": "Hi"}
@@ -47,7 +47,7 @@ async def test_count_is_estimated_without_a_node() -> None:
     "node_reply", [(500, b'{"count": 1}'), (200, b""), (200, b"[]"), (200, b'{"count": true}'), (200, b'{"count": -1}')]
 )
 def test_invalid_count_response_is_none(node_reply: tuple[int, bytes]) -> None:
-    assert counted(*node_reply) is None
+    assert parse_count(*node_reply) is None
 
 
 def test_estimate_covers_every_part_of_a_prompt() -> None:

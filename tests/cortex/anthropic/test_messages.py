@@ -164,7 +164,7 @@ async def test_models_are_listed_in_pages(client: anthropic.AsyncAnthropic) -> N
 
 
 @pytest.mark.parametrize(
-    ("query", "words"),
+    ("query", "message"),
     [
         ({"limit": 0}, "limit: must be"),
         ({"after_id": "nobody"}, "after_id: there is no model 'nobody'"),

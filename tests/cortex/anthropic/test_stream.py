@@ -329,7 +329,7 @@ def test_too_deeply_nested_arguments_are_malformed() -> None:
 
 
 def test_buffered_content_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MAX_HELD_CHARS", 10_000)
+    monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
     assert "without an end" in sdk.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
     assert "without an end" in sdk.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]

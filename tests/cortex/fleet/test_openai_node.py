@@ -38,7 +38,7 @@ class Server:
     responses: dict[str, Any]
     key: str | None = None
     url: str = ""
-    asked: list[str] = field(default_factory=list)
+    polled_paths: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Server"]:
@@ -97,7 +97,7 @@ async def test_vllm_reports_context_limit_and_load() -> None:
             await poller.poll("box")
         node = fleet.node("box")
         assert context(node.models["Qwen/Qwen3-8B"]) == 40960
-        assert node.others == {"Qwen/Qwen3-8B": 5}  # six in total, one of them from this gateway
+        assert node.other_requests == {"Qwen/Qwen3-8B": 5}  # six in total, one of them from this gateway
         assert node.url("Qwen/Qwen3-8B") == server.url
 
 

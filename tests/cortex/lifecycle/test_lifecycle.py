@@ -110,7 +110,7 @@ async def test_cancelled_wait_ends_the_drain() -> None:
             ask_b.cancel()
             await eventually(s.settled)
         assert node.unloads == [] and node.loads == []
-        assert not s.lifecycle.situation().expected_free  # no memory is reserved for the cancelled request
+        assert not s.lifecycle.snapshot().expected_free  # no memory is reserved for the cancelled request
         assert (await s.ask("A")).node == "n1"
 
 
@@ -245,7 +245,7 @@ async def test_rejected_eviction_fails_the_waiting_request() -> None:
     async with one_card("A") as node, stage(node) as s:
         node.unload_refusal = (500, {"error": "busy"})
         assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
-        assert s.holds("n1") == {"A"} and not s.lifecycle.situation().expected_free
+        assert s.holds("n1") == {"A"} and not s.lifecycle.snapshot().expected_free
 
 
 async def test_waiting_request_uses_a_model_that_appears_on_another_node() -> None:

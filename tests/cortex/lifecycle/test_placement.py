@@ -14,11 +14,11 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.lifecycle.evictor import clearing, expired
+from helexa.cortex.lifecycle.evictor import expired, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
-from helexa.cortex.lifecycle.memory import READING_LAG_SECS, Change, MemoryBook, beyond
+from helexa.cortex.lifecycle.memory import READING_LAG_SECS, Change, MemoryBook, additional_mb
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
 from helexa.cortex.lifecycle.swap_queue import decide
 
@@ -62,7 +62,7 @@ def snapshot_of(
 
 def victims(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> list[str]:
     """Return the models that can be unloaded now to fit `profile`."""
-    plan = clearing(snapshot, node, profile, since)
+    plan = plan_eviction(snapshot, node, profile, since)
     return [resident.model for resident in plan.evict] if plan and plan.ready_at <= snapshot.now else []
 
 
@@ -127,8 +127,8 @@ def test_busy_model_stays_until_swap_wait_has_passed() -> None:
     hold = place(busy, "B", since=NOW - 4)
     assert hold == Hold("B", "a", ("A",), NOW + 6)
     assert isinstance(place(busy, "B", since=NOW - 10), Cold)
-    others = snapshot_of(node("a", "A", others={"A": 1}))
-    assert isinstance(place(others, "B", since=NOW), Hold)
+    other_requests = snapshot_of(node("a", "A", other_requests={"A": 1}))
+    assert isinstance(place(other_requests, "B", since=NOW), Hold)
 
 
 def test_new_model_stays_for_min_residency() -> None:
@@ -284,7 +284,7 @@ def test_reservation_ends_with_a_later_memory_reading() -> None:
     book, one = MemoryBook(), node("a", free=[20000])
 
     def reads(free: int, at: float) -> int:
-        book.turn(replace(one, health=Health.model_validate(_readings(free)), read_at=at))
+        book.update(replace(one, health=Health.model_validate(_readings(free)), read_at=at))
         return book.expected_free().get("a", {}).get(0, -1)
 
     load = Change({0: 8000})
@@ -302,10 +302,10 @@ def test_reservation_ends_with_a_later_memory_reading() -> None:
 
 
 def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
-    assert beyond({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
-    assert beyond({0: 8000}, [{0: 20000}]) == {0: 0}
+    assert additional_mb({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
+    assert additional_mb({0: 8000}, [{0: 20000}]) == {0: 0}
     book, one = MemoryBook(), node("a", free=[1000])
-    book.begin(one, Change(beyond({0: 8000}, [{0: 20000}])))
+    book.begin(one, Change(additional_mb({0: 8000}, [{0: 20000}])))
     assert book.expected_free() == {"a": {0: 1000}}
 
 
@@ -317,7 +317,7 @@ class Queued:
 
 
 def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
-    return [verdict.wanted.model for verdict in decide(wanted, lambda: now, lambda one, cold: None)]
+    return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda one, cold: None)]
 
 
 def test_queue_order_is_overdue_then_priority_then_age() -> None:

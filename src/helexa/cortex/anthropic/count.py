@@ -66,20 +66,20 @@ async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
         model: the model id, with aliases resolved.
         ask: posts the body to a node.
     """
-    answer = await ask(request.body_for(model))
-    count = None if answer is None else counted(*answer)
+    completion = await ask(request.body_for(model))
+    count = None if completion is None else parse_count(*completion)
     return orjson.dumps({"input_tokens": request.estimate if count is None else count})
 
 
-def counted(status: int, body: bytes) -> int | None:
+def parse_count(status: int, body: bytes) -> int | None:
     """Return the count in a node's answer to `POST /tokenize`, or None."""
     if status != 200:
         return None
     try:
-        reply = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    count = reply.get("count") if isinstance(reply, dict) else None
+    count = content.get("count") if isinstance(content, dict) else None
     return count if type(count) is int and count >= 0 else None
 
 

@@ -27,7 +27,7 @@ _HANDLED_BY_CODE = frozenset({"thread_not_found"})
 _SIZES = ("prompt_len", "estimated_prompt_tokens", "max")
 _LIMIT = re.compile(r"maximum context length (?:is|of) (\d+)")
 _PROMPT = re.compile(r"resulted in (\d+)|(\d+) (?:tokens )?(?:from the input|in the messages)|at least (\d+) input")
-_ANSWER = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output tokens")
+_COMPLETION = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output tokens")
 
 
 def invalid_anthropic_body(field: str, problem: str) -> ApiError:
@@ -126,8 +126,8 @@ def _message(error: ApiError) -> str:
         return f"prompt is too long: {size} tokens > {limit} maximum"
     if prompt > limit:
         return f"prompt is too long: {prompt} tokens > {limit} maximum"
-    answer = max(_number(_ANSWER, text), limit - prompt + 1)
-    return f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}"
+    completion = max(_number(_COMPLETION, text), limit - prompt + 1)
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > {limit}"
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:

@@ -62,7 +62,7 @@ class Translation:
             request_id=request_id,
         )
 
-    def whole(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
+    def translate(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
         """Return a whole chat completion as a message in JSON.
 
         Raises:

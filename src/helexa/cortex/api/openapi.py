@@ -8,7 +8,7 @@ from typing import Any
 from helexa.core.version import __version__
 from helexa.cortex.api.openapi_schemas import COUNT, NAME, STRING, Schema, ref, schemas
 
-_WORDS = {
+_STATUS_TEXTS = {
     400: "the request is malformed, or a field is missing or wrong",
     401: "no key, or not a good one",
     403: "not with this key; or a web page, or a host's name, that may not",
@@ -46,16 +46,16 @@ class Operation:
         method: HTTP method in lower case.
         path: path template.
         summary: short description.
-        answer: schema of the response with `status`.
+        response: schema of the response with `status`.
         body: schema of the request body, or None.
-        query: schemas of the query parameters; parameters in `needed` are required.
-        needed: names of the required query parameters.
-        refusals: error statuses in addition to those of every operation.
+        query: schemas of the query parameters; parameters in `required` are required.
+        required: names of the required query parameters.
+        error_statuses: error statuses in addition to those of every operation.
         error: schema of error responses.
         status: status of a successful response.
-        unready: True if the operation can answer 503 with the schema `answer`.
+        unready: True if the operation can answer 503 with the schema `response`.
         streamed: True if the operation can answer with events.
-        foreign: True if a node's error responses are passed on with any status.
+        forwards_errors: True if a node's error responses are passed on with any status.
         security: required access: `public`, `user` or `admin`.
     """
 
@@ -63,16 +63,16 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: str
+    response: str
     body: str | None = None
     query: dict[str, Schema] = field(default_factory=dict[str, Schema])
-    needed: tuple[str, ...] = ()
-    refusals: tuple[int, ...] = ()
+    required: tuple[str, ...] = ()
+    error_statuses: tuple[int, ...] = ()
     error: str = "Error"
     status: int = 200
     unready: bool = False
     streamed: bool = False
-    foreign: bool = False
+    forwards_errors: bool = False
     security: str = "user"
 
     def described(self) -> dict[str, Any]:
@@ -91,21 +91,21 @@ class Operation:
         return operation
 
     def _in_query(self, name: str) -> dict[str, Any]:
-        return {"name": name, "in": "query", "required": name in self.needed, "schema": self.query[name]}
+        return {"name": name, "in": "query", "required": name in self.required, "schema": self.query[name]}
 
     def _responses(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"application/json": {"schema": ref(self.answer)}}
+        content: dict[str, Any] = {"application/json": {"schema": ref(self.response)}}
         if self.streamed:
             content["text/event-stream"] = {"schema": {"description": "events of the dialect, if `stream` is true"}}
         responses: dict[str, Any] = {str(self.status): {"description": "as asked", "content": content}}
         error_content = {"application/json": {"schema": ref(self.error)}}
-        for status in sorted({*_EVERYWHERE, *self.refusals}):
-            responses[str(status)] = {"description": _WORDS[status], "content": error_content}
+        for status in sorted({*_EVERYWHERE, *self.error_statuses}):
+            responses[str(status)] = {"description": _STATUS_TEXTS[status], "content": error_content}
             if status in _RETRIED:
                 responses[str(status)]["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
         if self.unready:
             responses["503"] = {"description": "a component fails", "content": content}
-        if self.foreign:
+        if self.forwards_errors:
             responses["default"] = {"description": "a node's refusal", "content": error_content}
         return responses
 
@@ -118,15 +118,17 @@ _KEYS = [{"bearer": []}, {"apiKey": []}]
 _SECURITY: dict[str, list[dict[str, list[str]]]] = {"public": [], "user": [*_KEYS, {}], "admin": _KEYS}
 
 
-def _generation(id: str, path: str, summary: str, body: str, answer: str, **more: Any) -> Operation:
-    return Operation(id, "post", path, summary, answer, body, refusals=_GENERATION, foreign=True, **more)
+def _generation(id: str, path: str, summary: str, body: str, response: str, **options: Any) -> Operation:
+    return Operation(
+        id, "post", path, summary, response, body, error_statuses=_GENERATION, forwards_errors=True, **options
+    )
 
 
-_NODE = {"refusals": (*_ADMIN, 404), "security": "admin"}
-_KEY = {"refusals": (*_ADMIN, 404, 409), "security": "admin"}
-_CHANGE = {"refusals": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
+_NODE = {"error_statuses": (*_ADMIN, 404), "security": "admin"}
+_KEY = {"error_statuses": (*_ADMIN, 404, 409), "security": "admin"}
+_CHANGE = {"error_statuses": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
 _FILTERS: dict[str, Schema] = dict.fromkeys(("account_id", "key_id", "model", "node"), STRING)
-_WHOLE = COUNT | {"maximum": 10**15 - 1}
+_LARGE_COUNT = COUNT | {"maximum": 10**15 - 1}
 
 OPERATIONS = (
     _generation(
@@ -154,7 +156,7 @@ OPERATIONS = (
         "/v1/responses/{response_id}",
         "A response that is kept",
         "ResponsesAnswer",
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     Operation(
         "deleteResponse",
@@ -162,7 +164,7 @@ OPERATIONS = (
         "/v1/responses/{response_id}",
         "Forget a response",
         "DeletedResponse",
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     Operation(
         "listInputItems",
@@ -176,7 +178,7 @@ OPERATIONS = (
             "after": STRING,
             "include": STRING,
         },
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     _generation(
         "compactConversation",
@@ -201,7 +203,7 @@ OPERATIONS = (
         "How long a prompt is; estimated where its model is not warm",
         "TokenCount",
         "CountRequest",
-        refusals=(401, 404, *_BODY, 429, 503),
+        error_statuses=(401, 404, *_BODY, 429, 503),
         error="AnthropicError",
     ),
     *(
@@ -210,12 +212,12 @@ OPERATIONS = (
             "post",
             path,
             summary,
-            answer,
+            response,
             body,
-            refusals=(401, 404, *_BODY, 429, 502, 503),
-            foreign=True,
+            error_statuses=(401, 404, *_BODY, 429, 502, 503),
+            forwards_errors=True,
         )
-        for id, path, summary, answer, body in (
+        for id, path, summary, response, body in (
             ("tokenize", "/tokenize", "The tokens of a text or a conversation", "Tokens", "TokenizeRequest"),
             ("detokenize", "/detokenize", "The text of tokens", "Detokenized", "DetokenizeRequest"),
             (
@@ -234,14 +236,16 @@ OPERATIONS = (
         "What a model's files say about its tokenizer",
         "TokenizerInfo",
         query={"model": NAME},
-        refusals=(401, 404, 429, 502, 503),
-        foreign=True,
+        error_statuses=(401, 404, 429, 502, 503),
+        forwards_errors=True,
     ),
     _generation("createEmbedding", "/v1/embeddings", "Texts as vectors", "EmbeddingsRequest", "Embeddings"),
     _generation("createImage", "/v1/images/generations", "Images of a text", "ImageRequest", "Images"),
-    Operation("listModels", "get", "/v1/models", "All models and aliases", "ModelList", refusals=(401,)),
-    Operation("getModel", "get", "/v1/models/{model}", "One of them; slashes as %2F", "Model", refusals=(401, 404)),
-    Operation("listNodes", "get", "/api/nodes", "What is known of every node", "NodeList", refusals=(401,)),
+    Operation("listModels", "get", "/v1/models", "All models and aliases", "ModelList", error_statuses=(401,)),
+    Operation(
+        "getModel", "get", "/v1/models/{model}", "One of them; slashes as %2F", "Model", error_statuses=(401, 404)
+    ),
+    Operation("listNodes", "get", "/api/nodes", "What is known of every node", "NodeList", error_statuses=(401,)),
     Operation("cordonNode", "post", "/api/nodes/{name}/cordon", "Give a node nothing new", "NodeState", **_NODE),
     Operation(
         "uncordonNode", "post", "/api/nodes/{name}/uncordon", "Give it requests and loads again", "NodeState", **_NODE
@@ -261,8 +265,8 @@ OPERATIONS = (
         "/api/activity",
         "The newest requests; `before` is an id, for the next page",
         "Activity",
-        query={"limit": _WHOLE, "before": _WHOLE, "status": _WHOLE, **_FILTERS},
-        refusals=_ADMIN,
+        query={"limit": _LARGE_COUNT, "before": _LARGE_COUNT, "status": _LARGE_COUNT, **_FILTERS},
+        error_statuses=_ADMIN,
     ),
     Operation(
         "explain",
@@ -271,10 +275,10 @@ OPERATIONS = (
         "Where a request would go now, and why",
         "Explanation",
         query={"model": NAME},
-        needed=("model",),
-        refusals=(401,),
+        required=("model",),
+        error_statuses=(401,),
     ),
-    Operation("listKeys", "get", "/api/keys", "All keys", "KeyList", refusals=_ADMIN, security="admin"),
+    Operation("listKeys", "get", "/api/keys", "All keys", "KeyList", error_statuses=_ADMIN, security="admin"),
     Operation("createKey", "post", "/api/keys", "A new key", "Key", "NewKey", status=201, **_CHANGE),
     Operation("changeKey", "patch", "/api/keys/{key_id}", "Other terms for a key", "Key", "KeyChange", **_CHANGE),
     Operation("revokeKey", "delete", "/api/keys/{key_id}", "The end of a key", "Key", **_KEY),

@@ -28,7 +28,7 @@ _FOLDER = "#/components/schemas/"
 _GENERATION = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)
 _TOKENS = (TokenizeRequest, DetokenizeRequest)  # `model` is optional
 _REQUESTS = (*_GENERATION, *_TOKENS, KeyChange, NewKey)
-_ANSWERS = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
+_RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
 
 
 def ref(name: str) -> Schema:
@@ -46,9 +46,9 @@ def or_null(schema: Schema) -> Schema:
     return either(schema, {"type": "null"})
 
 
-def array(of: Schema, **limits: int) -> Schema:
+def array(items: Schema, **limits: int) -> Schema:
     """Return the schema of a list."""
-    return {"type": "array", "items": of, **limits}
+    return {"type": "array", "items": items, **limits}
 
 
 def record(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -64,7 +64,7 @@ def one_of(*values: str) -> Schema:
 def schemas() -> dict[str, Schema]:
     """Return all schemas by name."""
     inputs = [(schema_type.__name__, "validation", TypeAdapter[Any](schema_type)) for schema_type in _REQUESTS]
-    inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _ANSWERS]
+    inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _RESPONSES]
     _, derived = TypeAdapter.json_schemas(inputs, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
     definitions = {name: _terse(schema) for name, schema in derived["$defs"].items()}
     for request in (*_GENERATION, *_TOKENS):
@@ -73,7 +73,7 @@ def schemas() -> dict[str, Schema]:
         if request in _GENERATION:
             schema["required"] = [*schema.get("required", ()), "model"]
     key, row = definitions.pop("Principal")["properties"], definitions.pop("Activity")["properties"]
-    return definitions | _WRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
+    return definitions | _HANDWRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
 
 
 def _terse(schema: Any) -> Any:
@@ -111,7 +111,7 @@ _TOOL = record({"name": NAME}, description=STRING, input_schema={"type": "object
 _TOOL_CHOICE = record({"type": one_of("auto", "any", "tool", "none")}, name=NAME)
 _PROMPT_OPTIONS = {"system": _BLOCKS, "tools": array(_TOOL), "tool_choice": _TOOL_CHOICE}
 
-_WRITTEN: dict[str, Schema] = {
+_HANDWRITTEN: dict[str, Schema] = {
     "Error": record({"error": _ERROR}),
     "AnthropicError": record(
         {

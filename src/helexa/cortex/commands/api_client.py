@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
 
-PATIENCE_SECS = 10.0
+TIMEOUT_SECS = 10.0
 
 
 class Unreachable(HelexaError):
@@ -40,13 +40,13 @@ class GatewayApi:
         Raises:
             Unreachable, Refused: the gateway does not answer, or answers with an error.
         """
-        return self._ask("GET", path, PATIENCE_SECS)
+        return self._ask("GET", path, TIMEOUT_SECS)
 
-    def post(self, path: str, patience: float = PATIENCE_SECS) -> Any:
-        """Send a POST request without a body and return its JSON; the answer may take `patience` seconds."""
-        return self._ask("POST", path, patience)
+    def post(self, path: str, timeout_secs: float = TIMEOUT_SECS) -> Any:
+        """Send a POST request without a body and return its JSON; the answer may take `timeout_secs` seconds."""
+        return self._ask("POST", path, timeout_secs)
 
-    def _ask(self, method: str, path: str, patience: float) -> Any:
+    def _ask(self, method: str, path: str, timeout_secs: float) -> Any:
         import json
         from http.client import HTTPException
         from urllib import request
@@ -65,17 +65,17 @@ class GatewayApi:
             direct.add_handler(handler)
         try:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            with direct.open(request.Request(url, method=method, headers=headers), timeout=patience) as response:
+            with direct.open(request.Request(url, method=method, headers=headers), timeout=timeout_secs) as response:
                 return json.load(response)
         except HTTPError as error:
             with error:
-                raise Refused(f"{url}: {_words(error)}") from None
+                raise Refused(f"{url}: {_error_message(error)}") from None
         except (OSError, ValueError, HTTPException) as error:
             reason = " ".join(str(getattr(error, "reason", error)).split())
             raise Unreachable(f"{url} gave no answer: {reason}") from None
 
 
-def _words(error: Any) -> str:
+def _error_message(error: Any) -> str:
     """Return the message of an error response."""
     import json
 

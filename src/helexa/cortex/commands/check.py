@@ -27,7 +27,7 @@ def check(*, config: Annotated[Path, Parameter(name=["--config", "-c"])] = Path(
     models_catalogue = catalogue.load(settings.models_config)
     print(f"{config} is right")
     print("\n".join(_summary(settings, models_catalogue, keys)))
-    for warning in _doubts(settings, models_catalogue, keys):
+    for warning in _warnings(settings, models_catalogue, keys):
         print(f"but {warning}")
 
 
@@ -41,7 +41,7 @@ def _summary(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Itera
         yield f"  node {neuron.name}: {neuron.endpoint}{kind}{', cordoned' if neuron.cordoned else ''}"
 
 
-def _doubts(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
+def _warnings(settings: CortexConfig, known: Catalogue, keys: list[Key]) -> Iterator[str]:
     """Yield warnings about valid settings that are probably unintended."""
     names = {neuron.name for neuron in settings.neurons}
     if not names:

@@ -7,24 +7,24 @@ from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
 from helexa.cortex.commands.api_client import GatewayApi
 
-_DRAIN_PATIENCE_SECS = 900.0
-_HERE = GatewayApi()
+_DRAIN_TIMEOUT_SECS = 900.0
+_DEFAULT_API = GatewayApi()
 
 
-def explain(model: str, /, *, api: GatewayApi = _HERE) -> None:
+def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """Show where a request for a model would go now, why, and which models would be unloaded for it.
 
     Args:
         model: id of the model, or an alias.
     """
-    answer = api.get(f"/api/explain?model={quote(model, safe='')}")
+    content = api.get(f"/api/explain?model={quote(model, safe='')}")
     try:
-        print("\n".join(_explained(answer)))
+        print("\n".join(_explained(content)))
     except (KeyError, TypeError, AttributeError):
         raise HelexaError(f"{api.endpoint} does not explain as a gateway does") from None
 
 
-def cordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
+def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """Send no new requests and loads to a node. Running requests continue.
 
     Args:
@@ -34,7 +34,7 @@ def cordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
     print(f"{printable(node)} is cordoned: it is asked for nothing new until `cortex uncordon {printable(node)}`")
 
 
-def uncordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
+def uncordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """Send requests to a node again.
 
     Args:
@@ -44,14 +44,14 @@ def uncordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
     print(f"{printable(node)} is asked again")
 
 
-def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
+def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """Cordon a node, and wait until nothing runs there any more.
 
     Args:
         node: name of the node.
     """
-    answer = _post(api, node, "drain", _DRAIN_PATIENCE_SECS)
-    in_flight, loading = answer.get("in_flight"), answer.get("loading")
+    content = _post(api, node, "drain", _DRAIN_TIMEOUT_SECS)
+    in_flight, loading = content.get("in_flight"), content.get("loading")
     if in_flight or loading:
         raise HelexaError(
             f"{node} is cordoned, but {in_flight} requests and {loading} loads are not done; drain it again"
@@ -61,15 +61,15 @@ def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
     )
 
 
-def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict[str, Any]:
-    answer = api.post(f"/api/nodes/{quote(node, safe='')}/{verb}", patience)
-    return answer if isinstance(answer, dict) else {}
+def _post(api: GatewayApi, node: str, verb: str, timeout_secs: float = 10.0) -> dict[str, Any]:
+    content = api.post(f"/api/nodes/{quote(node, safe='')}/{verb}", timeout_secs)
+    return content if isinstance(content, dict) else {}
 
 
-def _explained(answer: dict[str, Any]) -> list[str]:
-    placement = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
-    lines = [f"{printable(answer['model'])}: {printable(placement)}", f"  {printable(answer['reason'])}"]
-    if answer["evict"]:
-        lines.append(f"  unloads {', '.join(printable(model) for model in answer['evict'])}")
-    candidates = answer["candidates"]
+def _explained(content: dict[str, Any]) -> list[str]:
+    placement = f"{content['decision']} on {content['node']}" if content["node"] else content["decision"]
+    lines = [f"{printable(content['model'])}: {printable(placement)}", f"  {printable(content['reason'])}"]
+    if content["evict"]:
+        lines.append(f"  unloads {', '.join(printable(model) for model in content['evict'])}")
+    candidates = content["candidates"]
     return lines + [f"  - {printable(node['node'])}: {printable(node['verdict'])}" for node in candidates]

@@ -13,12 +13,12 @@ from helexa.cortex.commands.api_client import GatewayApi
 
 _HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
 _REFRESH_SECS = 1.0
-_HERE = GatewayApi()
+_DEFAULT_API = GatewayApi()
 
 
 def top(
     *,
-    api: GatewayApi = _HERE,
+    api: GatewayApi = _DEFAULT_API,
     once: Annotated[bool, Parameter(negative="")] = False,
     limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 30,
 ) -> None:
@@ -53,9 +53,9 @@ def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
 
 
 def _table(api: GatewayApi, limit: int) -> str:
-    answer = api.get(f"/api/activity?limit={limit}")
+    content = api.get(f"/api/activity?limit={limit}")
     try:
-        return text_table(_HEADINGS, [_row(entry) for entry in answer["requests"]])
+        return text_table(_HEADINGS, [_row(entry) for entry in content["requests"]])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
         raise HelexaError(f"{api.endpoint} does not tell its activity as a gateway does") from None
 

@@ -100,7 +100,7 @@ class Fleet:
         """
         return self._nodes[name]
 
-    def lives(self, name: str) -> bool:
+    def is_alive(self, name: str) -> bool:
         """Return whether a node is configured and up by its last polls."""
         node = self._nodes.get(name)
         return node is not None and node.healthy
@@ -145,7 +145,7 @@ class Fleet:
             if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
                 del models[model]  # the poll began before the unload ended
         health = report.health or node.health
-        self._note_times(node, models, began)
+        self._update_times(node, models, began)
         # A node that returns after it was down was restarted, so its breakers are reset.
         self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
@@ -157,7 +157,7 @@ class Fleet:
                 health=health,
                 models=models,
                 urls=urls,
-                others=self._others(name, health) if report.health else node.others,
+                other_requests=self._other_requests(name, health) if report.health else node.other_requests,
                 read_at=began if report.health else node.read_at,
             )
         )
@@ -171,8 +171,10 @@ class Fleet:
         healthy = node.healthy and misses < MISSES_TO_DOWN
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
-        other_loads = node.others if healthy else {}  # the last known load stays valid after a single failed poll
-        self._put(replace(node, healthy=healthy, misses=misses, others=other_loads))
+        other_loads = (
+            node.other_requests if healthy else {}
+        )  # the last known load stays valid after a single failed poll
+        self._put(replace(node, healthy=healthy, misses=misses, other_requests=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
         """Apply a successful load, so that the next request need not wait for a poll."""
@@ -282,20 +284,20 @@ class Fleet:
             node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # the models' URLs are requested again
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
-    def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
+    def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
         """Record when models were loaded and when other clients used them; drop the times of models that are gone."""
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status == "loading"
             if is_new and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
                 self._loaded_at.setdefault((node.name, model), began)
-            if node.others.get(model):
+            if node.other_requests.get(model):
                 self._used_at[node.name, model] = began
         for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
             for key in [key for key in model_times if key[0] == node.name and key[1] not in models]:
                 if model_times[key] < began:
                     del model_times[key]
 
-    def _others(self, name: str, health: Health | None) -> dict[str, int]:
+    def _other_requests(self, name: str, health: Health | None) -> dict[str, int]:
         model_loads = health.models if health else []
         return {
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from helexa.core.fleet import DeviceHealth, ModelLoad
 from helexa.cortex.fleet.fleet import Fleet
 
-_ABOUT_MODELS = {
+_MODEL_GAUGES = {
     "in_flight": "Requests now running",
     "queue_depth": "Requests now waiting",
     "max_in_flight": "Requests that may run",
@@ -19,7 +19,7 @@ _ABOUT_MODELS = {
     "tok_s_prefill": "Prompt tokens per second, lately",
     "tok_s_decode": "Completion tokens per second, lately",
 }
-_ABOUT_DEVICES = {
+_DEVICE_GAUGES = {
     "vram_used_mb": "Memory in use, MiB",
     "vram_free_mb": "Memory free, MiB",
     "utilization_pct": "Utilisation, percent",
@@ -67,12 +67,12 @@ class FleetCollector(Collector):
         devices = [
             _DeviceReading(node.name, device) for node in reporting if node.health for device in node.health.devices
         ]
-        yield from _of_models(loads)
-        yield from _of_devices(devices)
+        yield from _model_metrics(loads)
+        yield from _device_metrics(devices)
 
 
-def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
-    for name, text in _ABOUT_MODELS.items():
+def _model_metrics(readings: list[_ModelReading]) -> Iterator[Metric]:
+    for name, text in _MODEL_GAUGES.items():
         gauge = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
         for node, load in readings:
             value = getattr(load, name)
@@ -88,8 +88,8 @@ def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
     yield rejections
 
 
-def _of_devices(readings: list[_DeviceReading]) -> Iterator[Metric]:
-    for name, text in _ABOUT_DEVICES.items():
+def _device_metrics(readings: list[_DeviceReading]) -> Iterator[Metric]:
+    for name, text in _DEVICE_GAUGES.items():
         gauge = GaugeMetricFamily(f"cortex_device_{name}", text, labels=["node", "device"])
         for node, device in readings:
             gauge.add_metric([node, str(device.index)], getattr(device, name))

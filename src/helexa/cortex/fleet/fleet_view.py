@@ -23,7 +23,7 @@ class Node:
         health: last reported health.
         models: last reported models, by id; kept while the node is down.
         urls: base URL of each model's API, if the node named it.
-        others: requests per model at the last poll that did not come through this gateway.
+        other_requests: requests per model at the last poll that did not come through this gateway.
         read_at: when the poll that returned `health` began (`time.monotonic`).
     """
 
@@ -38,7 +38,7 @@ class Node:
     health: Health | None = None
     models: Mapping[str, ModelInfo] = field(default_factory=dict[str, ModelInfo])
     urls: Mapping[str, str] = field(default_factory=dict[str, str])
-    others: Mapping[str, int] = field(default_factory=dict[str, int])
+    other_requests: Mapping[str, int] = field(default_factory=dict[str, int])
     read_at: float | None = None
 
     def url(self, model: str) -> str:
@@ -89,7 +89,7 @@ class FleetView:
 
     def load(self, node: Node, model: str) -> int:
         """Return the load of `model` on `node`: this gateway's running requests plus others at the last poll."""
-        return self.in_flight.get((node.name, model), 0) + node.others.get(model, 0)
+        return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 
     def running(self, name: str) -> dict[str, int]:
         """Return the running requests of this gateway on a node, by model."""

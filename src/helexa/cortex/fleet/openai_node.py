@@ -16,8 +16,8 @@ from helexa.core.fleet import Health, Limit, ModelInfo, ModelLoad, Record, WireI
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
 
-_MAX_SHOWN = 64
-_AT_ONCE = 4
+_MAX_SHOW_REQUESTS = 64
+_PARALLEL_REQUESTS = 4
 _OLLAMA_KINDS = {"completion": "text", "vision": "vision", "embedding": "embedding"}
 _STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["embedding"]}
 
@@ -93,16 +93,16 @@ class OpenAINode:
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
-    async def look(self, node: Node, bearer: str | None = None) -> Report:
+    async def poll(self, node: Node, bearer: str | None = None) -> Report:
         """Return the node's report.
 
         Raises:
             NodeError: the node did not list its models.
         """
-        return await _Look(self._client, node, bearer).report()
+        return await _NodePoll(self._client, node, bearer).report()
 
 
-class _Look:
+class _NodePoll:
     """One poll of one node."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
@@ -162,8 +162,8 @@ class _Look:
         ps = await or_none(self._running)
         if ps is None:
             return None
-        new_models = [name for name in entries if name not in known][:_MAX_SHOWN]
-        limiter = asyncio.Semaphore(_AT_ONCE)
+        new_models = [name for name in entries if name not in known][:_MAX_SHOW_REQUESTS]
+        limiter = asyncio.Semaphore(_PARALLEL_REQUESTS)
 
         async def show(name: str) -> _Show | None:
             async with limiter:
@@ -199,8 +199,8 @@ class _Look:
         return parse(_ps, await self._get("/api/ps"))
 
     async def _show(self, name: str) -> _Show:
-        reply = await self._client.post(self._node.endpoint, "/api/show", {"model": name}, self._bearer)
-        return parse(_show, reply)
+        content = await self._client.post(self._node.endpoint, "/api/show", {"model": name}, self._bearer)
+        return parse(_show, content)
 
     async def _studios(self) -> _Studios:
         return parse(_studios, await self._get("/api/v0/models"))

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 UNSETTLED_INTERVAL_SECS = 1.0  # interval for failing nodes and recovering models, so that they return to service soon
 MAX_BACK_OFF = 30  # maximum factor on that interval
 
-Look = Callable[[Node, str | None], Awaitable[Report]]
+Poll = Callable[[Node, str | None], Awaitable[Report]]
 Address = tuple[str, str, str]
 
 
@@ -29,7 +29,7 @@ class Poller:
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
-        self._looks: Mapping[str, Look] = {"neuron": client.look, "openai": OpenAINode(client).look}
+        self._polls: Mapping[str, Poll] = {"neuron": client.poll, "openai": OpenAINode(client).poll}
         self.interval_secs = interval_secs
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class Poller:
         node = self._fleet.node(name)
         started_at = time.monotonic()
         try:
-            report = await self._looks[node.kind](node, self._fleet.bearer(name))
+            report = await self._polls[node.kind](node, self._fleet.bearer(name))
         except NodeError as error:
             if error.local:
                 log.warning("node %s not polled: the gateway is out of descriptors, ports or memory", name)

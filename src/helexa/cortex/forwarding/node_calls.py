@@ -16,7 +16,7 @@ from helexa.http.connections.request_head import Headers
 USAGE_TIMEOUT_SECS = 10.0
 
 _USAGE_PAUSES = (0.0, 0.1, 0.4)
-_MAX_ANSWER_BYTES = 8 << 20
+_MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
@@ -44,20 +44,20 @@ class NodeCalls:
             *bearer_header(self._fleet.bearer(target.node)),
         ]
         try:
-            answer = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
+            response = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
         except UpstreamError:
             return None
         try:
-            reply = bytearray()
-            while chunk := await answer.chunk():
-                reply += chunk
-                if len(reply) > _MAX_ANSWER_BYTES:
+            content = bytearray()
+            while chunk := await response.chunk():
+                content += chunk
+                if len(content) > _MAX_RESPONSE_BYTES:
                     return None
-            return answer.status, bytes(reply)
+            return response.status, bytes(content)
         except UpstreamError:
             return None
         finally:
-            answer.close()
+            response.close()
 
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
         """Return the token counts of an ended request, as the node reports them.
@@ -76,9 +76,9 @@ class NodeCalls:
             async with asyncio.timeout(USAGE_TIMEOUT_SECS):
                 for pause in _USAGE_PAUSES[: 1 if answered else None]:
                     await asyncio.sleep(pause)
-                    answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
-                    if answer is not None and answer[0] == 200:
-                        return usage_of(json_object(answer[1]))
+                    response = await self.call(target, f"/usage/{usage_id}", method=b"GET")
+                    if response is not None and response[0] == 200:
+                        return usage_of(json_object(response[1]))
         except TimeoutError:
             pass
         return None

@@ -3,7 +3,7 @@
 import asyncio
 
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.count import TOKENIZE_PATH, counted
+from helexa.cortex.anthropic.count import TOKENIZE_PATH, parse_count
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.requests.body_workers import BodyWorkers
@@ -11,7 +11,7 @@ from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.router import route
 from helexa.cortex.usage.token_limit import CHAT, COMPLETIONS
 
-PATIENCE_SECS = 5.0
+TIMEOUT_SECS = 5.0
 _PATHS = {CHAT: TOKENIZE_PATH, COMPLETIONS: TOKENIZE_PATH}
 
 
@@ -22,15 +22,15 @@ class PromptCounter:
         self._calls = calls
         self._body_workers = body_workers
 
-    async def count(self, view: FleetView, model: str, question: ClientRequest) -> int | None:
+    async def count(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
         """Return the number of prompt tokens, or None if no helexa node can count them in time."""
-        path, target = _PATHS.get(question.path), route(view, model)
+        path, target = _PATHS.get(request.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":
             return None
         try:
-            async with asyncio.timeout(PATIENCE_SECS):
-                body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
-                answer = await self._calls.call(target, path, body)
+            async with asyncio.timeout(TIMEOUT_SECS):
+                body = await self._body_workers.run_if(request.large, request.body_for, model, target.kind)
+                response = await self._calls.call(target, path, body)
         except (TimeoutError, ApiError):
             return None
-        return None if answer is None else counted(*answer)
+        return None if response is None else parse_count(*response)

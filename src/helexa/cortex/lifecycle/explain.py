@@ -10,14 +10,14 @@ from typing import Any
 from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.evictor import EvictionPlan, clearing
-from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, HeldModel
+from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
 from helexa.cortex.lifecycle.placement import Cold, feasible, place
 from helexa.cortex.routing.router import candidates, failing, has_warm, route
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _Explanation:
     decision: str
     reason: str
     node: str | None = None
@@ -25,7 +25,7 @@ class _Answer:
     retry_after: int | None = None
 
 
-def explain(situation: FleetSnapshot, name: str) -> dict[str, Any]:
+def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
     """Return the decision for a request for `name` (a model id or an alias) that arrives now.
 
     Returns:
@@ -34,54 +34,54 @@ def explain(situation: FleetSnapshot, name: str) -> dict[str, Any]:
         is rejected), `reason`, `evict` (models to unload first), `retry_after` (seconds, if a retry may succeed), and
         `candidates` (for every node: `node`, `warm` and a `verdict` in words).
     """
-    model = situation.catalogue.resolve(name)
-    answer = _answer(situation, model)
+    model = snapshot.catalogue.resolve(name)
+    explanation = _explanation(snapshot, model)
     return {
         "model": model,
-        "decision": answer.decision,
-        "node": answer.node,
-        "reason": answer.reason,
-        "evict": answer.evict,
-        "retry_after": answer.retry_after,
+        "decision": explanation.decision,
+        "node": explanation.node,
+        "reason": explanation.reason,
+        "evict": explanation.evict,
+        "retry_after": explanation.retry_after,
         "candidates": [
-            {"node": node.name, "warm": has_warm(node, model), "verdict": _verdict(situation, node, model)}
-            for node in situation.view.nodes
+            {"node": node.name, "warm": has_warm(node, model), "verdict": _verdict(snapshot, node, model)}
+            for node in snapshot.view.nodes
         ],
     }
 
 
-def _answer(situation: FleetSnapshot, model: str) -> _Answer:
-    target = route(situation.view, model)
+def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
+    target = route(snapshot.view, model)
     if target is not None:
-        return _Answer("warm", _warm_words(situation, model), target.node)
-    failure = failing(situation.view, model)
+        return _Explanation("warm", _warm_text(snapshot, model), target.node)
+    failure = failing(snapshot.view, model)
     if failure is not None:
-        return _Answer("refuse", str(failure), retry_after=failure.retry_after)
+        return _Explanation("refuse", str(failure), retry_after=failure.retry_after)
     try:
-        decision = place(situation, model, situation.now)
+        decision = place(snapshot, model, snapshot.now)
     except ApiError as error:
-        return _Answer("refuse", str(error), retry_after=error.retry_after)
+        return _Explanation("refuse", str(error), retry_after=error.retry_after)
     if not isinstance(decision, Cold):
-        wait = "" if isinf(decision.until) else f", for {_secs(decision.until - situation.now)} at the most"
+        wait = "" if isinf(decision.until) else f", for {_secs(decision.until - snapshot.now)} at the most"
         reason = f"waits until {_names(decision.evict)} can leave{wait}" if decision.evict else "waits for its turn"
-        return _Answer("wait", reason, decision.node, list(decision.evict))
-    secs = situation.measured_load_secs(decision.node, model)
+        return _Explanation("wait", reason, decision.node, list(decision.evict))
+    secs = snapshot.measured_load_secs(decision.node, model)
     duration_text = "" if secs is None else f", which takes about {_secs(secs)}"
     if decision.joined:
-        return _Answer("load", f"is loading there already{duration_text}", decision.node)
+        return _Explanation("load", f"is loading there already{duration_text}", decision.node)
     step_text = f"{_names(decision.evict)} leaves, then it loads" if decision.evict else "loads where there is room"
-    return _Answer("load", step_text + duration_text, decision.node, list(decision.evict))
+    return _Explanation("load", step_text + duration_text, decision.node, list(decision.evict))
 
 
-def _warm_words(situation: FleetSnapshot, model: str) -> str:
-    serving_nodes = candidates(situation.view, model)
-    loads = [f"{node.name} has {situation.view.load(node, model)} in flight" for node in serving_nodes]
+def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
+    serving_nodes = candidates(snapshot.view, model)
+    loads = [f"{node.name} has {snapshot.view.load(node, model)} in flight" for node in serving_nodes]
     return f"warm: {', '.join(loads)}"
 
 
-def _verdict(situation: FleetSnapshot, node: Node, model: str) -> str:
+def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     """Return in words why a node can or cannot serve the model."""
-    fleet_view, profile = situation.view, situation.catalogue.profile(model)
+    fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:
         return "down"
@@ -109,46 +109,46 @@ def _verdict(situation: FleetSnapshot, node: Node, model: str) -> str:
         return "has not told its hardware yet"
     if not feasible(profile, node):
         return f"can never hold it: {_hardware(profile)}"
-    failure = situation.failures.get(pair)
-    if failure is not None and failure.retry_at > situation.now:
-        return f"{failure.message}; tried again in {_secs(failure.retry_at - situation.now)}"
-    return _room_words(situation, node, profile)
+    failure = snapshot.failures.get(pair)
+    if failure is not None and failure.retry_at > snapshot.now:
+        return f"{failure.message}; tried again in {_secs(failure.retry_at - snapshot.now)}"
+    return _memory_verdict(snapshot, node, profile)
 
 
-def _room_words(situation: FleetSnapshot, node: Node, profile: Profile) -> str:
-    plan = clearing(situation, node, profile, situation.now)
-    free_mb = situation.free(node)
+def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> str:
+    plan = plan_eviction(snapshot, node, profile, snapshot.now)
+    free_mb = snapshot.free(node)
     available_mb = sum(sorted(free_mb.values(), reverse=True)[: profile.min_devices])
-    memory_text = f"needs {situation.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
+    memory_text = f"needs {snapshot.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
     if plan is None:
-        obstacles = [_staying(situation, resident, profile) for resident in situation.residents(node)]
+        obstacles = [_obstacle(snapshot, resident, profile) for resident in snapshot.residents(node)]
         return f"{memory_text}, and what is there may not leave: {'; '.join(obstacles)}"
     if not plan.evict:
         return memory_text if plan.fits else f"{memory_text}: less than the estimate, but empty"
-    return f"{memory_text}, {_eviction(situation, plan)}"
+    return f"{memory_text}, {_eviction(snapshot, plan)}"
 
 
-def _eviction(situation: FleetSnapshot, way: EvictionPlan) -> str:
-    evicted = _names([f"{resident.model} ({_idle(situation, resident)})" for resident in way.evict])
-    if way.ready_at <= situation.now:
+def _eviction(snapshot: FleetSnapshot, plan: EvictionPlan) -> str:
+    evicted = _names([f"{resident.model} ({_idle_text(snapshot, resident)})" for resident in plan.evict])
+    if plan.ready_at <= snapshot.now:
         return f"could evict {evicted}"
-    if way.ready_at == inf:
+    if plan.ready_at == inf:
         return f"could evict {evicted}, once that has loaded"
-    return f"could evict {evicted} in {_secs(way.ready_at - situation.now)}"
+    return f"could evict {evicted} in {_secs(plan.ready_at - snapshot.now)}"
 
 
-def _staying(situation: FleetSnapshot, resident: HeldModel, profile: Profile) -> str:
-    if resident.rank > situation.rank(profile.id):
+def _obstacle(snapshot: FleetSnapshot, resident: ResidentModel, profile: Profile) -> str:
+    if resident.rank > snapshot.rank(profile.id):
         return f"{resident.model} ranks higher"
     return f"{resident.model} would not free enough"
 
 
-def _idle(situation: FleetSnapshot, resident: HeldModel) -> str:
+def _idle_text(snapshot: FleetSnapshot, resident: ResidentModel) -> str:
     if resident.loading:
         return "loading"
     if resident.busy:
         return "in use"
-    idle = resident.idle_secs(situation.now)
+    idle = resident.idle_secs(snapshot.now)
     return "never used" if isinf(idle) else f"idle {_secs(idle)}"
 
 

@@ -13,7 +13,7 @@ from helexa.cortex.lifecycle.memory import HOST, Megabytes, reading, totals
 ASSUMED_LOAD_MB_PER_SEC = 500.0
 ASSUMED_LOAD_SECS = 30.0
 
-_GONE = ("unloaded",)
+_ABSENT_STATUSES = ("unloaded",)
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class HeldModel:
+class ResidentModel:
     """A model that uses memory on a node, or will use memory because it is loading.
 
     Attributes:
@@ -105,18 +105,22 @@ class FleetSnapshot:
             return dict(reported_mb)
         used_mb = [
             resident.megabytes
-            for resident in self._holding(node)
+            for resident in self._present_and_loading(node)
             if (node.name, resident.model) not in self.view.loading
         ]
         used_mb.append(self.reserved.get(node.name, {}))
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
-    def residents(self, node: Node) -> list[HeldModel]:
+    def residents(self, node: Node) -> list[ResidentModel]:
         """Return the models that use or will use memory on the node, without models that are being drained."""
-        return [resident for resident in self._holding(node) if (node.name, resident.model) not in self.view.draining]
+        return [
+            resident
+            for resident in self._present_and_loading(node)
+            if (node.name, resident.model) not in self.view.draining
+        ]
 
-    def _holding(self, node: Node) -> list[HeldModel]:
-        present = [info.id for info in node.models.values() if info.status not in _GONE]
+    def _present_and_loading(self, node: Node) -> list[ResidentModel]:
+        present = [info.id for info in node.models.values() if info.status not in _ABSENT_STATUSES]
         arriving = [model for name, model in self.view.loading if name == node.name]
         arriving += [model for model in node.activating() if self.catalogue.profile(model) is not None]
         return [
@@ -148,13 +152,13 @@ class FleetSnapshot:
         elsewhere = [secs for (_, loaded), secs in self.load_secs.items() if loaded == model]
         return sum(elsewhere) / len(elsewhere) if elsewhere else None
 
-    def _resident(self, node: Node, model: str, *, loading: bool) -> HeldModel:
+    def _resident(self, node: Node, model: str, *, loading: bool) -> ResidentModel:
         pair = (node.name, model)
         size = self.size_mb(node, model)
         devices = self._devices(node, model)
         measured_secs = self.measured_load_secs(node.name, model)
         assumed = max(1.0, size / ASSUMED_LOAD_MB_PER_SEC) if size else ASSUMED_LOAD_SECS
-        return HeldModel(
+        return ResidentModel(
             model,
             {index: size // len(devices) for index in devices},
             self.rank(model),

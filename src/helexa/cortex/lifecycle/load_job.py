@@ -12,7 +12,7 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains
-from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
+from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, additional_mb, reading
 from helexa.cortex.lifecycle.placement import Cold
 from helexa.cortex.routing.router import Warm
 
@@ -44,7 +44,7 @@ class LoadDependencies:
     fleet: Fleet
     client: NodeClient
     book: MemoryBook
-    departures: Drains
+    drains: Drains
     clock: Callable[[], float]
 
 
@@ -58,7 +58,12 @@ class LoadJob:
     """
 
     def __init__(
-        self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: LoadDependencies, usual: float | None
+        self,
+        cold: Cold,
+        size_mb: int,
+        victims: dict[str, Megabytes],
+        dependencies: LoadDependencies,
+        usual_secs: float | None,
     ) -> None:
         """Reserve memory and drain the models that must be evicted.
 
@@ -66,80 +71,80 @@ class LoadJob:
             cold: the placement decision.
             size_mb: memory that the model will use.
             victims: memory of each model on the node in MB, by model and device.
-            means: the objects that all load jobs share.
-            usual: usual duration of this load in seconds, if known.
+            dependencies: the objects that all load jobs share.
+            usual_secs: usual duration of this load in seconds, if known.
         """
         self.cold = cold
         self.secs: float | None = None
-        self._means = means
-        self._usual = usual
+        self._dependencies = dependencies
+        self._usual_secs = usual_secs
         self._loading_since: float | None = None
         self._stage_since = 0.0
         self._stage = "making room" if cold.evict else "loading"
-        self._held = ExitStack()
-        node = means.fleet.node(cold.node)
-        self._held.enter_context(means.fleet.load(cold.node, cold.model))
-        self._leaving = [
-            self._held.enter_context(means.departures.departing((cold.node, model), victims[model]))
+        self._resources = ExitStack()
+        node = dependencies.fleet.node(cold.node)
+        self._resources.enter_context(dependencies.fleet.load(cold.node, cold.model))
+        self._victim_drains = [
+            self._resources.enter_context(dependencies.drains.draining((cold.node, model), victims[model]))
             for model in cold.evict
         ]
         devices = cold.spec.devices or [HOST]
-        self._needs = {device: size_mb // len(devices) for device in devices}
+        self._required_mb = {device: size_mb // len(devices) for device in devices}
         self._change = Change({})
         self._reserve()
         # The readings of a node already include the memory of a load that runs there.
         if not cold.joined or reading(node) is None:
-            means.book.begin(node, self._change)
-            self._held.callback(self._give_back)
+            dependencies.book.begin(node, self._change)
+            self._resources.callback(self._cancel_reservation)
 
     @property
     def pair(self) -> Pair:
         """The node and the model."""
         return self.cold.node, self.cold.model
 
-    async def run(self, wanted: Callable[[], bool], patience_secs: float) -> Warm:
+    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
         """Evict, load, and return where the model serves.
 
         Args:
-            wanted: returns whether any request still waits; ignored once the node has begun to load.
-            patience_secs: time without any progress after which the load fails.
+            is_needed: returns whether any request still waits; ignored once the node has begun to load.
+            stall_timeout_secs: time without any progress after which the load fails.
 
         Raises:
-            NodeError: the node rejected the load, the load failed, or no progress was seen for `patience_secs`.
+            NodeError: the node rejected the load, the load failed, or no progress was seen for `stall_timeout_secs`.
             StillNeededError: a model to evict still had requests, so the load was not started.
         """
-        for drain in self._leaving:
-            await drain.idle(wanted)
-        for drain in self._leaving:
+        for drain in self._victim_drains:
+            await drain.idle(is_needed)
+        for drain in self._victim_drains:
             await drain.unload()
             self._reserve()
         name, model = self.pair
         node = self._node()
-        self._loading_since, self._stage = self._means.clock(), "loading"
-        bearer = self._means.fleet.bearer(node.name)
-        await self._watched(self._means.client.load(node.endpoint, self.cold.spec, bearer), patience_secs)
+        self._loading_since, self._stage = self._dependencies.clock(), "loading"
+        bearer = self._dependencies.fleet.bearer(node.name)
+        await self._watch(self._dependencies.client.load(node.endpoint, self.cold.spec, bearer), stall_timeout_secs)
         if not self.cold.joined:
-            self.secs = self._means.clock() - self._loading_since
-        url = await self._means.client.url(node, model, bearer)
+            self.secs = self._dependencies.clock() - self._loading_since
+        url = await self._dependencies.client.url(node, model, bearer)
         info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
-        self._means.fleet.loaded(name, info, url)
-        self._change.ended_at = self._means.clock()
+        self._dependencies.fleet.loaded(name, info, url)
+        self._change.ended_at = self._dependencies.clock()
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
         """Release the memory reservation and end the drains. A second call does nothing."""
-        self._held.close()
+        self._resources.close()
 
     def progress(self) -> Progress:
         """Return the current progress."""
         if self._loading_since is None:
-            return Progress(None, self._stage, self._usual)
+            return Progress(None, self._stage, self._usual_secs)
         fraction, stage = self._reported()
-        elapsed = self._means.clock() - self._loading_since
+        elapsed = self._dependencies.clock() - self._loading_since
         if fraction is not None and fraction >= _LEAST_FRACTION:
-            eta = (self._means.clock() - self._stage_since) * (1 - fraction) / fraction
+            eta = (self._dependencies.clock() - self._stage_since) * (1 - fraction) / fraction
         else:
-            eta = None if self._usual is None else max(1.0, self._usual - elapsed)
+            eta = None if self._usual_secs is None else max(1.0, self._usual_secs - elapsed)
         return Progress(fraction, stage or self._stage, eta)
 
     def _reported(self) -> tuple[float | None, str | None]:
@@ -150,27 +155,31 @@ class LoadJob:
 
     def _node(self) -> Node:
         try:
-            return self._means.fleet.node(self.cold.node)
+            return self._dependencies.fleet.node(self.cold.node)
         except KeyError:
             raise NodeError("the node was taken out of the configuration") from None
 
-    async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
-        """Run a load until it ends, the node goes down, or no progress was seen for `patience_secs`."""
+    async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
+        """Run a load until it ends, the node goes down, or no progress was seen for `stall_timeout_secs`."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
-        progress_at = self._stage_since = self._means.clock()
+        progress_at = self._stage_since = self._dependencies.clock()
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=WATCH_SECS)
                 node = self._node()
                 progress = reported_progress(node, self.cold.model)
                 if progress[1] != last_progress[1]:
-                    self._stage_since = self._means.clock()
+                    self._stage_since = self._dependencies.clock()
                 if progress != last_progress:
-                    last_progress, progress_at = progress, self._means.clock()
-                if not task.done() and (not node.healthy or self._means.clock() - progress_at > patience_secs):
-                    self._change.ended_at = self._means.clock()  # the load may go on, so its memory counts as used
-                    cause = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
+                    last_progress, progress_at = progress, self._dependencies.clock()
+                if not task.done() and (
+                    not node.healthy or self._dependencies.clock() - progress_at > stall_timeout_secs
+                ):
+                    self._change.ended_at = (
+                        self._dependencies.clock()
+                    )  # the load may go on, so its memory counts as used
+                    cause = f"no progress within {stall_timeout_secs:g} s" if node.healthy else "the node went down"
                     raise NodeError(cause)
             task.result()
         finally:
@@ -179,11 +188,13 @@ class LoadJob:
 
     def _reserve(self) -> None:
         """Reserve the memory that this load needs in addition to the memory that the models to evict still use."""
-        self._change.megabytes = beyond(self._needs, [drain.megabytes for drain in self._leaving if not drain.left()])
+        self._change.megabytes = additional_mb(
+            self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
+        )
 
-    def _give_back(self) -> None:
+    def _cancel_reservation(self) -> None:
         if self._change.ended_at is None:
-            self._means.book.cancel(self.cold.node, self._change)
+            self._dependencies.book.cancel(self.cold.node, self._change)
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:

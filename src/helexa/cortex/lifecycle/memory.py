@@ -46,20 +46,20 @@ class Change:
     ended_at: float | None = None
 
 
-def beyond(needs: Megabytes, leaving: Iterable[Megabytes]) -> Megabytes:
+def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
     """Return the memory that a load needs in addition to the memory of the models that it evicts, by device.
 
     Memory that the evicted models use beyond the load's needs stays counted with those models until they are unloaded.
     """
-    freed = list(leaving)
-    return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in needs.items()}
+    freed = list(evicted)
+    return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in required.items()}
 
 
 @dataclass
-class _Page:
+class _NodeChanges:
     """The changes on one node, its free memory before the first change, and its last reading."""
 
-    before: Megabytes | None
+    initial: Megabytes | None
     latest: Megabytes | None
     changes: list[Change] = field(default_factory=list[Change])
 
@@ -73,55 +73,55 @@ class MemoryBook:
     """
 
     def __init__(self) -> None:
-        self._pages: dict[str, _Page] = {}
+        self._by_node: dict[str, _NodeChanges] = {}
 
     def begin(self, node: Node, change: Change) -> None:
         """Count a change from now on."""
         free_mb = reading(node)
-        self._pages.setdefault(node.name, _Page(free_mb, free_mb)).changes.append(change)
+        self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
         """Remove a change that will not happen."""
-        page = self._pages.get(node)
-        if page is not None and change in page.changes:
-            page.changes.remove(change)
-            if not page.changes:
-                del self._pages[node]
+        node_changes = self._by_node.get(node)
+        if node_changes is not None and change in node_changes.changes:
+            node_changes.changes.remove(change)
+            if not node_changes.changes:
+                del self._by_node[node]
 
-    def turn(self, node: Node) -> None:
+    def update(self, node: Node) -> None:
         """Store the node's last reading, and drop the node's changes once the reading is newer than all of them."""
-        page = self._pages.get(node.name)
-        if page is None:
+        node_changes = self._by_node.get(node.name)
+        if node_changes is None:
             return
-        page.latest = reading(node) or page.latest
-        end_times = [change.ended_at for change in page.changes]
+        node_changes.latest = reading(node) or node_changes.latest
+        end_times = [change.ended_at for change in node_changes.changes]
         # inf: no readings to wait for
-        covered_until = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS
+        covered_until = inf if node_changes.initial is None else (node.read_at or 0.0) - READING_LAG_SECS
         if all(end_time is not None and end_time <= covered_until for end_time in end_times):
-            del self._pages[node.name]
+            del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
         """Return expected free MB by device for each node that has changes and reports its free memory."""
         return {
-            name: _expected(page.before, page.latest or page.before, page.changes)
-            for name, page in self._pages.items()
-            if page.before is not None
+            name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
+            for name, node_changes in self._by_node.items()
+            if node_changes.initial is not None
         }
 
     def reserved(self) -> dict[str, Megabytes]:
         """Return the MB by device that running loads will use, for each node with changes."""
         return {
-            name: _sum(change for change in page.changes if change.ended_at is None)
-            for name, page in self._pages.items()
+            name: _sum(change for change in node_changes.changes if change.ended_at is None)
+            for name, node_changes in self._by_node.items()
         }
 
 
-def _expected(before: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
+def _expected(initial: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
     used_mb = _sum(changes)
     freed_mb = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
     return {
         index: min(free_mb - used_mb.get(index, 0), latest.get(index, 0) - freed_mb.get(index, 0))
-        for index, free_mb in before.items()
+        for index, free_mb in initial.items()
     }
 
 

@@ -29,7 +29,7 @@ class Waiting(Protocol):
         ...
 
 
-class PendingLoads:
+class PendingLoad:
     """One model that requests wait for, and the waiting requests.
 
     Attributes:
@@ -55,12 +55,12 @@ class PendingLoads:
         """Highest priority among the waiting requests; 0 if no request waits."""
         return max((waiter.priority for waiter in self._waiters), default=0)
 
-    def wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Return whether any request waits."""
         return bool(self._waiters)
 
     @contextmanager
-    def waiting(self, one: Waiting) -> Iterator[None]:
+    def waiting(self, request: Waiting) -> Iterator[None]:
         """Count a request as waiting until the block ends.
 
         Raises:
@@ -68,8 +68,8 @@ class PendingLoads:
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise overloaded(f"too many requests wait for model '{self.model}' to load", RETRY_CROWDED)
-        self._waiters.append(one)
+        self._waiters.append(request)
         try:
             yield
         finally:
-            self._waiters.remove(one)
+            self._waiters.remove(request)

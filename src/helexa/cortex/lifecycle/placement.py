@@ -11,7 +11,7 @@ from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.core.fleet import Discovery, ModelSpec
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, clearing
+from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.memory import HOST
 
@@ -57,11 +57,11 @@ class Hold:
     until: float
 
 
-def place(situation: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
     """Decide where to load a model that no node has loaded.
 
     Args:
-        situation: the fleet snapshot.
+        snapshot: the fleet snapshot.
         model: the model's id.
         since: when the oldest waiting request arrived.
         claimed: nodes reserved for models that have waited longer than `swap_wait_secs`.
@@ -69,35 +69,35 @@ def place(situation: FleetSnapshot, model: str, since: float = inf, claimed: Col
     Raises:
         ApiError: 503 if no node can serve the model now, with Retry-After if that may change; 404 for an unknown model.
     """
-    healthy = [node for node in situation.view.nodes if node.healthy]
+    healthy = [node for node in snapshot.view.nodes if node.healthy]
     if not healthy:
         raise service_unavailable("no healthy node", RETRY_NO_NODE)
-    running_target = _running(situation, healthy, model)
+    running_target = _running_load(snapshot, healthy, model)
     if running_target is not None:
         return running_target
-    profile = situation.catalogue.profile(model)
+    profile = snapshot.catalogue.profile(model)
     loadable = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
     registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
         if registered:
-            return Cold(model, registered[0].name, _spec(situation, registered[0], model))
-        raise _unknown(situation, healthy, model)
+            return Cold(model, registered[0].name, _spec(snapshot, registered[0], model))
+        raise _no_candidate_error(snapshot, healthy, model)
     candidates = [
-        node for node in registered or loadable if feasible(profile, node) and _vacant(situation, node, model)
+        node for node in registered or loadable if feasible(profile, node) and _is_vacant(snapshot, node, model)
     ]
-    trusted = [node for node in candidates if not _failing(situation, node, model)]
-    planned = [(node, _way(situation, node, profile, since)) for node in trusted]
+    trusted = [node for node in candidates if not _in_back_off(snapshot, node, model)]
+    planned = [(node, _eviction_plan(snapshot, node, profile, since)) for node in trusted]
     plans = [(node, plan) for node, plan in planned if plan is not None]
     if not plans:
-        raise _refused(situation, profile, healthy, candidates, trusted)
+        raise _placement_error(snapshot, profile, healthy, candidates, trusted)
     plans = [(node, plan) for node, plan in plans if plan.fits] or plans
-    ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= situation.now and node.name not in claimed]
+    ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= snapshot.now and node.name not in claimed]
     if ready_plans:
-        node, plan = min(ready_plans, key=lambda pair: _preference(situation, *pair))
+        node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair))
         return Cold(
             model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
         )
-    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
+    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair)))
     return Hold(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
@@ -140,67 +140,69 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
     )
 
 
-def _preference(situation: FleetSnapshot, node: Node, way: EvictionPlan) -> tuple[bool, bool, float, int, str]:
+def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
     """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
-    free_mb = situation.free(node)
+    free_mb = snapshot.free(node)
     return (
-        not way.fits,
-        bool(way.evict),
-        way.cost(situation.now),
-        -sum(free_mb.get(device, 0) for device in way.devices),
+        not plan.fits,
+        bool(plan.evict),
+        plan.cost(snapshot.now),
+        -sum(free_mb.get(device, 0) for device in plan.devices),
         node.name,
     )
 
 
-def _running(situation: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
+def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
     """Return the running load of the model, started by this gateway or reported by a node, or None."""
-    fleet_view = situation.view
+    fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
-            return Cold(model, node.name, _spec(situation, node, model), joined=True)
+            return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
     for node in healthy:
         if (model in node.models and node.models[model].status == "loading") or model in node.activating():
-            if situation.catalogue.profile(model) is None:
+            if snapshot.catalogue.profile(model) is None:
                 raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
-            if not _failing(situation, node, model):
-                return Cold(model, node.name, _spec(situation, node, model), joined=True)
+            if not _in_back_off(snapshot, node, model):
+                return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
     return None
 
 
-def _way(situation: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
+def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
     """Return how to fit the model on the node.
 
     A model that is being drained there must be unloaded first.
     """
-    plan = clearing(situation, node, profile, since)
-    is_draining = (node.name, profile.id) in situation.view.draining
+    plan = plan_eviction(snapshot, node, profile, since)
+    is_draining = (node.name, profile.id) in snapshot.view.draining
     return replace(plan, ready_at=inf) if plan is not None and is_draining else plan
 
 
-def _vacant(situation: FleetSnapshot, node: Node, model: str) -> bool:
+def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
     """Return whether the model is not loaded on the node, is loading, or is being drained."""
     info = node.models.get(model)
-    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in situation.view.draining
+    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 
 
-def _failing(situation: FleetSnapshot, node: Node, model: str) -> bool:
-    failure = situation.failures.get((node.name, model))
-    return failure is not None and failure.retry_at > situation.now
+def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
+    failure = snapshot.failures.get((node.name, model))
+    return failure is not None and failure.retry_at > snapshot.now
 
 
-def _refused(
-    situation: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
+def _placement_error(
+    snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
     """Return the error response for a model of the catalogue that cannot be placed now."""
     model = profile.id
-    failures = [situation.failures[node.name, model] for node in candidates if node not in trusted]
+    failures = [snapshot.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
-        return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), situation.now)
+        return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), snapshot.now)
     if trusted:
-        return service_unavailable(f"no node has room for model '{model}': {_needs(situation, profile)}", RETRY_NO_ROOM)
-    return _unknown(situation, healthy, model)
+        return service_unavailable(
+            f"no node has room for model '{model}': {_memory_text(snapshot, profile)}", RETRY_NO_ROOM
+        )
+    return _no_candidate_error(snapshot, healthy, model)
 
 
 def failed(failure: Failure, now: float) -> ApiError:
@@ -210,16 +212,16 @@ def failed(failure: Failure, now: float) -> ApiError:
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
 
 
-def _needs(situation: FleetSnapshot, profile: Profile) -> str:
+def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    return f"it needs {situation.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
+    return f"it needs {snapshot.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
 
 
-def _unknown(situation: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
+def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
     """Return the error response when no node is a candidate."""
-    fleet_view, profile = situation.view, situation.catalogue.profile(model)
+    fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     for node in healthy:
-        if model in node.models and not node.cordoned and not _vacant(situation, node, model):
+        if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):
             servable = node.models[model].servable
             reason = (servable.reason if servable else None) or "unknown reason"
             return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
@@ -239,10 +241,10 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
     return (not node.healthy or node.cordoned) and feasible(profile, node)
 
 
-def _spec(situation: FleetSnapshot, node: Node, model: str) -> ModelSpec:
-    profile = situation.catalogue.profile(model)
+def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
+    profile = snapshot.catalogue.profile(model)
     if profile is not None:
-        devices = situation.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
+        devices = snapshot.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
         return load_spec(profile, devices)
     info = node.models.get(model)
     return ModelSpec(model_id=model, harness=info.harness if info else "torch")

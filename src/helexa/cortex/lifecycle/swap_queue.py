@@ -12,7 +12,7 @@ from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
 
 
-class Wanted(Protocol):
+class QueuedModel(Protocol):
     """A model that requests wait for."""
 
     @property
@@ -35,22 +35,24 @@ class Wanted(Protocol):
 class Verdict:
     """The decision for one waiting model."""
 
-    wanted: Wanted
+    queued: QueuedModel
     decision: Cold | Hold | ApiError
 
 
-def in_turn(wanted: Iterable[Wanted], now: float, swap_wait_secs: float) -> list[Wanted]:
+def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
     """Sort waiting models: first models that waited `swap_wait_secs`, by age; then others by priority and age."""
 
-    def order(one: Wanted) -> tuple[bool, int, float]:
-        overdue = now - one.since >= swap_wait_secs
-        return not overdue, 0 if overdue else -one.priority, one.since
+    def order(queued: QueuedModel) -> tuple[bool, int, float]:
+        overdue = now - queued.since >= swap_wait_secs
+        return not overdue, 0 if overdue else -queued.priority, queued.since
 
-    return sorted(wanted, key=order)
+    return sorted(queue, key=order)
 
 
 def decide(
-    wanted: Sequence[Wanted], look: Callable[[], FleetSnapshot], start: Callable[[Wanted, Cold], None]
+    queue: Sequence[QueuedModel],
+    take_snapshot: Callable[[], FleetSnapshot],
+    start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
     """Decide for all waiting models in order and return the decisions.
 
@@ -58,23 +60,23 @@ def decide(
     there.
 
     Args:
-        wanted: the waiting models.
-        look: returns the current `FleetSnapshot`; called again after every start.
-        start: begins a load at once; the next `look` must include the load.
+        queue: the waiting models.
+        take_snapshot: returns the current `FleetSnapshot`; called again after every start.
+        start: begins a load at once; the next `take_snapshot` must include the load.
     """
-    situation = look()
+    snapshot = take_snapshot()
     verdicts: list[Verdict] = []
     claimed: set[str] = set()
-    swap_wait_secs = situation.settings.swap_wait_secs
-    for waiter in in_turn(wanted, situation.now, swap_wait_secs):
+    swap_wait_secs = snapshot.settings.swap_wait_secs
+    for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
-            decision: Cold | Hold | ApiError = place(situation, waiter.model, waiter.since, claimed)
+            decision: Cold | Hold | ApiError = place(snapshot, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error
         verdicts.append(Verdict(waiter, decision))
         if isinstance(decision, Cold):
             start(waiter, decision)
-            situation = look()
-        elif isinstance(decision, Hold) and situation.now - waiter.since >= swap_wait_secs:
+            snapshot = take_snapshot()
+        elif isinstance(decision, Hold) and snapshot.now - waiter.since >= swap_wait_secs:
             claimed.add(decision.node)
     return verdicts

@@ -19,7 +19,7 @@ from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
 from helexa.http.connections.request_head import refuse_encoded, request_id
 
-PATIENCE_SECS = 5.0
+TIMEOUT_SECS = 5.0
 
 
 async def count_message_tokens(request: Request) -> Response:
@@ -60,7 +60,7 @@ async def _counted(gateway: Gateway, principal: Principal | None, count: CountRe
         if target is None:
             return None
         try:
-            async with asyncio.timeout(PATIENCE_SECS):
+            async with asyncio.timeout(TIMEOUT_SECS):
                 return await gateway.calls.call(target, TOKENIZE_PATH, body)
         except TimeoutError:
             return None

@@ -15,4 +15,4 @@ async def get_explanation(request: Request) -> Response:
     if not name:
         raise ApiError(400, "missing_model_field", "which model? write ?model=ID", param="model")
     lifecycle: Lifecycle = request.app.state.gateway.lifecycle
-    return JsonResponse(explain(lifecycle.situation(), name[:200]))
+    return JsonResponse(explain(lifecycle.snapshot(), name[:200]))

@@ -33,8 +33,8 @@ class Generation:
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"])
         logs.request_id.set(record.request_id)
-        reply = self.reply(send, record.request_id)
-        reply.headers.append((b"x-request-id", record.request_id.encode()))
+        response = self.response(send, record.request_id)
+        response.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
             record.principal = gateway.gatekeeper.admit(headers)
@@ -43,8 +43,8 @@ class Generation:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()
                 with scope["extensions"][HangUp.NAME]:
-                    request = await self.question(gateway.body_workers, record.api, headers, body, reply)
-                    await serve(gateway, request, reply, record, admission)
+                    request = await self.parse(gateway.body_workers, record.api, headers, body, response)
+                    await serve(gateway, request, response, record, admission)
         except ClientGone:
             record.client_gone = True
         except ApiError as error:
@@ -64,14 +64,14 @@ class Generation:
         if requests.isEnabledFor(log_level):
             logs.tell(requests, log_level, "answered", **record.facts())
         if failure is not None:
-            await reply.abort(failure)
+            await response.abort(failure)
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return the reply to the client."""
         return Reply(send)
 
-    async def question(
-        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    async def parse(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
         """Return the request for a node."""
         return await read_question(workers, path, headers, body)
@@ -80,7 +80,7 @@ class Generation:
 class Responses(Generation):
     """`POST /v1/responses`, which has its own error events."""
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply with the error events of the Responses API."""
         return ResponseReply(send)
 
@@ -88,14 +88,14 @@ class Responses(Generation):
 class Messages(Generation):
     """`POST /v1/messages`: nodes get a chat request, and their chat completion is translated back."""
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply that translates chat completions."""
         return AnthropicReply(send, request_id)
 
-    async def question(
-        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    async def parse(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
         """Return the request as a chat request."""
-        assert isinstance(reply, AnthropicReply)
-        reply.translation, request = await read_message(workers, headers, body)
+        assert isinstance(response, AnthropicReply)
+        response.translation, request = await read_message(workers, headers, body)
         return request

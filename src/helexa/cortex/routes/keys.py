@@ -41,9 +41,9 @@ async def create_key(request: Request) -> Response:
     refuse_static(gateway.gatekeeper.static, principal.key_id)
     key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
-    answer = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
-    answer.headers["cache-control"] = "no-store"
-    return answer
+    response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
+    response.headers["cache-control"] = "no-store"
+    return response
 
 
 async def change_key(request: Request) -> Response:
@@ -68,10 +68,10 @@ async def revoke_key(request: Request) -> Response:
 def _route(path: str, **endpoints: Endpoint) -> Route:
     """Return one route for all methods of a path, because only a single route can list the allowed methods."""
 
-    async def answer(request: Request) -> Response:
+    async def response(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
-    return Route(path, answer, methods=list(endpoints))
+    return Route(path, response, methods=list(endpoints))
 
 
 key_routes = [

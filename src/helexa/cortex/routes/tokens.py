@@ -31,7 +31,7 @@ from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
 from helexa.http.connections.request_head import Headers, refuse_encoded
 
-PATIENCE_SECS = 30.0
+TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
 
 
@@ -59,7 +59,7 @@ async def ask_tokenizer(request: Request) -> Response:
         if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
-        return await _answer(gateway, target, principal, request.url.path, body)
+        return await _call_tokenizer(gateway, target, principal, request.url.path, body)
 
 
 def _read(body: bytes) -> _Fields:
@@ -84,7 +84,7 @@ async def get_tokenizer_info(request: Request) -> Response:
     with gateway.limits.enter(principal):
         target = await _target(gateway, principal, request.query_params.get("model"))
         path = f"{request.url.path}?model={quote(target.model, safe='')}"
-        return await _answer(gateway, target, principal, path)
+        return await _call_tokenizer(gateway, target, principal, path)
 
 
 async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
@@ -121,20 +121,20 @@ def _only_model(gateway: Gateway, principal: Principal | None) -> str:
     return allowed_models[0]
 
 
-async def _answer(
+async def _call_tokenizer(
     gateway: Gateway, target: Warm, principal: Principal | None, path: str, body: bytes = b""
 ) -> Response:
     identity: Headers = []
     if principal is not None and target.kind == "neuron":
         identity = [(name.encode(), value.encode()) for name, value in principal.headers().items()]
-    answer = None
+    node_response = None
     try:
-        async with asyncio.timeout(PATIENCE_SECS):
-            answer = await gateway.calls.call(target, path, body, b"POST" if body else b"GET", identity)
+        async with asyncio.timeout(TIMEOUT_SECS):
+            node_response = await gateway.calls.call(target, path, body, b"POST" if body else b"GET", identity)
     except TimeoutError:
         pass
-    if answer is None:
+    if node_response is None:
         message = f"node '{target.node}' did not answer"
         raise ApiError(502, "upstream_connection_error", message, type="api_error")
-    status, content = answer
+    status, content = node_response
     return Response(content, status, media_type="application/json")

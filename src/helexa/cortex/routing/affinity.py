@@ -17,7 +17,7 @@ KEY_BYTES = 16
 
 _MAX_SESSION_BYTES = 512
 _HASHED_END_BYTES = 32 << 10
-_HASHED_OF_A_TEXT = 2 << 10
+_HASHED_TEXT_BYTES = 2 << 10
 # Clients move this mark to later messages as a conversation grows; the marked message itself does not change.
 _CACHE_MARK = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
 
@@ -101,7 +101,7 @@ def _prefix(account: str, beginning: _Beginning, min_bytes: int) -> bytes | None
         size += _feed(digest, bytes(prefix_part))
     messages = bytes(beginning.messages) or bytes(beginning.input)
     if messages[:1] != b"[":  # a single string
-        size += _feed(digest, messages or bytes(beginning.prompt)[: max(min_bytes, _HASHED_OF_A_TEXT)])
+        size += _feed(digest, messages or bytes(beginning.prompt)[: max(min_bytes, _HASHED_TEXT_BYTES)])
         return digest.digest() if size >= min_bytes else None
     has_user_turn = False
     for message in _messages.decode(messages):

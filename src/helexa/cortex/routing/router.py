@@ -70,7 +70,7 @@ def route(
     preferred_nodes = [node for node in serving_nodes if (node.name, model) not in view.wary] or serving_nodes
     if not preferred_nodes:
         return None
-    node, cause = _chosen(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
+    node, cause = _choose_node(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
     load = view.load(node, model)
     reason = f"node={_ascii(node.name)}; why={cause}; load={load}; candidates={len(serving_nodes)}"
     return Warm(model, node.name, node.url(model), reason, node.kind)
@@ -118,7 +118,7 @@ def may_retry(outcomes: Sequence[Outcome]) -> bool:
     return last_outcome in ("unreached", "busy") or (last_outcome == "broken" and outcomes.count("broken") == 1)
 
 
-def _chosen(
+def _choose_node(
     view: FleetView, nodes: list[Node], model: str, key: bytes | None, settings: RoutingSection, choose: Choose
 ) -> tuple[Node, str]:
     if len(nodes) == 1:

@@ -31,16 +31,16 @@ _COUNT_MARGIN = 64  # a node counts the prompt without thinking marks, which a c
 _LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
 
 
-async def hold_budget(
+async def reserve_budget(
     gateway: Gateway,
     view: FleetView,
     principal: Principal,
     request_id: str,
     model: str,
-    question: ClientRequest,
+    request: ClientRequest,
     limit: Limit | None,
 ) -> tuple[Reservation, ClientRequest]:
-    """Reserve the tokens that `question` can use from the key's budget.
+    """Reserve the tokens that `request` can use from the key's budget.
 
     For a key without a cap, an estimate is reserved and the request is forwarded unchanged.
 
@@ -52,19 +52,17 @@ async def hold_budget(
     """
     ledger = gateway.ledger
     if principal.hard_cap is None:
-        return await ledger.reserve(principal, request_id, model, question.tokens(limit)), replace(
-            question, metered=True
-        )
-    spending, context = question.spending, None if limit is None else limit.context
+        return await ledger.reserve(principal, request_id, model, request.tokens(limit)), replace(request, metered=True)
+    spending, context = request.spending, None if limit is None else limit.context
     if not spending.fills(context):
-        media = await gateway.body_workers.run_if(question.large, media_tokens, question.body)
+        media = await gateway.body_workers.run_if(request.large, media_tokens, request.body)
         if media:
             spending = replace(spending, prompt=spending.prompt + media)
-    output = default_output(view, model, question, context) if spending.output is None else spending.output
+    output = default_output(view, model, request, context) if spending.output is None else spending.output
     tokens = spending.most_tokens(output, context)
     try:
         reservation = await ledger.reserve(principal, request_id, model, tokens)
-        return reservation, replace(question, metered=True, enforced=output)
+        return reservation, replace(request, metered=True, enforced=output)
     except ApiError as error:
         if "tokens_left" not in error.extras:
             raise
@@ -74,7 +72,7 @@ async def hold_budget(
         and replace(spending, prompt=1, continues=False).most_tokens(output, None) > tokens_left
     ):
         raise budget_error
-    prompt_tokens = await gateway.counter.count(view, model, question)
+    prompt_tokens = await gateway.counter.count(view, model, request)
     if prompt_tokens is not None:
         spending = replace(spending, prompt=min(prompt_tokens + _COUNT_MARGIN, spending.prompt), continues=False)
     reduced_tokens = spending.most_tokens(output, context)
@@ -87,10 +85,10 @@ async def hold_budget(
     if reduced_tokens == tokens:
         raise budget_error
     reservation = await ledger.reserve(principal, request_id, model, reduced_tokens)
-    return reservation, replace(question, metered=True, enforced=output)
+    return reservation, replace(request, metered=True, enforced=output)
 
 
-def default_output(view: FleetView, model: str, question: ClientRequest, context: int | None) -> int:
+def default_output(view: FleetView, model: str, request: ClientRequest, context: int | None) -> int:
     """Return the output limit of a request that states none.
 
     Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the
@@ -100,5 +98,5 @@ def default_output(view: FleetView, model: str, question: ClientRequest, context
         return DEFAULT_OUTPUT
     if context is None:
         return THIRD_PARTY_OUTPUT
-    context_left = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
+    context_left = context - len(request.body) // _LEAST_BYTES_PER_TOKEN
     return min(max(context_left, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

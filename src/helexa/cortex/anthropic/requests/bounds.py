@@ -39,5 +39,5 @@ def check_bounds(body: Mapping[str, Any]) -> None:
                 contents += (block.get("content"), source.get("content") if isinstance(source, dict) else None)
 
 
-def _too_many(field: str, what: str, limit: int, count: int) -> ApiError:
-    return invalid_anthropic_body(field, f"has {count} {what}; the limit is {limit}")
+def _too_many(field: str, noun: str, limit: int, count: int) -> ApiError:
+    return invalid_anthropic_body(field, f"has {count} {noun}; the limit is {limit}")

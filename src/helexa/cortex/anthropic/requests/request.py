@@ -15,16 +15,16 @@ _TRANSLATED = {
 }
 
 # Fields for accounting, caching and routing at Anthropic. They do not affect the response here, and are dropped.
-_HARMLESS = {
+_IGNORED = {
     *("service_tier", "context_management", "cache_control", "diagnostics", "inference_geo", "speed", "betas"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"),
 }
-_NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
+_NOT_FORWARDED = frozenset(_TRANSLATED | _IGNORED)
 
 _MUST_BE_EMPTY = ("mcp_servers", "container", "compaction")
 
 # Chat fields that have another name in the Messages API. Both names together would be ambiguous.
-_NOT_OURS = ("stop", "stream_options", "max_completion_tokens", "n")
+_CHAT_ONLY_FIELDS = ("stop", "stream_options", "max_completion_tokens", "n")
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
@@ -36,11 +36,11 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
         ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
     """
     _check_thread(body.get("thread"))
-    chat = {name: value for name, value in body.items() if name not in _NOT_PASSED_ON}
+    chat = {name: value for name, value in body.items() if name not in _NOT_FORWARDED}
     for name in _MUST_BE_EMPTY:
         if chat.pop(name, None):
             raise invalid_anthropic_body(name, "is not supported")
-    for name in _NOT_OURS:
+    for name in _CHAT_ONLY_FIELDS:
         if name in chat:
             raise invalid_anthropic_body(name, "is not a field of the Messages API")
     chat |= to_prompt(body)

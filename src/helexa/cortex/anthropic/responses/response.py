@@ -101,13 +101,13 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = (message.get("content"), message.get("refusal"))
     content += [text_block(text) for text in texts if isinstance(text, str) and text]
     calls = message.get("tool_calls")
-    for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        content.append(_tool_use(call, f"toolu_{number}"))
+    for number, add_call in enumerate(calls if isinstance(calls, list) else ()):
+        content.append(_tool_use(add_call, f"toolu_{number}"))
     return content or [text_block("")]
 
 
-def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+def _tool_use(add_call: Any, own_id: str) -> dict[str, Any]:
+    function = add_call.get("function") if isinstance(add_call, dict) else None
     if not isinstance(function, dict):
         raise malformed("a tool call has no function")
     name, arguments = function.get("name"), function.get("arguments")
@@ -117,7 +117,7 @@ def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
     if not isinstance(name, str) or not name or tool_input is None:
         text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
         return text_block(call_as_text(name if isinstance(name, str) else "", text))
-    call_id = call.get("id")
+    call_id = add_call.get("id")
     return {
         "type": "tool_use",
         "id": call_id if isinstance(call_id, str) and call_id else own_id,
