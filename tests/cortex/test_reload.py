@@ -75,7 +75,7 @@ async def test_invalid_files_change_nothing(
     path.write_text(text)
     await files.reloader.reload()
     assert files.applied == []
-    assert "not reloaded, and nothing changed" in caplog.text
+    assert "reload failed, configuration unchanged" in caplog.text
     path.write_text(valid_text)
     await files.reloader.reload()
     assert len(files.applied) == 1

@@ -69,9 +69,9 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
 
 
 class HotPaths:
-    """Dispatches POST requests for the most frequent paths directly, and passes all others to an application.
+    """ASGI application that dispatches POST requests for frequent paths itself, and all other requests to `app`.
 
-    For these paths, a router and its middleware would cost more than the rest of the processing before routing.
+    For the frequent paths, Starlette's router and middleware would cost more than all other work before forwarding.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:
@@ -79,7 +79,7 @@ class HotPaths:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one ASGI request."""
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if endpoint is None:
             await self._app(scope, receive, send)

@@ -37,12 +37,12 @@ Apply = Callable[[CortexConfig, Catalogue], None]
 
 
 class Reloader:
-    """Watches the files of one gateway.
+    """Watches the configuration files of a gateway and applies changes.
 
     Args:
-        path: path of cortex.toml; None if the configuration came from variables alone.
+        path: path of cortex.toml; None if the configuration comes only from environment variables.
         config, catalogue: the current configuration and catalogue.
-        apply: applies a new pair, or raises `HelexaError` and changes nothing.
+        apply: applies a new configuration and catalogue, or raises `HelexaError` and changes nothing.
     """
 
     def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
@@ -62,12 +62,12 @@ class Reloader:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Reload both files now."""
+        """Read both files again and apply their changes. Log an error if a file is invalid."""
         try:
             config, catalogue = await asyncio.to_thread(self._read)
             self._apply(config, catalogue)
         except HelexaError as error:
-            log.error("not reloaded, and nothing changed: %s", error)
+            log.error("reload failed, configuration unchanged: %s", error)
             return
         changed = [*differences(self._config, config), *differences(self._catalogue, catalogue)]
         self._config, self._catalogue = config, catalogue
@@ -76,12 +76,12 @@ class Reloader:
             start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
             log.info("reloaded: %s%s", line, start_only_note)
         if len(changed) > _MAX_LOGGED:
-            log.info("reloaded: and %d more", len(changed) - _MAX_LOGGED)
+            log.info("reloaded: %d more changes", len(changed) - _MAX_LOGGED)
 
     def _read(self) -> tuple[CortexConfig, Catalogue]:
         config = configs.load(self._path)
         if self._catalogue.models and not config.models_config.exists():  # an editor may be replacing the file
-            raise ConfigError(f"{config.models_config} is gone")
+            raise ConfigError(f"{config.models_config} does not exist")
         return config, catalogues.load(config.models_config)
 
     def _stamps(self) -> tuple[_Stamp, _Stamp]:
@@ -89,7 +89,7 @@ class Reloader:
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:
-    """Return the changes between two configurations, one line each. Secrets are not shown."""
+    """Return the differences between two configurations, one line per changed value. Secrets are not shown."""
     old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
@@ -97,9 +97,9 @@ def differences(previous: BaseModel, current: BaseModel) -> list[str]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all values with their dotted names.
+    """Yield all values of a configuration with their dotted names.
 
-    Entries of lists are named by an identifying attribute.
+    A list entry is named by its id, name or key id, or else by its position.
     """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}

@@ -1,4 +1,4 @@
-"""JSON schemas of request and response bodies: derived from the typed records, or written here."""
+"""JSON schemas of request and response bodies: derived from Python classes, or written by hand below."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ _RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelI
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to the schema of that name."""
+    """Return a reference to the schema `name`."""
     return {"$ref": _FOLDER + name}
 
 
@@ -47,7 +47,7 @@ def or_null(schema: Schema) -> Schema:
 
 
 def array(items: Schema, **limits: int) -> Schema:
-    """Return the schema of a list."""
+    """Return the schema of a list of `items`."""
     return {"type": "array", "items": items, **limits}
 
 
@@ -93,7 +93,7 @@ def _key(terms: dict[str, Schema]) -> Schema:
         terms
         | {"source": one_of("config", "database"), "hint": or_null(STRING), "created_at": or_null(NUMBER)}
         | {"revoked_at": or_null(NUMBER), "spent": COUNT, "held": COUNT, "window_ends_at": or_null(NUMBER)},
-        key=STRING | {"description": "The secret: in the answer that made it, and never again."},
+        key=STRING | {"description": "The key's secret, only in the response that creates the key."},
     )
 
 
