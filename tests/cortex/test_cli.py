@@ -89,7 +89,7 @@ async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> Non
         assert "small" in out and user["key_id"] in out
         assert (await run_with_key("drain", "n1"))[:2] == (
             0,
-            "n1 is drained: nothing runs there, and nothing will until `cortex uncordon n1`\n",
+            "n1 is drained: it gets no new requests or loads until `cortex uncordon n1`\n",
         )
         assert await status(user["key"]) == 503
         assert (await run_with_key("uncordon", "n1"))[0] == 0

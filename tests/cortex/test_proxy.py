@@ -144,7 +144,7 @@ async def test_text_of_an_error_response_is_forwarded_but_not_logged(
     with caplog.at_level(logging.DEBUG):
         status, body, _ = await post(cortex, BODY)
     assert (status, json.loads(body)) == (400, {"error": error})
-    assert f"node=n1 refused: status=400 code={logged}" in caplog.text
+    assert f"node=n1 rejected the request: status=400 code={logged}" in caplog.text
     assert "my secret prompt" not in caplog.text
 
 
@@ -177,7 +177,7 @@ async def test_node_that_dies_before_the_first_byte_is_502(cortex: Cortex, node:
     status, body, _ = await post(cortex, BODY)
     assert status == 502
     assert json.loads(body)["error"] == {
-        "message": "node 'n1' did not answer",
+        "message": "node 'n1' did not respond",
         "type": "api_error",
         "code": "upstream_connection_error",
         "param": None,
@@ -260,7 +260,7 @@ async def test_openai_client_reads_streams_responses_and_errors(cortex: Cortex, 
             await client.chat.completions.create(model="nobody", messages=messages)
         node.speak = fake_node.die_within_an_event
         stream = await client.chat.completions.create(model="small", messages=messages, stream=True)
-        with pytest.raises(openai.APIError, match="the node broke off its answer"):
+        with pytest.raises(openai.APIError, match="the node's response ended before it was complete"):
             _ = [chunk async for chunk in stream]
         assert "Org/M" in [model.id async for model in client.models.list()]
 

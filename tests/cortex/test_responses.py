@@ -21,7 +21,7 @@ REQUEST: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens":
 BROKEN = {
     "type": "error",
     "code": "upstream_connection_error",
-    "message": "the node broke off its answer",
+    "message": "the node's response ended before it was complete",
     "param": None,
 }
 

@@ -132,7 +132,11 @@ async def test_cordon_uncordon_and_drain() -> None:
     assert [(code, err) for code, _, err in outputs] == [(0, "")] * 3
     assert "b is cordoned" in outputs[0][1]
     assert "b is drained" in outputs[2][1]
-    assert unfinished == (1, "", "cortex: busy is cordoned, but 2 requests and 0 loads are not done; drain it again\n")
+    assert unfinished == (
+        1,
+        "",
+        "cortex: busy is cordoned, but 2 requests and 0 loads are still running; run the command again\n",
+    )
     assert refused == (1, "", f"cortex: {gateway.url}/api/nodes/..%2Fx/cordon: there is no such thing\n")
     assert gateway.requests[0] == ("POST", "/api/nodes/b/cordon", None)
 
@@ -173,13 +177,13 @@ async def test_check_prints_a_summary_and_warnings(tmp_path: Path) -> None:
     code, out, err = await run("check", "-c", str(path))
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        f"{path} is right",
+        f"{path} is valid",
         "  listens on 127.0.0.1:31313, metrics on 127.0.0.1:31314",
-        "  keys are not needed; 1 in this file, others in the ledger",
+        "  keys are not required; 1 in this file, further keys in the ledger",
         f"  1 models and 1 aliases in {tmp_path / 'models.toml'}",
         "  node beast: http://h:1",
-        "but model 'Org/M' is pinned on gone, which is no node here",
-        "but key 'a' allows 'small', an alias; name the model: 'Org/M'",
+        "warning: model 'Org/M' is pinned on gone, which is not a configured node",
+        "warning: key 'a' allows 'small', an alias; write the model id 'Org/M'",
     ]
 
 

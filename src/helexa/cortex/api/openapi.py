@@ -48,7 +48,7 @@ class Operation:
         summary: short description.
         response: name of the schema of a successful response.
         body: name of the schema of the request body, or None.
-        query: schemas of the query parameters; parameters in `required` are required.
+        query: schemas of the query parameters; schemas of required parameters too.
         required: names of the required query parameters.
         error_statuses: HTTP error statuses in addition to the statuses in `_EVERYWHERE`.
         error: name of the schema of error responses.

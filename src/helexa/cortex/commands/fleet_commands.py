@@ -12,7 +12,7 @@ _DEFAULT_API = GatewayApi()
 
 
 def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Show where a request for a model would go now, why, and which models would be unloaded for it.
+    """Show where a request for a model would be sent now, why, and which models would be unloaded first.
 
     Args:
         model: id of the model, or an alias.
@@ -21,7 +21,7 @@ def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     try:
         print("\n".join(_explained(content)))
     except (KeyError, TypeError, AttributeError):
-        raise HelexaError(f"{api.endpoint} does not explain as a gateway does") from None
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
 
 
 def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
@@ -31,21 +31,21 @@ def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
         node: name of the node.
     """
     _post(api, node, "cordon")
-    print(f"{printable(node)} is cordoned: it is asked for nothing new until `cortex uncordon {printable(node)}`")
+    print(f"{printable(node)} is cordoned: it gets no new requests or loads until `cortex uncordon {printable(node)}`")
 
 
 def uncordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Send requests to a node again.
+    """Send requests and loads to a node again.
 
     Args:
         node: name of the node.
     """
     _post(api, node, "uncordon")
-    print(f"{printable(node)} is asked again")
+    print(f"{printable(node)} is uncordoned: it gets requests and loads again")
 
 
 def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
-    """Cordon a node, and wait until nothing runs there any more.
+    """Cordon a node and wait until its requests and loads have ended.
 
     Args:
         node: name of the node.
@@ -54,11 +54,9 @@ def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     in_flight, loading = content.get("in_flight"), content.get("loading")
     if in_flight or loading:
         raise HelexaError(
-            f"{node} is cordoned, but {in_flight} requests and {loading} loads are not done; drain it again"
+            f"{node} is cordoned, but {in_flight} requests and {loading} loads are still running; run the command again"
         )
-    print(
-        f"{printable(node)} is drained: nothing runs there, and nothing will until `cortex uncordon {printable(node)}`"
-    )
+    print(f"{printable(node)} is drained: it gets no new requests or loads until `cortex uncordon {printable(node)}`")
 
 
 def _post(api: GatewayApi, node: str, verb: str, timeout_secs: float = 10.0) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Waiting for a model to load, with progress comments in the client's stream."""
+"""Waits for a model to load, and meanwhile sends progress comments to streaming clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ _EVENT_STREAM: Headers = [
 async def wait_for_load(
     work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, response: Reply
 ) -> Warm:
-    """Wait for a model to load and return where it serves.
+    """Wait for `work`, the load of a model, and return the node that serves the model.
 
     A streaming client receives SSE comments with the progress: the first after `KEEP_ALIVE_AFTER_SECS`, then one every
     `KEEP_ALIVE_SECS`.

@@ -1,4 +1,4 @@
-"""Counts the prompt tokens of a request by asking a node."""
+"""Counts the prompt tokens of a request with the tokenizer of a node."""
 
 import asyncio
 
@@ -16,14 +16,14 @@ _PATHS = {CHAT: TOKENIZE_PATH, COMPLETIONS: TOKENIZE_PATH}
 
 
 class PromptCounter:
-    """Counts prompts with the tokenizers of nodes that have the model loaded."""
+    """Counts prompt tokens on nodes that have the model loaded."""
 
     def __init__(self, calls: NodeCalls, body_workers: BodyWorkers) -> None:
         self._calls = calls
         self._body_workers = body_workers
 
     async def count(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
-        """Return the number of prompt tokens, or None if no helexa node can count them in time."""
+        """Return the number of prompt tokens, or None if no helexa node counts them within `TIMEOUT_SECS`."""
         path, target = _PATHS.get(request.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":
             return None

@@ -41,11 +41,11 @@ Settle = Callable[[], Awaitable[None]]
 
 
 class NoResponse(Exception):
-    """The node failed or was busy before the first byte of its response, so another node may be asked.
+    """The node failed or was busy before the first byte of its response, so the request may be retried.
 
     Attributes:
-        outcome: kind of failure.
-        error_response: error response for the client if the gateway tries no other node.
+        outcome: kind of failure, which decides whether a retry is allowed.
+        error_response: error for the client if the request is not sent to another node.
     """
 
     def __init__(self, reason: str, outcome: Outcome, error_response: ApiError) -> None:
@@ -55,7 +55,7 @@ class NoResponse(Exception):
 
 
 class Proxy:
-    """Forwards requests to nodes."""
+    """Forwards requests to nodes and their responses to clients."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
@@ -81,12 +81,14 @@ class Proxy:
             request: the parsed request.
             response: the response to the client.
             record: the request record.
-            settle: awaited before the end of a complete response is sent; None for anonymous requests.
-            last: True if no other node can be asked; a 429 or 503 is then sent to the client too.
+            settle: charges the request; awaited before the end of a complete response is sent. None for anonymous
+                requests.
+            last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded.
 
         Raises:
-            NoResponse: nothing was sent to the client, so another node may be asked.
-            ApiError: the response broke off, the node is silent, or the gateway is out of connections (503); the caller
+            NoResponse: nothing was sent to the client, so the request may be retried.
+            ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503); the
+            caller
                 ends the reply with this error.
         """
         node, model = target.node, target.model
@@ -109,7 +111,7 @@ class Proxy:
                 first_chunk = await node_response.chunk()
             except LocalError as error:
                 log.warning("node=%s not connected: %s", node, error)
-                raise overloaded("the gateway has no connection left; try again", RETRY_LOCAL) from error
+                raise overloaded("the gateway is out of connections; try again", RETRY_LOCAL) from error
             except UpstreamError as error:
                 self._count_fault(node, model, silent=isinstance(error, Silent))
                 if node_response is not None:
@@ -124,7 +126,7 @@ class Proxy:
                 if _is_from_proxy(node_response):
                     timed_out = node_response.status == 504  # a 504 comes from a proxy between the gateway and the node
                     self._count_fault(node, model, silent=timed_out)
-                    reason = f"HTTP {node_response.status} not of a node"
+                    reason = f"HTTP {node_response.status} from a proxy or another server"
                     if timed_out:
                         raise NoResponse(reason, "silent", _timed_out(node))
                     raise NoResponse(reason, "broken", _unreachable(node))
@@ -142,19 +144,22 @@ class Proxy:
                 node_response.close()
 
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
-        """Report a failure to the breaker, except a timeout on a healthy node: only this request may be slow."""
+        """Report a failure to the breaker.
+
+        A timeout on a healthy node is not reported, because only this request may be slow.
+        """
         if not (silent and self._fleet.is_alive(node)):
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """Return an unguessable id.
+        """Return an unguessable usage id: a random secret of this process and a counter.
 
-        A counter after one random secret is cheaper than a random number per request.
+        A counter is cheaper than a random number per request.
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
     def _headers(self, request: ClientRequest, record: RequestRecord, target: Warm) -> Headers:
-        """Return the headers for a node. Third-party backends get no account, key or usage ids."""
+        """Return the headers for the node. Third-party backends get no account, key or usage ids."""
         headers = forwarded_headers(request.headers)
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", record.request_id.encode()))
@@ -208,9 +213,9 @@ class Proxy:
     async def _next_or_settle(
         self, node_response: UpstreamResponse, record: RequestRecord, settle: Settle | None
     ) -> bytes:
-        """Return the next chunk of a non-streamed response.
+        """Return the next chunk of a non-streamed response; empty at the end.
 
-        Before the end, an empty chunk, the request is settled.
+        At the end, the request is settled before the empty chunk is returned.
         """
         chunk = b"" if node_response.complete else await self._next_chunk(node_response, record)
         if not chunk and settle is not None:
@@ -223,19 +228,19 @@ class Proxy:
         except UpstreamError as error:
             is_silent = isinstance(error, Silent)
             self._count_fault(record.node, record.model, silent=is_silent)
-            log.warning("%s broke off an answer of %s: %s", record.node, record.model, _reason(error))
+            log.warning("node=%s model=%s response incomplete: %s", record.node, record.model, _reason(error))
             if is_silent:
                 raise _timed_out(record.node) from error
             raise ApiError(
-                502, "upstream_connection_error", "the node broke off its answer", type="api_error"
+                502, "upstream_connection_error", "the node's response ended before it was complete", type="api_error"
             ) from error
 
     async def _forward_error(
         self, node_response: UpstreamResponse, chunk: bytes, response: Reply, record: RequestRecord
     ) -> None:
-        """Forward a node's error response; if a stream has already begun, send the error as its last event.
+        """Forward a node's error response. If the client's stream has already begun, raise the error instead.
 
-        The log contains the status and the code but not the message, which may quote the prompt.
+        The log contains the status and the code but not the message, because a message may quote the prompt.
         """
         body = bytearray()
         while chunk and len(body) <= _MAX_ERROR_BYTES:
@@ -245,7 +250,7 @@ class Proxy:
         record.status = record.status or node_response.status
         error = _error_fields(bytes(body))
         record.code = _code(error)
-        log.info("node=%s refused: status=%d code=%s", record.node, node_response.status, record.code)
+        log.info("node=%s rejected the request: status=%d code=%s", record.node, node_response.status, record.code)
         if "message" not in error:
             raise ApiError(
                 node_response.status, "upstream_error", f"upstream returned {node_response.status}", type="api_error"
@@ -258,7 +263,7 @@ class Proxy:
 
 
 def _is_from_proxy(node_response: UpstreamResponse) -> bool:
-    """Return whether the response comes from a proxy, or from a server that is not a node."""
+    """Return whether the response comes from a proxy in front of the node, or from another server."""
     if node_response.status >= 400:
         return node_response.status in (502, 504)
     kinds = [value for name, value in node_response.headers if name == b"content-type"]
@@ -266,19 +271,19 @@ def _is_from_proxy(node_response: UpstreamResponse) -> bool:
 
 
 def _error_fields(body: bytes) -> dict[str, str]:
-    """Return the text fields of an error body's `error` object; empty if the body is not in this format."""
+    """Return the string fields of the `error` object in an error body; empty if there is no such object."""
     error = json_object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
 def _code(error: dict[str, str]) -> str | None:
-    """Return the code of an error, or None if it is missing or is not a plain identifier."""
+    """Return the error's `code`, or None if the code is missing or contains unusual characters."""
     code = error.get("code", "")
     return code if _CODE.fullmatch(code) else None
 
 
 def _retry_after(node_response: UpstreamResponse) -> float:
-    """Return how many seconds to prefer other nodes: the `Retry-After` of a busy node, else `WARY_SECS`."""
+    """Return for how many seconds to prefer other nodes: the response's `Retry-After`, else `WARY_SECS`."""
     text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
 
@@ -300,4 +305,4 @@ def _timed_out(node: str) -> ApiError:
 
 
 def _unreachable(node: str) -> ApiError:
-    return ApiError(502, "upstream_connection_error", f"node '{node}' did not answer", type="api_error")
+    return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond", type="api_error")

@@ -1,4 +1,4 @@
-"""Access control of routes: every route states who may use it, so that no route is public by omission."""
+"""Access control of routes. Every route declares its access, so that no route is public by omission."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,17 +13,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def public(endpoint: Endpoint) -> Endpoint:
-    """Allow all requests."""
+    """Return `endpoint` unchanged: all requests are allowed."""
     return endpoint
 
 
 def user(endpoint: Endpoint) -> Endpoint:
-    """Allow requests that may use models; `request.state.principal` holds their principal."""
+    """Wrap `endpoint` to require a valid key if `require_auth` is true; set `request.state.principal`."""
     return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
-    """Allow requests that may see the state of the whole fleet: of admins, or any request if no key is required."""
+    """Wrap `endpoint` to require an admin's key if `require_auth` is true. Otherwise no key is required."""
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
         gatekeeper = gateway.gatekeeper
@@ -35,7 +35,7 @@ def viewer(endpoint: Endpoint) -> Endpoint:
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
-    """Allow requests of admins."""
+    """Wrap `endpoint` to require an admin's key, even if `require_auth` is false."""
     return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
 

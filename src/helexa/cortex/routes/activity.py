@@ -11,7 +11,7 @@ _TEXTS = ("account_id", "key_id", "model", "node")
 
 
 async def list_activity(request: Request) -> Response:
-    """Return the newest requests first.
+    """Return recent requests from the activity log, newest first.
 
     Query parameters: `limit` (100, at most 1000), `before` (only rows with a smaller id), and the filters `account_id`,
     `key_id`, `model`, `node` and `status`.

@@ -1,4 +1,7 @@
-"""`POST /v1/messages/count_tokens`: exact if the model is loaded, else an estimate; nothing is loaded or charged."""
+"""`POST /v1/messages/count_tokens`: an exact count if the model is loaded, else an estimate.
+
+The endpoint loads no model and charges nothing.
+"""
 
 import asyncio
 
@@ -23,7 +26,7 @@ TIMEOUT_SECS = 5.0
 
 
 async def count_message_tokens(request: Request) -> Response:
-    """Return the count, or an error in Anthropic's format."""
+    """Return the token count of a prompt, or an error in Anthropic's format."""
     name = request_id(request.scope["headers"])
     try:
         body, status, headers = await _count(request), 200, dict[str, str]()
@@ -51,7 +54,7 @@ async def _counted(gateway: Gateway, principal: Principal | None, count: CountRe
     if not is_known(gateway, fleet_view, model):
         if any(node.healthy for node in fleet_view.nodes):
             raise model_not_found(count.model[:200])
-        raise service_unavailable(f"no node is up that could have model '{count.model[:200]}'", RETRY_OPEN)
+        raise service_unavailable(f"no node is up that could serve model '{count.model[:200]}'", RETRY_OPEN)
     if principal is not None:
         await gateway.ledger.check_budget(principal)
     target = route(fleet_view, model)

@@ -25,7 +25,7 @@ requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """The ASGI endpoint of all generation routes in the nodes' own API formats."""
+    """ASGI endpoint of the generation routes whose requests nodes accept without translation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Every code path records the request exactly once."""
@@ -52,7 +52,7 @@ class Generation:
         except asyncio.CancelledError:  # only the server cancels this task, when its grace period for open streams ends
             failure = shutting_down()
         except Exception:
-            log.exception("a fault in the gateway")
+            log.exception("internal error")
             failure = internal_error()
         if failure is not None:
             record.failed = True
@@ -73,12 +73,12 @@ class Generation:
     async def parse(
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Return the request for a node."""
+        """Parse the body and return the request to forward."""
         return await read_question(workers, path, headers, body)
 
 
 class Responses(Generation):
-    """`POST /v1/responses`, which has its own error events."""
+    """Endpoint of `POST /v1/responses`, whose streams have their own error events."""
 
     def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply with the error events of the Responses API."""
@@ -86,7 +86,7 @@ class Responses(Generation):
 
 
 class Messages(Generation):
-    """`POST /v1/messages`: nodes get a chat request, and their chat completion is translated back."""
+    """Endpoint of `POST /v1/messages`: forwards a chat request and translates the completion into a message."""
 
     def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply that translates chat completions."""
@@ -95,7 +95,7 @@ class Messages(Generation):
     async def parse(
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Return the request as a chat request."""
+        """Translate the body and return the chat request to forward."""
         assert isinstance(response, AnthropicReply)
         response.translation, request = await read_message(workers, headers, body)
         return request

@@ -1,6 +1,6 @@
-"""Endpoints that a model's tokenizer answers on a node.
+"""Endpoints for a model's tokenizer, forwarded to a node that has the model loaded.
 
-These endpoints generate, load and charge nothing.
+These endpoints load no model and charge nothing.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _fields = msgspec.json.Decoder(_Fields)
 
 
 async def ask_tokenizer(request: Request) -> Response:
-    """Answer `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
+    """Handle `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
@@ -75,7 +75,7 @@ def _read_large(body: bytes) -> _Fields:
 
 
 async def get_tokenizer_info(request: Request) -> Response:
-    """Answer `GET /tokenizer_info?model=`."""
+    """Handle `GET /tokenizer_info?model=`."""
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)
@@ -88,14 +88,14 @@ async def get_tokenizer_info(request: Request) -> Response:
 
 
 async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
-    """Return the node to ask.
+    """Return the node that handles a tokenizer request.
 
     Args:
         gateway: the gateway.
         principal: principal of the request.
-        name: a model id or an alias; None for the only loaded model, because clients of one-model servers omit the
-            name.
-        previous: id of a stored response; its node is preferred.
+        name: a model id or an alias. None selects the only loaded model, because clients of servers with one model
+            omit the name.
+        previous: id of a stored response; the node that stores the response is preferred.
     """
     fleet_view = gateway.fleet.view()
     model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)
@@ -108,7 +108,7 @@ async def _target(gateway: Gateway, principal: Principal | None, name: str | Non
     other_nodes = set() if holder is None else {node.name for node in fleet_view.nodes} - {holder.name}
     target = route(fleet_view, model, avoid=other_nodes) or route(fleet_view, model)
     if target is None:
-        raise service_unavailable(f"model '{model}' is not loaded; a request for an answer loads it", RETRY_SECS)
+        raise service_unavailable(f"model '{model}' is not loaded; a generation request loads it", RETRY_SECS)
     return target
 
 
@@ -134,7 +134,7 @@ async def _call_tokenizer(
     except TimeoutError:
         pass
     if node_response is None:
-        message = f"node '{target.node}' did not answer"
+        message = f"node '{target.node}' did not respond"
         raise ApiError(502, "upstream_connection_error", message, type="api_error")
     status, content = node_response
     return Response(content, status, media_type="application/json")

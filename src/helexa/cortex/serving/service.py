@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits for its model; requests with a key have a higher priority."""
+    """A request that waits for its model to load. Requests with a key have a higher priority."""
 
     priority: int
     enqueued: float = field(default_factory=time.monotonic)
@@ -36,14 +36,14 @@ class Waiter:
 async def serve(
     gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, admission: Pass
 ) -> None:
-    """Answer one request.
+    """Check, route, forward and charge one request.
 
     Args:
         gateway: the gateway.
         request: the parsed request.
         response: the response to the client.
         record: the request record.
-        admission: the request's pass from its key's limits, entered before the body was read.
+        admission: the request's admission by its key's rate limits, granted before the body was read.
 
     Raises:
         ApiError: the request was rejected or failed; the caller ends the reply with this error.
@@ -90,7 +90,7 @@ def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
 async def _forward(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node, and to further nodes as long as a retry is allowed."""
+    """Forward the request to a node. After a failure, try other nodes while `may_retry` allows it."""
     routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
@@ -113,7 +113,7 @@ async def _forward(
             await gateway.proxy.ask(target, request, response, record, settle, last=is_last)
             return
         except NoResponse as error:
-            log.warning("node=%s no answer: %s", target.node, error)
+            log.warning("node=%s request failed: %s", target.node, error)
             outcomes.append(error.outcome)
             fallback = (
                 route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) if may_retry(outcomes) else None
@@ -137,7 +137,7 @@ async def _affinity_key(gateway: Gateway, request: ClientRequest, record: Reques
 async def _wait_for_model(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord
 ) -> Warm:
-    """Wait for the model to be loaded, and return where it serves."""
+    """Wait for the model to load, and return the node that serves the model."""
     load_failure = failing(gateway.fleet.view(), model)
     if load_failure is not None:
         raise load_failure
@@ -150,9 +150,9 @@ async def _wait_for_model(
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the largest limit that any node advertises, or None.
+    """Return the limit with the largest context that any node reports for the model, or None.
 
-    A larger prompt fits on no node.
+    A prompt above this limit fits on no node.
     """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

@@ -1,4 +1,4 @@
-"""Settles the charge of a request: before the end of the response is sent to the client."""
+"""Charges a request, before the end of its response is sent to the client."""
 
 import asyncio
 import logging
@@ -18,14 +18,17 @@ log = logging.getLogger(__name__)
 
 
 class Settlement:
-    """Settlement of one request. The context manager settles on every code path.
+    """Charges one request. As a context manager, it also releases the reservation on every code path.
 
-    * A complete response is charged by the usage that it states.
-    * A response that broke off, or whose client disconnected, is charged by the usage that the node reports on request.
-      Without a report, the prompt and the output are estimated, and the ledger entry is marked as estimated.
-    * A request that timed out in the gateway is charged by the usage that the node reports; without a report it is
+    * A complete response is charged by the usage in the response.
+    * An incomplete response, or a response whose client disconnected, is charged by the usage that the node reports
+    on
+      request. If the node reports no usage, prompt and output are estimated, and the ledger entry is marked as
+      estimated.
+    * A request that timed out is charged by the usage that the node reports. If the node reports no usage, the
+    request is
       free.
-    * A request that no node answered, or that was rejected, is free.
+    * A request without a response from a node, or that was rejected, is free.
 
     A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
     """
@@ -39,7 +42,7 @@ class Settlement:
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage that the response states, if it has stated it."""
+        """Charge the usage in the response, if the response contains it and it is not charged yet."""
         record = self._record
         if record.usage is None and record.meter is not None:
             record.usage = record.meter.usage()
@@ -77,7 +80,7 @@ class Settlement:
         reserved = self._reservation.tokens
         if self._request.enforced is not None and usage.prompt + usage.completion > reserved:
             log.warning(
-                "node=%s reports more tokens than it was allowed: prompt=%d completion=%d held=%d",
+                "node=%s reports more tokens than were reserved: prompt=%d completion=%d reserved=%d",
                 self._record.node,
                 usage.prompt,
                 usage.completion,
