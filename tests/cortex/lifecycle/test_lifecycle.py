@@ -83,7 +83,7 @@ async def test_busy_model_is_not_drained_within_swap_wait() -> None:
             for _ in range(20):
                 await asyncio.sleep(0.01)
             progress = s.lifecycle.progress("B")
-            assert progress is not None and progress.stage == "waiting for room on n1"
+            assert progress is not None and progress.stage == "waiting for memory on n1"
             assert ("n1", "A") not in s.fleet.view().draining
         ask_b.cancel()
         await eventually(lambda: s.lifecycle.progress("B") is None)

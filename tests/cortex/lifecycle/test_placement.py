@@ -415,13 +415,13 @@ def test_explanation_has_a_verdict_per_node() -> None:
     )
     explanation = explain(snapshot_of(*nodes, known=known, used_at={("beast", "X"): NOW - 300}), "N")
     assert (explanation["decision"], explanation["node"], explanation["evict"]) == ("load", "beast", ["X"])
-    assert explanation["reason"] == "X leaves, then it loads"
+    assert explanation["reason"] == "loads after unloading X"
     assert {one["node"]: one["verdict"] for one in explanation["candidates"]} == {
         "beast": "needs 6500 MB, 2300 free, could evict X (idle 300 s)",
         "down": "down",
         "shut": "cordoned",
-        "tiny": "can never hold it: needs 1 device of 8000 MB",
-        "old": "needs 6500 MB, 1000 free, and what is there may not leave: S ranks higher",
+        "tiny": "cannot hold it: needs 1 device of 8000 MB",
+        "old": "needs 6500 MB, 1000 free, and its models cannot be evicted: S ranks higher",
     }
 
 
@@ -431,7 +431,7 @@ def test_explanation_of_warm_waiting_and_unknown_models() -> None:
     assert (warm["decision"], warm["node"], warm["reason"]) == ("warm", "a", "warm: a has 2 in flight")
     waiting = explain(busy, "B")
     assert (waiting["decision"], waiting["evict"]) == ("wait", ["A"])
-    assert waiting["reason"] == "waits until A can leave, for 10 s at the most"
+    assert waiting["reason"] == "waits until A can be unloaded, at most 10 s"
     assert waiting["candidates"][0]["verdict"] == "needs 20000 MB, 4000 free, could evict A (in use) in 10 s"
     unknown = explain(busy, "nobody")
     assert (unknown["decision"], unknown["node"]) == ("refuse", None)

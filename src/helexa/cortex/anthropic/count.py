@@ -1,6 +1,6 @@
-"""`POST /v1/messages/count_tokens`: exact if a node has the model loaded, else an estimate.
+"""Token counts for `POST /v1/messages/count_tokens`.
 
-The endpoint never loads a model.
+The count is exact if a node has the model loaded, else an estimate. The endpoint never loads a model.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,7 +19,7 @@ _BYTES_PER_MESSAGE = 8
 _BYTES_PER_IMAGE = 4096
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
-"""Posts a body to `TOKENIZE_PATH` of a node. Returns status and body, or None if no node answered."""
+"""Posts a body to `TOKENIZE_PATH` of a node. Returns the status and body of the response, or None without one."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CountRequest:
     """A request to count the tokens of a prompt.
 
     Attributes:
-        model: model name as the client stated it.
-        body: JSON body for `POST /tokenize` of a node, with the client's model name.
-        estimate: estimated tokens.
+        model: model name in the client's request.
+            body: JSON body for `POST /tokenize` of a node, with the client's model name.
+        estimate: estimated number of prompt tokens.
     """
 
     model: str
@@ -37,7 +37,7 @@ class CountRequest:
     estimate: int
 
     def body_for(self, model: str) -> bytes:
-        """Return the body with `model` as the model's name."""
+        """Return the body with `model` instead of the client's model name."""
         model_member = _model_member(self.model)
         assert self.body.startswith(model_member)
         return _model_member(model) + self.body[len(model_member) :]
@@ -59,7 +59,7 @@ class CountRequest:
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Return the body of the response, `{"input_tokens"}`: exact if a node counted the tokens, else the estimate.
+    """Return the response body `{"input_tokens": N}`. N is exact if a node counted the tokens, else the estimate.
 
     Args:
         request: the client's request.
@@ -72,7 +72,7 @@ async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
 
 
 def parse_count(status: int, body: bytes) -> int | None:
-    """Return the count in a node's answer to `POST /tokenize`, or None."""
+    """Return the token count in a node's response to `POST /tokenize`, or None if the response has none."""
     if status != 200:
         return None
     try:
@@ -84,7 +84,7 @@ def parse_count(status: int, body: bytes) -> int | None:
 
 
 def estimated_tokens(chat: Mapping[str, Any]) -> int:
-    """Return the estimated tokens of a chat request's prompt; at least 1."""
+    """Return the estimated number of prompt tokens of a chat request; at least 1."""
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
         size += len(encoded({"tools": tools}))

@@ -6,7 +6,7 @@ from typing import Any
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 VERSION_HEADER = "anthropic-version"
-"""Clients that send this header read Anthropic's formats."""
+"""A request with this header gets responses in Anthropic's formats."""
 
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 1000
@@ -27,10 +27,10 @@ def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page of `entries` that `limit`, `after_id` or `before_id` selects.
+    """Return the page of `entries` that the query parameters `limit`, `after_id` and `before_id` select.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body`: a limit out of range, both ids, or an id that is not in the list.
+        ApiError: 400 `invalid_anthropic_body` for a limit out of range, for both ids, or for an unknown id.
     """
     limit = _limit(query.get("limit"))
     ids = [entry["id"] for entry in entries]

@@ -18,13 +18,13 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 class AnthropicReply(Reply):
-    """One response to a client. Like every `Reply`, it receives a node's bytes.
+    """Writes a response of the Messages API. Like every `Reply`, it receives the bytes of the node's response.
 
-    A stream is translated as it arrives. Any other response is buffered until it is complete, so that an error response
-    can still be sent.
+    Streams are translated chunk by chunk. Other responses are buffered until they are complete, so that an error
+    response can be sent instead.
 
     Attributes:
-        translation: the translated request; while None, only errors can be sent.
+        translation: the translated request; None before the request is parsed, when only errors can be sent.
     """
 
     def __init__(self, send: Send, request_id: str | None = None) -> None:
@@ -39,10 +39,12 @@ class AnthropicReply(Reply):
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Store the node's status and headers, and start a streamed response.
+        """Store the node's status and headers. For a stream, send the head of the response.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: events instead of a whole response, or the reverse.
+            ApiError: 502 `upstream_malformed_response` if the node streams although the client did not ask for a
+            stream, or
+                the reverse.
         """
         assert self.translation is not None
         self._status, self._node_headers = status, [header for header in headers if header[0] not in _BODY_HEADERS]
@@ -58,7 +60,7 @@ class AnthropicReply(Reply):
         """Process the node's next bytes.
 
         Raises:
-            ApiError: the response failed; in a stream, the client has already received the error event.
+            ApiError: the node's response is malformed. In a stream, the client has already received the error event.
         """
         if self._events is not None:
             await self._send_events(self._events, self._events.feed(chunk))
@@ -71,7 +73,7 @@ class AnthropicReply(Reply):
         """End the response with the node's last bytes.
 
         Raises:
-            ApiError: the node returned an error, broke off, or its response is malformed.
+            ApiError: the node returned an error, or its response is incomplete or malformed.
         """
         assert self.translation is not None
         if chunk:
@@ -84,7 +86,7 @@ class AnthropicReply(Reply):
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
-        """End with an error: an error response if nothing was sent yet, else the stream's last event."""
+        """End the response with an error: as the last event of a stream that has begun, else as an error response."""
         if self._events is not None:
             await super().write(self._events.fail(error))
         else:

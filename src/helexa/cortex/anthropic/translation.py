@@ -1,4 +1,4 @@
-"""Translation of one request of the Messages API, and of its response."""
+"""Translation of a Messages API request and of its response."""
 
 import secrets
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Translation:
 
     Attributes:
         body: the chat request as JSON, with the client's model name.
-        model: model name as the client stated it.
-        stream: True if the client requests events.
+        model: model name in the client's request.
+        stream: True if the client requests a stream.
         stop_sequences: the client's stop sequences.
-        input_tokens: estimated prompt tokens.
+        input_tokens: estimated number of prompt tokens.
         message_id: id of the response message.
     """
 
@@ -63,7 +63,7 @@ class Translation:
         )
 
     def translate(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
-        """Return a whole chat completion as a message in JSON.
+        """Translate a non-streaming chat completion to a message in JSON.
 
         Raises:
             ApiError: the node returned an error (with the node's status), or its response is malformed (502).

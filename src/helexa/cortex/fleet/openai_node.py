@@ -1,8 +1,8 @@
 """Nodes of kind `openai`: any OpenAI-compatible server (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
 
 The gateway only reads from these nodes; it never loads or unloads their models. `GET /v1/models` decides whether a node
-is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server, and
-with it the other endpoints that it can read.
+is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server,
+and then reads this kind's other endpoints.
 """
 
 import asyncio
@@ -88,16 +88,16 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`. The class is stateless: earlier results are in the fleet's state."""
+    """Polls nodes of kind `openai`. The class has no state: earlier results are in the `Node` that is polled."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
     async def poll(self, node: Node, bearer: str | None = None) -> Report:
-        """Return the node's report.
+        """Poll a node and return its report.
 
         Raises:
-            NodeError: the node did not list its models.
+            NodeError: `GET /v1/models` failed.
         """
         return await _NodePoll(self._client, node, bearer).report()
 
@@ -141,7 +141,7 @@ class _NodePoll:
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
         if known.keys() >= entries.keys():
             return {name: known[name] for name in entries}
-        # With several models, `/props` would describe only one of them.
+        # `/props` describes only one model
         props = await or_none(self._props) if len(entries) == 1 else None
         models = {}
         for name, entry in entries.items():
@@ -156,8 +156,9 @@ class _NodePoll:
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
         """Return Ollama's models, or None if the server is not Ollama.
 
-        Ollama truncates prompts to the context size of the model in memory, so that size takes precedence over the
-        model's own.
+        Ollama truncates prompts to the context length that a model was loaded with, so this length takes precedence
+        over
+        the model's maximum.
         """
         ps = await or_none(self._running)
         if ps is None:

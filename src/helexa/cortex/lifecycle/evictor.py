@@ -1,6 +1,6 @@
-"""Eviction policy: which models may leave a node, when, and in which order.
+"""Eviction policy: which models may be evicted from a node, when, and in which order.
 
-Pure functions of a `FleetSnapshot`.
+All functions are pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection, Mapping
@@ -13,24 +13,25 @@ from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
 from helexa.cortex.lifecycle.memory import totals
 
-LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a model to reach it
+LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
 
 
 _ANY = -(1 << 62)
-"""MB per device to ask for when the model's size is unknown: every device has more free."""
+"""MB per device to require if the model's size is unknown: any amount of free memory suffices."""
 
 
 @dataclass(frozen=True)
 class EvictionPlan:
-    """A way to fit a model on a node.
+    """A plan to fit a model on a node: devices, and models to evict first.
 
     Attributes:
         devices: indices of the devices that the model is loaded on.
-        evict: models to unload first, in this order.
-        ready_at: earliest start (seconds of the fleet's clock); infinity while a running load of unknown length blocks
-            it.
-        fits: True if the model fits by the estimates. False if it does not, but the node is empty, so that trying
+        evict: models to evict first, in this order.
+        ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if it must wait for a running
+        load.
+        fits: True if the model fits by the estimates. False if it does not fit but the node is empty, so that an
+        attempt
             evicts nothing.
     """
 
@@ -40,12 +41,12 @@ class EvictionPlan:
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """Return the estimated cost of the evictions: each model's weighted reload time divided by its idle time."""
+        """Return the estimated cost of the evictions: the sum of weighted reload time divided by idle time."""
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the smallest set of evictions that lets a model fit on a node, or None if no set does.
+    """Return a plan to fit a model on a node with as few evictions as needed, or None if there is none.
 
     Args:
         snapshot: the fleet snapshot.
@@ -77,7 +78,8 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
 def expired(snapshot: FleetSnapshot) -> list[Pair]:
     """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
 
-    Pinned models stay. Models that are not in the catalogue stay too, because the gateway could not load them again.
+    Pinned models are never unloaded. Models outside the catalogue are not unloaded either, because the gateway could
+    not load them again.
     """
     ttl, now = snapshot.settings.idle_ttl_secs, snapshot.now
     return [
@@ -98,12 +100,13 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
 
 
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
-    """Return when a model may be evicted.
+    """Return when a model may be evicted (seconds of the fleet's clock).
 
-    A model may be evicted once it has been idle long enough, or once the model that needs its memory has waited for
-    `swap_wait_secs`. A model that was loaded less than `min_residency_secs` ago, or whose waiting requests were
-    forwarded less than `LEAST_RESIDENCY_SECS` ago, is never evicted. A model that is still loading is not evicted
-    either.
+    A model may be evicted once it has been idle long enough, or once the waiting model has waited `swap_wait_secs`.
+    In any case, a model is not evicted:
+    * within `min_residency_secs` after its load
+    * within `LEAST_RESIDENCY_SECS` after requests that had waited for it were forwarded
+    * during its load
     """
     settings = snapshot.settings
     if resident.loading:
@@ -117,7 +120,7 @@ def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float
 
 
 def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
-    """Return models in eviction order: by the time from which eviction is allowed, then by lowest cost."""
+    """Return `residents` in eviction order: by the time at which eviction is allowed, then by lowest cost."""
     by_class = snapshot.settings.strategy == "priority"
 
     def order(resident: ResidentModel) -> tuple[float, int, float, str]:
@@ -128,7 +131,7 @@ def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], sin
 
 
 def _score(resident: ResidentModel, now: float) -> float:
-    """Return idle time divided by weighted reload time; the model with the highest score is evicted first."""
+    """Return a model's idle time divided by its weighted reload time. The highest score is evicted first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
@@ -136,7 +139,7 @@ def _score(resident: ResidentModel, now: float) -> float:
 def _sufficient_evictions(
     free: Mapping[int, int], share: int, devices: int, ordered: list[ResidentModel]
 ) -> list[ResidentModel] | None:
-    """Return the first models of `ordered` that free enough memory, or None; skip unnecessary evictions."""
+    """Return the first models of `ordered` that free enough memory, without unnecessary evictions, or None."""
     to_evict: list[ResidentModel] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
@@ -161,6 +164,9 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the `devices` devices with most free memory, or None if fewer have `share` MB free."""
+    """Return the indices of the `devices` devices with the most free memory.
+
+    Return None if fewer than `devices` devices have `share` MB free.
+    """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

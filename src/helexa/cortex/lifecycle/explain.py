@@ -1,6 +1,6 @@
-"""Explains in words where a request for a model would go now, and why.
+"""Explains in words where a request for a model would be sent now, and why.
 
-Pure functions of a `FleetSnapshot`.
+All functions are pure functions of a `FleetSnapshot`.
 """
 
 from dataclasses import dataclass, field
@@ -29,10 +29,14 @@ def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
     """Return the decision for a request for `name` (a model id or an alias) that arrives now.
 
     Returns:
-        A dict with these keys: `model` (the id), `decision` (`warm`, `load`, `wait` or `refuse`), `node` (None if the
-            request
-        is rejected), `reason`, `evict` (models to unload first), `retry_after` (seconds, if a retry may succeed), and
-        `candidates` (for every node: `node`, `warm` and a `verdict` in words).
+        A dict with these keys:
+        * `model`: the model id
+        * `decision`: `warm`, `load`, `wait` or `refuse`
+        * `node`: the node's name; None if the request is rejected
+        * `reason`: explanation of the decision
+        * `evict`: models to unload first
+        * `retry_after`: seconds until a retry may succeed, or None
+        * `candidates`: for every node its name `node`, whether it has the model `warm`, and a `verdict` in words
     """
     model = snapshot.catalogue.resolve(name)
     explanation = _explanation(snapshot, model)
@@ -62,14 +66,16 @@ def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
     except ApiError as error:
         return _Explanation("refuse", str(error), retry_after=error.retry_after)
     if not isinstance(decision, Cold):
-        wait = "" if isinf(decision.until) else f", for {_secs(decision.until - snapshot.now)} at the most"
-        reason = f"waits until {_names(decision.evict)} can leave{wait}" if decision.evict else "waits for its turn"
+        wait = "" if isinf(decision.until) else f", at most {_secs(decision.until - snapshot.now)}"
+        reason = (
+            f"waits until {_names(decision.evict)} can be unloaded{wait}" if decision.evict else "waits for its turn"
+        )
         return _Explanation("wait", reason, decision.node, list(decision.evict))
     secs = snapshot.measured_load_secs(decision.node, model)
     duration_text = "" if secs is None else f", which takes about {_secs(secs)}"
     if decision.joined:
-        return _Explanation("load", f"is loading there already{duration_text}", decision.node)
-    step_text = f"{_names(decision.evict)} leaves, then it loads" if decision.evict else "loads where there is room"
+        return _Explanation("load", f"is already loading there{duration_text}", decision.node)
+    step_text = f"loads after unloading {_names(decision.evict)}" if decision.evict else "loads into free memory"
     return _Explanation("load", step_text + duration_text, decision.node, list(decision.evict))
 
 
@@ -80,7 +86,7 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
 
 
 def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
-    """Return in words why a node can or cannot serve the model."""
+    """Return in words whether and why a node can serve the model."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:
@@ -88,7 +94,7 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
     if node.cordoned:
         return "cordoned"
     if pair in fleet_view.draining:
-        return "has it, but it is about to leave"
+        return "has it, but is about to unload it"
     if pair in fleet_view.open:
         return "has it, but requests for it keep failing there"
     if has_warm(node, model):
@@ -100,18 +106,18 @@ def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
         detail = f": {info.servable.reason}" if info.servable and info.servable.reason else ""
         return f"has it {info.status}, but cannot serve it{detail}"
     if node.kind != "neuron":
-        return "loads nothing on demand"
+        return "does not load models on demand"
     if profile is None:
         return "does not have it, and it is not in the catalogue"
     if profile.pinned_on and node.name not in profile.pinned_on:
-        return f"may not have it: pinned on {_names(profile.pinned_on)}"
+        return f"not allowed: pinned on {_names(profile.pinned_on)}"
     if node.discovery is None:
-        return "has not told its hardware yet"
+        return "has not reported its hardware yet"
     if not feasible(profile, node):
-        return f"can never hold it: {_hardware(profile)}"
+        return f"cannot hold it: {_hardware(profile)}"
     failure = snapshot.failures.get(pair)
     if failure is not None and failure.retry_at > snapshot.now:
-        return f"{failure.message}; tried again in {_secs(failure.retry_at - snapshot.now)}"
+        return f"{failure.message}; next attempt in {_secs(failure.retry_at - snapshot.now)}"
     return _memory_verdict(snapshot, node, profile)
 
 
@@ -122,9 +128,9 @@ def _memory_verdict(snapshot: FleetSnapshot, node: Node, profile: Profile) -> st
     memory_text = f"needs {snapshot.needs_mb(profile.id) or 'an unknown number of'} MB, {max(available_mb, 0)} free"
     if plan is None:
         obstacles = [_obstacle(snapshot, resident, profile) for resident in snapshot.residents(node)]
-        return f"{memory_text}, and what is there may not leave: {'; '.join(obstacles)}"
+        return f"{memory_text}, and its models cannot be evicted: {'; '.join(obstacles)}"
     if not plan.evict:
-        return memory_text if plan.fits else f"{memory_text}: less than the estimate, but empty"
+        return memory_text if plan.fits else f"{memory_text}: less than the estimate, but the node is empty"
     return f"{memory_text}, {_eviction(snapshot, plan)}"
 
 
@@ -133,7 +139,7 @@ def _eviction(snapshot: FleetSnapshot, plan: EvictionPlan) -> str:
     if plan.ready_at <= snapshot.now:
         return f"could evict {evicted}"
     if plan.ready_at == inf:
-        return f"could evict {evicted}, once that has loaded"
+        return f"could evict {evicted}, after its load has ended"
     return f"could evict {evicted} in {_secs(plan.ready_at - snapshot.now)}"
 
 

@@ -1,4 +1,4 @@
-"""The gateway's model manager: starts all loads and evictions that requests make necessary."""
+"""The gateway's model manager: starts loads and evictions on demand."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ from helexa.cortex.routing.router import Warm, route
 
 log = logging.getLogger(__name__)
 
-HOLD_SECS = 0.1  # interval between decisions while a request waits for a load to start
+HOLD_SECS = 0.1  # interval between decisions while a load waits for its start
 REST_SECS = 5.0  # longest interval between decisions otherwise
 RETRY_UNKNOWN = 10
 MAX_RETRY_SECS = 3600
@@ -37,7 +37,7 @@ ModelCallback = Callable[[str, str], None]
 
 
 class Lifecycle:
-    """Owns loads, evictions and the queue of requests that wait for them.
+    """Manages loads, evictions and the queue of requests that wait for loads.
 
     `run` must run as a background task.
 
@@ -78,9 +78,9 @@ class Lifecycle:
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Return the node and URL that serve `model`, after loading the model if necessary.
+        """Return the node and URL that serve `model`. If no node has the model loaded, load it first.
 
-        A load continues if the caller is cancelled.
+        A running load continues if the caller is cancelled.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
@@ -111,7 +111,7 @@ class Lifecycle:
             self._drop_if_unused(pending)
 
     def progress(self, model: str) -> Progress | None:
-        """Return the progress of a model that loads or waits for memory, or None if unknown."""
+        """Return the progress of a model that is loading or waits for memory, or None for any other model."""
         pending = self._pending.get(model)
         if pending is not None and pending.job is not None:
             return pending.job.progress()
@@ -120,11 +120,11 @@ class Lifecycle:
             if node.healthy and (model in node.activating() or (info is not None and info.status == "loading")):
                 return Progress(*reported_progress(node, model))
         if pending is not None and pending.hold is not None:
-            return Progress(None, f"waiting for room on {pending.hold.node}", self._eta(pending))
+            return Progress(None, f"waiting for memory on {pending.hold.node}", self._eta(pending))
         return None
 
     def snapshot(self) -> FleetSnapshot:
-        """Return a snapshot of everything that load and eviction decisions depend on."""
+        """Return the current inputs of load and eviction decisions."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
             self._book.update(node)
@@ -157,7 +157,7 @@ class Lifecycle:
                 self._decide()
                 self._unload_idle()
             except Exception:
-                log.exception("a fault in deciding on loads")
+                log.exception("deciding on loads failed")
 
     async def close(self) -> None:
         """Cancel all loads and reject the waiting requests."""
@@ -169,7 +169,7 @@ class Lifecycle:
             self._resolve(pending, shutting_down())
 
     def _decide(self) -> None:
-        """Start every load that can start now."""
+        """Resolve pending loads of models that are loaded elsewhere, and start every load that can start now."""
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
             target = route(self._fleet.view(), pending.model)
@@ -216,7 +216,7 @@ class Lifecycle:
             log.warning("%s", message)
             self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
         elif not isinstance(error, StillNeededError):
-            log.error("a fault in loading %s", model, exc_info=error)
+            log.error("loading %s failed with an internal error", model, exc_info=error)
             self._resolve(pending, internal_error())
         self._drop_if_unused(pending)
         self._wake.set()
@@ -231,10 +231,11 @@ class Lifecycle:
             pending.outcome.set_result(outcome)
         else:
             pending.outcome.set_exception(outcome)
-            pending.outcome.exception()  # marks the exception as retrieved, in case no request waits any more
+            # retrieve the exception, so that asyncio logs nothing if no request waits any more
+            pending.outcome.exception()
 
     def _drop_if_unused(self, pending: PendingLoad) -> None:
-        """Drop the entry of a model if no request waits for the model and no load runs."""
+        """Drop a pending load if no request waits for it and no load job runs."""
         if not pending.has_waiters() and pending.job is None and self._pending.get(pending.model) is pending:
             del self._pending[pending.model]
 
@@ -249,7 +250,7 @@ class Lifecycle:
     def _timeout_error(self, pending: PendingLoad) -> ApiError:
         eta = self._eta(pending)
         retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
-        state = "is still loading" if pending.job is not None else "still waits for room"
+        state = "is still loading" if pending.job is not None else "still waits for memory"
         return service_unavailable(f"model '{pending.model}' {state}", retry_after)
 
     def _unload_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""One load of one model on one node: evicts other models, starts the load, and watches it until the model serves."""
+"""The load of one model on one node: evictions, the load call, and supervision until the model accepts requests."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from helexa.cortex.routing.router import Warm
 log = logging.getLogger(__name__)
 
 WATCH_SECS = 0.1
-_LEAST_FRACTION = 0.02  # at a lower fraction the remaining time cannot be extrapolated
+_LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapolated
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a load; None means unknown.
+    """Progress of a load. Unknown values are None.
 
     Attributes:
-        fraction: finished fraction of the current stage, 0 to 1.
+        fraction: completed fraction of the current stage, 0 to 1.
         stage: short description of the current stage.
-        eta_secs: estimated seconds until the model serves, or until the current stage ends.
+        eta_secs: estimated seconds until the load ends; if a fraction is reported, until the current stage ends.
     """
 
     fraction: float | None = None
@@ -39,7 +39,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadDependencies:
-    """The objects that all load jobs share."""
+    """The components that load jobs use."""
 
     fleet: Fleet
     client: NodeClient
@@ -51,10 +51,10 @@ class LoadDependencies:
 class LoadJob:
     """One load, from the decision to its end.
 
-    The job reserves memory, and drains the models to evict, from its creation on.
+    Creating the job reserves memory and starts to drain the models to evict. `release` undoes both.
 
     Attributes:
-        secs: duration of the load on the node; None before the end, and if another client started the load.
+        secs: duration of the load on the node in seconds. None before the end, or if the load was already running.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class LoadJob:
         dependencies: LoadDependencies,
         usual_secs: float | None,
     ) -> None:
-        """Reserve memory and drain the models that must be evicted.
+        """Reserve memory, and start to drain the models to evict.
 
         Args:
             cold: the placement decision.
-            size_mb: memory that the model will use.
-            victims: memory of each model on the node in MB, by model and device.
-            dependencies: the objects that all load jobs share.
+            size_mb: memory that the model will use, in MB.
+            victims: memory of each model on the node in MB, by model, then by device.
+            dependencies: the components that load jobs use.
             usual_secs: usual duration of this load in seconds, if known.
         """
         self.cold = cold
@@ -80,7 +80,7 @@ class LoadJob:
         self._usual_secs = usual_secs
         self._loading_since: float | None = None
         self._stage_since = 0.0
-        self._stage = "making room" if cold.evict else "loading"
+        self._stage = "unloading other models" if cold.evict else "loading"
         self._resources = ExitStack()
         node = dependencies.fleet.node(cold.node)
         self._resources.enter_context(dependencies.fleet.load(cold.node, cold.model))
@@ -92,26 +92,26 @@ class LoadJob:
         self._required_mb = {device: size_mb // len(devices) for device in devices}
         self._change = Change({})
         self._reserve()
-        # The readings of a node already include the memory of a load that runs there.
+        # If the load is already running, the node's readings include its memory.
         if not cold.joined or reading(node) is None:
             dependencies.book.begin(node, self._change)
             self._resources.callback(self._cancel_reservation)
 
     @property
     def pair(self) -> Pair:
-        """The node and the model."""
+        """Node name and model id."""
         return self.cold.node, self.cold.model
 
     async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
-        """Evict, load, and return where the model serves.
+        """Evict models, load the model, and return the node that serves it.
 
         Args:
-            is_needed: returns whether any request still waits; ignored once the node has begun to load.
-            stall_timeout_secs: time without any progress after which the load fails.
+            is_needed: returns whether any request still waits; not called after the load call has begun.
+            stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
-            NodeError: the node rejected the load, the load failed, or no progress was seen for `stall_timeout_secs`.
-            StillNeededError: a model to evict still had requests, so the load was not started.
+            NodeError: the node rejected the load, the load failed, or it made no progress for `stall_timeout_secs`.
+            StillNeededError: a drain was abandoned, so the load was not started.
         """
         for drain in self._victim_drains:
             await drain.idle(is_needed)
@@ -157,10 +157,10 @@ class LoadJob:
         try:
             return self._dependencies.fleet.node(self.cold.node)
         except KeyError:
-            raise NodeError("the node was taken out of the configuration") from None
+            raise NodeError("the node was removed from the configuration") from None
 
     async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
-        """Run a load until it ends, the node goes down, or no progress was seen for `stall_timeout_secs`."""
+        """Await the load call. Raise `NodeError` if the node goes down or the load makes no progress for too long."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
         progress_at = self._stage_since = self._dependencies.clock()
@@ -178,7 +178,7 @@ class LoadJob:
                 ):
                     self._change.ended_at = (
                         self._dependencies.clock()
-                    )  # the load may go on, so its memory counts as used
+                    )  # the load may continue on the node, so its memory counts as used
                     cause = f"no progress within {stall_timeout_secs:g} s" if node.healthy else "the node went down"
                     raise NodeError(cause)
             task.result()
@@ -187,7 +187,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Reserve the memory that this load needs in addition to the memory that the models to evict still use."""
+        """Reserve the memory that this load needs beyond the memory of the models that are still to be evicted."""
         self._change.megabytes = additional_mb(
             self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
         )
@@ -198,7 +198,7 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the progress of a load as the node reports it: fraction from 0 to 1, and stage."""
+    """Return the fraction (0 to 1) and the stage of a load as the node reports them, or None for each."""
     info = node.models.get(model)
     if info is not None and info.status == "loading":
         return _fraction(info.progress), info.stage

@@ -1,4 +1,4 @@
-"""Free memory per device, corrected for loads and unloads that the nodes' readings do not include yet."""
+"""Expected free memory per device, with loads and unloads that the nodes' readings do not include yet."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from helexa.cortex.fleet.fleet_view import Node
 HOST = -1
 """Device index for main memory on a node without accelerators."""
 
-READING_LAG_SECS = 6.0  # maximum age of a node's readings when the node reports them
+READING_LAG_SECS = 6.0  # maximum age of the memory readings in a node's report
 
 Megabytes = Mapping[int, int]
 """MB by device index."""
 
 
 def totals(node: Node) -> dict[int, int]:
-    """Return total MB by device.
+    """Return the total MB by device.
 
-    A node without accelerators has the device `HOST`. The result is empty while the node's hardware is unknown.
+    A node without accelerators has the single device `HOST`. If the node's hardware is unknown, the result is empty.
     """
     if node.discovery is None:
         return {}
@@ -27,7 +27,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Return free MB by device from the node's last health report, or None if it reported no devices."""
+    """Return the free MB by device from the node's last health report, or None if the report has no devices."""
     if node.health is None or not node.health.devices:
         return None
     return {device.index: device.vram_free_mb for device in node.health.devices}
@@ -47,9 +47,11 @@ class Change:
 
 
 def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
-    """Return the memory that a load needs in addition to the memory of the models that it evicts, by device.
+    """Return the MB that a load needs beyond the memory of the models that it evicts, by device; at least 0.
 
-    Memory that the evicted models use beyond the load's needs stays counted with those models until they are unloaded.
+    Args:
+        required: MB that the load needs, by device.
+        evicted: MB of each model to evict, by device.
     """
     freed = list(evicted)
     return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in required.items()}
@@ -57,7 +59,13 @@ def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabyte
 
 @dataclass
 class _NodeChanges:
-    """The changes on one node, its free memory before the first change, and its last reading."""
+    """Memory state of one node with changes.
+
+    Attributes:
+        initial: free MB by device before the first change; None if the node does not report free memory.
+        latest: last reported free MB by device.
+        changes: changes that the readings do not fully include yet.
+    """
 
     initial: Megabytes | None
     latest: Megabytes | None
@@ -67,21 +75,23 @@ class _NodeChanges:
 class MemoryBook:
     """Tracks the memory of loads and unloads until the nodes' own readings include it.
 
-    The readings of a node show an unknown part of each running change. While a node has changes, its expected free
-    memory is therefore the free memory before the first change minus the memory that the changes use. Other processes
-    may also use memory, so the result is capped at the last reading plus the memory that the unloads free.
+    During a load or unload, a node's reading includes an unknown part of the change. While a node has changes, its
+    expected free memory is therefore the free memory before the first change minus the memory that the changes use.
+    Other processes may also use memory, so the expected value is at most the last reading plus the memory that
+    unloads
+    free.
     """
 
     def __init__(self) -> None:
         self._by_node: dict[str, _NodeChanges] = {}
 
     def begin(self, node: Node, change: Change) -> None:
-        """Count a change from now on."""
+        """Add a change of a node's memory."""
         free_mb = reading(node)
         self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
-        """Remove a change that will not happen."""
+        """Remove a change whose load or unload does not take place."""
         node_changes = self._by_node.get(node)
         if node_changes is not None and change in node_changes.changes:
             node_changes.changes.remove(change)
@@ -89,19 +99,21 @@ class MemoryBook:
                 del self._by_node[node]
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading, and drop the node's changes once the reading is newer than all of them."""
+        """Store the node's last reading. Drop the node's changes if the reading is newer than the end of all of
+        them."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return
         node_changes.latest = reading(node) or node_changes.latest
         end_times = [change.ended_at for change in node_changes.changes]
-        # inf: no readings to wait for
+        # inf: the node reports no free memory, so no reading is awaited
         covered_until = inf if node_changes.initial is None else (node.read_at or 0.0) - READING_LAG_SECS
         if all(end_time is not None and end_time <= covered_until for end_time in end_times):
             del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Return expected free MB by device for each node that has changes and reports its free memory."""
+        """Return the expected free MB by node and device, for nodes that have changes and report their free
+        memory."""
         return {
             name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
             for name, node_changes in self._by_node.items()
@@ -109,7 +121,7 @@ class MemoryBook:
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """Return the MB by device that running loads will use, for each node with changes."""
+        """Return the MB that running loads will use, by node and device, for nodes with changes."""
         return {
             name: _sum(change for change in node_changes.changes if change.ended_at is None)
             for name, node_changes in self._by_node.items()

@@ -30,12 +30,12 @@ class Waiting(Protocol):
 
 
 class PendingLoad:
-    """One model that requests wait for, and the waiting requests.
+    """A model that must be loaded, and the requests that wait for it.
 
     Attributes:
         outcome: resolves to the node and URL that serve the model, or to the error response.
         job: the running load, or None.
-        hold: why the load cannot start yet; None before the first decision and after a load was started.
+        hold: the decision to wait, if the load cannot start yet; else None.
     """
 
     def __init__(self, model: str) -> None:
@@ -47,7 +47,7 @@ class PendingLoad:
 
     @property
     def since(self) -> float:
-        """Arrival time of the oldest waiting request; infinity if no request waits."""
+        """Arrival time of the oldest waiting request (seconds of the fleet's clock); infinity if no request waits."""
         return min((waiter.enqueued for waiter in self._waiters), default=inf)
 
     @property

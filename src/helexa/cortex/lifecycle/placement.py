@@ -1,6 +1,6 @@
 """Placement of models that are not loaded: node, devices and evictions.
 
-Pure functions of a `FleetSnapshot`.
+All functions are pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection
@@ -27,10 +27,10 @@ RETRY_NO_ROOM = 30
 
 @dataclass(frozen=True)
 class Cold:
-    """Decision to load the model on a node before requests are forwarded.
+    """Decision to load a model on a node, or to join its running load.
 
     Attributes:
-        evict: models to unload first.
+        evict: models to evict first.
         joined: True if the load is already running.
     """
 
@@ -43,12 +43,12 @@ class Cold:
 
 @dataclass(frozen=True)
 class Hold:
-    """Decision to wait, because the models to evict are in use or were loaded too recently.
+    """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
 
     Attributes:
         node: the node that the model will probably be loaded on.
-        evict: models that will be unloaded first.
-        until: latest time at which the load can start; infinity if the time depends on a load of unknown length.
+        evict: models that will probably be evicted first.
+        until: latest start of the load (seconds of the fleet's clock); infinity if it must wait for a running load.
     """
 
     model: str
@@ -58,16 +58,17 @@ class Hold:
 
 
 def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
-    """Decide where to load a model that no node has loaded.
+    """Decide where to load a model that no node has loaded, or that it must wait.
 
     Args:
         snapshot: the fleet snapshot.
         model: the model's id.
-        since: when the oldest waiting request arrived.
-        claimed: nodes reserved for models that have waited longer than `swap_wait_secs`.
+        since: arrival time of the oldest waiting request (seconds of the fleet's clock).
+        claimed: names of nodes that are reserved for models that have waited longer than `swap_wait_secs`.
 
     Raises:
-        ApiError: 503 if no node can serve the model now, with Retry-After if that may change; 404 for an unknown model.
+        ApiError: 404 for an unknown model; 503 if no node can load the model, with Retry-After if a retry may
+        succeed.
     """
     healthy = [node for node in snapshot.view.nodes if node.healthy]
     if not healthy:
@@ -107,7 +108,7 @@ def allowed(profile: Profile, node: Node) -> bool:
 
 
 def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Return whether the hardware could hold the model.
+    """Return whether hardware like `discovery` has enough devices for the model.
 
     A node without accelerators can hold a model if the model needs one device and states no minimum device memory.
     """
@@ -123,7 +124,7 @@ def feasible(profile: Profile, node: Node) -> bool:
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the load request for a node.
+    """Return the specification of a load for `POST /models/load`.
 
     Args:
         profile: the model's catalogue entry.
@@ -141,7 +142,10 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
+    """Return the sort key of a plan; the lowest key is chosen.
+
+    Plans are ordered by fit, no evictions, eviction cost, most free memory, and node name.
+    """
     free_mb = snapshot.free(node)
     return (
         not plan.fits,
@@ -153,7 +157,11 @@ def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tupl
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
-    """Return the running load of the model, started by this gateway or reported by a node, or None."""
+    """Return the model's running load, started by this gateway or reported by a node, or None.
+
+    Raises:
+        ApiError: 503 if the model is recovering, or loads without a catalogue entry.
+    """
     fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
@@ -170,9 +178,9 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
 
 
 def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return how to fit the model on the node.
+    """Return the plan to fit the model on the node, or None.
 
-    A model that is being drained there must be unloaded first.
+    If the model is being drained on this node, the plan's start is infinity: the model must be unloaded first.
     """
     plan = plan_eviction(snapshot, node, profile, since)
     is_draining = (node.name, profile.id) in snapshot.view.draining
@@ -180,7 +188,7 @@ def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since:
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the model is not loaded on the node, is loading, or is being drained."""
+    """Return whether the node may load the model: it is not loaded there, or is loading or being drained."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 
@@ -193,20 +201,20 @@ def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
 def _placement_error(
     snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Return the error response for a model of the catalogue that cannot be placed now."""
+    """Return the error for a model of the catalogue that cannot be placed now."""
     model = profile.id
     failures = [snapshot.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
         return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), snapshot.now)
     if trusted:
         return service_unavailable(
-            f"no node has room for model '{model}': {_memory_text(snapshot, profile)}", RETRY_NO_ROOM
+            f"no node has enough memory for model '{model}': {_memory_text(snapshot, profile)}", RETRY_NO_ROOM
         )
     return _no_candidate_error(snapshot, healthy, model)
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the error response after a failed load."""
+    """Return the error for requests after a failed load."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -214,11 +222,11 @@ def failed(failure: Failure, now: float) -> ApiError:
 
 def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    return f"it needs {snapshot.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
+    return f"it needs {snapshot.needs_mb(profile.id)} MB{devices}, and the loaded models cannot be evicted for it"
 
 
 def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
-    """Return the error response when no node is a candidate."""
+    """Return the error if no node is a candidate for the model."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):
@@ -227,10 +235,10 @@ def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str
             return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
     if profile is None:
         if fleet_view.knows(model):
-            return service_unavailable(f"the node that has model '{model}' takes no requests", RETRY_NODE_DOWN)
+            return service_unavailable(f"the node that has model '{model}' accepts no requests", RETRY_NODE_DOWN)
         return model_not_found(model[:200])
     if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
-        return service_unavailable(f"no node that can hold model '{model}' takes any now", RETRY_NODE_DOWN)
+        return service_unavailable(f"no node that can hold model '{model}' accepts loads now", RETRY_NODE_DOWN)
     return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
 
 

@@ -1,6 +1,6 @@
-"""Order in which waiting models are loaded.
+"""The order in which waiting models are loaded.
 
-Pure functions, used by the gateway and by the simulation.
+The functions are used by the gateway and by the fleet simulation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ from helexa.cortex.lifecycle.placement import Cold, Hold, place
 
 
 class QueuedModel(Protocol):
-    """A model that requests wait for."""
+    """A model that waits to be loaded."""
 
     @property
     def model(self) -> str:
@@ -33,14 +33,17 @@ class QueuedModel(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision for one waiting model."""
+    """The decision for one waiting model: load it, wait, or reject its requests."""
 
     queued: QueuedModel
     decision: Cold | Hold | ApiError
 
 
 def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
-    """Sort waiting models: first models that waited `swap_wait_secs`, by age; then others by priority and age."""
+    """Return the waiting models in the order of decisions.
+
+    Models that waited for `swap_wait_secs` come first, by age. Then all other models follow, by priority and age.
+    """
 
     def order(queued: QueuedModel) -> tuple[bool, int, float]:
         overdue = now - queued.since >= swap_wait_secs
@@ -54,15 +57,15 @@ def decide(
     take_snapshot: Callable[[], FleetSnapshot],
     start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
-    """Decide for all waiting models in order and return the decisions.
+    """Decide for all waiting models in order, start the loads that can start, and return the decisions.
 
-    A model that has waited `swap_wait_secs` and still cannot start reserves its node: later models cannot be placed
-    there.
+    A model that has waited for `swap_wait_secs` and still cannot start reserves its node: later models in the order
+    cannot be placed there.
 
     Args:
         queue: the waiting models.
-        take_snapshot: returns the current `FleetSnapshot`; called again after every start.
-        start: begins a load at once; the next `take_snapshot` must include the load.
+        take_snapshot: returns the current `FleetSnapshot`; called at the beginning and after every start.
+        start: starts a load; the next snapshot must include the load.
     """
     snapshot = take_snapshot()
     verdicts: list[Verdict] = []

@@ -12,7 +12,7 @@ MAX_TOOLS = 10_000
 
 
 def check_bounds(body: Mapping[str, Any]) -> None:
-    """Reject a request with too many parts before any of them is translated.
+    """Reject a request with too many messages, content blocks or tools.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`, naming the limit.
