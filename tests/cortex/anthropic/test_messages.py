@@ -167,7 +167,7 @@ async def test_models_are_listed_in_pages(client: anthropic.AsyncAnthropic) -> N
     ("query", "message"),
     [
         ({"limit": 0}, "limit: must be"),
-        ({"after_id": "nobody"}, "after_id: there is no model 'nobody'"),
+        ({"after_id": "nobody"}, "after_id: model 'nobody' not found"),
         ({"after_id": "small", "before_id": "small"}, "before_id: excludes"),
     ],
 )

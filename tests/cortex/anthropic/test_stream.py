@@ -331,10 +331,10 @@ def test_too_deeply_nested_arguments_are_malformed() -> None:
 def test_buffered_content_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
     unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
-    assert "without an end" in sdk.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
-    assert "without an end" in sdk.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
+    assert "is buffered" in sdk.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
+    assert "is buffered" in sdk.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
     assert sdk.message(translated(*[text_chunk("x" * 99), thinking_chunk("y" * 99)] * 200, finish(), DONE))
-    assert "no end" in sdk.failure(translated(calls(call_delta(0, "{}", name="f" * 2000))))["message"]
+    assert "too long" in sdk.failure(translated(calls(call_delta(0, "{}", name="f" * 2000))))["message"]
     assert (
         "tool calls" in sdk.failure(translated(calls(*[call_delta(n, "{}", name="f") for n in range(600)])))["message"]
     )

@@ -29,5 +29,5 @@ def _number(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ApiError(400, "invalid_parameter", f"'{name}' must be a whole number", param=name)
+        raise ApiError(400, "invalid_parameter", f"'{name}' must be a non-negative integer", param=name)
     return int(text)

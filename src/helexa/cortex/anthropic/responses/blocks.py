@@ -1,4 +1,7 @@
-"""The content blocks of a streamed message: one open block at a time, even if the node interleaves their deltas."""
+"""Content blocks of a streamed message.
+
+Clients support one open block at a time. A node may interleave the deltas of several tool calls.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -30,12 +33,20 @@ _DELTAS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _SIGNATURE = SIGNATURE.encode()
-_BLOCK_CHARS = 256  # fixed memory of a block, counted in characters
+_BLOCK_CHARS = 256  # fixed memory cost of a block, in characters
 
 
 @dataclass(eq=False)
 class _Block:
-    """One content block. Its text is in `pending` until the block is started."""
+    """One content block.
+
+    Attributes:
+        arguments: deltas of a tool call's arguments.
+        pending: deltas that were not sent yet, because the block has not begun.
+        begun: True once `content_block_start` was sent.
+        ended: True once `content_block_stop` was sent.
+        delta_head: bytes of a delta event before its text.
+    """
 
     kind: Kind
     id: str = ""
@@ -48,7 +59,8 @@ class _Block:
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
-        """Return whether the block can be ended: a tool call needs a name, and a complete JSON object as arguments."""
+        """Return whether the block can be ended. A tool call needs a name, and a complete JSON object as
+        arguments."""
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""
@@ -59,29 +71,27 @@ class _Block:
         return bool(self.name) and self._completeness[1]
 
     def may_begin(self) -> bool:
-        """Return whether the block can be streamed.
-
-        The arguments of a tool call must at least begin as an object.
-        """
+        """Return whether the block can be started. A tool call needs a name, and arguments that begin with `{`."""
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
-        """Return the memory of the block, in characters."""
+        """Return the memory cost of the block, in characters."""
         return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.pending))
 
 
 class Blocks:
-    """Takes deltas of text, thinking and tool calls, and emits the events of content blocks.
+    """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
-    The first incomplete block is streamed as it arrives. Deltas of later blocks wait for its end, because clients
-    support only one open block.
+    Deltas of the first incomplete block are emitted at once. Deltas of later blocks are buffered until that block
+    ends,
+    because clients support only one open block.
 
     Args:
-        emit: receives the events.
+        emit: called with the bytes of each event.
 
     Attributes:
-        called: True if tool calls were sent, and none of them broke off.
-        delta_count: number of deltas sent.
+        called: True if tool calls were sent and all of them are complete.
+        delta_count: number of emitted deltas.
     """
 
     def __init__(self, emit: Callable[[bytes], None]) -> None:
@@ -97,7 +107,7 @@ class Blocks:
         """Add a delta of text or thinking.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: too much text waits for a tool call to end.
+            ApiError: 502 `upstream_malformed_response` if more than `MAX_BUFFERED_CHARS` are buffered.
         """
         block = self._queue[-1] if self._queue else None
         if block is None or block.kind != kind:
@@ -105,10 +115,10 @@ class Blocks:
         self._add(block, text)
 
     def add_call(self, delta: Any) -> None:
-        """Add a delta of a tool call, an element of `tool_calls` in a chunk's delta.
+        """Add a delta of a tool call: an element of `tool_calls` in a chunk's delta.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`.
+            ApiError: 502 `upstream_malformed_response` for a malformed delta, or if too much is buffered.
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
@@ -116,7 +126,7 @@ class Blocks:
         name, arguments, call_id = function.get("name"), function.get("arguments"), delta.get("id")
         name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
         if len(name) + len(call_id) > MAX_NAME_CHARS:
-            raise malformed("the name of a tool call has no end")
+            raise malformed("the name of a tool call is too long")
         block = self._call_block(delta.get("index"), name, call_id)
         block.name, block.id = block.name or name, block.id or call_id
         if isinstance(arguments, dict):
@@ -132,15 +142,16 @@ class Blocks:
             self._count_chars(len(arguments))
             self._add(block, arguments)
         elif arguments.strip():
-            raise malformed("a tool call went on after its end")
+            raise malformed("a tool call continued after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End the open block and send the waiting blocks.
+        """End the open block and send the buffered blocks.
 
-        A tool call that was partly sent and broke off stays incomplete.
+        An incomplete tool call stays incomplete if a part of it was sent. Otherwise it becomes text.
 
         Args:
-            cut_off: True if the response reached its length limit, so that its last tool call may be incomplete.
+            cut_off: True if the response reached its length limit. A last incomplete tool call is then sent as a tool
+                call.
         """
         incomplete = False
         while self._queue:
@@ -158,7 +169,7 @@ class Blocks:
             self._end(_Block("text"))
 
     def _call_block(self, index: Any, name: str, call_id: str) -> _Block:
-        """Return the tool call that a delta belongs to. Some nodes number tool calls incorrectly."""
+        """Return the block of the tool call with this delta. Some nodes omit the index or repeat it for all calls."""
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)
         block = self._calls.get(index)
@@ -184,7 +195,7 @@ class Blocks:
         else:
             block.pending.append(text)
             self._count_chars(len(text))
-        # A tool call without arguments may still receive some.
+        # a tool call without arguments is not ended yet, because arguments may follow
         while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_complete():
             self._end(self._queue.popleft())
         if not self._queue[0].begun and self._queue[0].may_begin():
@@ -227,4 +238,4 @@ class Blocks:
     def _count_chars(self, chars: int) -> None:
         self._buffered_chars += chars
         if self._buffered_chars > MAX_BUFFERED_CHARS:
-            raise malformed("tool calls without an end")
+            raise malformed("too much output is buffered behind an incomplete tool call")

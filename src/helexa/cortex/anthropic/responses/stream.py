@@ -17,20 +17,21 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageStream:
-    """Converts a node's bytes to events for the client, without I/O.
+    """Converts the bytes of a node's stream to Messages API events, without I/O.
 
-    The first event contains the prompt's counts. The event is sent with the first of these: the counts that helexa's
-    nodes send as prefill begins, usage in a chunk, or output. Pings are sent at once, because clients skip them.
+    The first event contains the prompt's token counts. It is sent as soon as the node sends one of these: the counts
+    that
+    helexa's nodes send before the prefill, a chunk with usage, or output. Keep-alive comments become pings at once.
 
     Args:
-        model: model name as the client stated it.
+        model: model name in the client's request.
         message_id: id of the message.
-        input_tokens: estimated prompt tokens for the first event, if the node sends no counts before the output.
+        input_tokens: estimated prompt tokens, used in the first event if the node sends no counts before the output.
         stop_sequences: the client's stop sequences.
-        request_id: id of the request for an error event.
+        request_id: id of the request, used in an error event.
 
     Attributes:
-        failure: the error that ended the stream, or None. Its event is already among the returned bytes.
+        failure: the error that ended the stream, or None. The returned bytes contain its event.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class MessageStream:
         return self._take_output()
 
     def finish(self) -> bytes:
-        """Process the end of the node's response.
+        """Process the end of the node's response and return the last events.
 
-        A stream without a finish reason was cut off, which is an error.
+        A response without a finish reason is incomplete and ends with an error event.
         """
         if not self._ended:
             if self._finish_reason is None:
-                self._fail(malformed("it ended too early"))
+                self._fail(malformed("it ended without a finish reason"))
             else:
                 self._close()
         return self._take_output()
