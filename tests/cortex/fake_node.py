@@ -32,7 +32,7 @@ FINAL = event(usage=USAGE)
 DONE = b"data: [DONE]\n\n"
 STREAM = [ROLE, chunk("Hel"), b": keep-alive\n\n", chunk("lo é"), FINAL, DONE]
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
-ANSWER = json.dumps(
+COMPLETION = json.dumps(
     {"id": "c1", "object": "chat.completion", "created": 1, "model": "Org/M", "choices": [CHOICE], "usage": USAGE},
     indent=1,
 ).encode()
@@ -215,7 +215,7 @@ async def begin(request: web.Request, *chunks: bytes) -> web.StreamResponse:
 async def respond(node: FakeNode, request: web.Request) -> web.StreamResponse:
     if (await request.json()).get("stream"):
         return await begin(request, *(RESPONSE_STREAM if request.path == "/v1/responses" else STREAM))
-    return web.Response(body=ANSWER, content_type="application/json")
+    return web.Response(body=COMPLETION, content_type="application/json")
 
 
 async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:

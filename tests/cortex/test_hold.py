@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cortex.fake_node import ANSWER, DONE, FakeNode, begin, chunk
+from cortex.fake_node import COMPLETION, DONE, FakeNode, begin, chunk
 from cortex.running import Cortex, eventually, running_cortex
 
 CAP = 2000
@@ -44,7 +44,7 @@ def tokenizing(count: int) -> Any:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path == "/tokenize":
             return web.json_response({"count": count, "max_model_len": 4096, "tokens": []})
-        return web.Response(body=ANSWER, content_type="application/json")
+        return web.Response(body=COMPLETION, content_type="application/json")
 
     return speak
 

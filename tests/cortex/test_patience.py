@@ -46,7 +46,7 @@ async def test_head_timeout_does_not_limit_the_request(
 
     async def speak(node: FakeNode, request: object) -> fake_node.web.StreamResponse:
         await asyncio.sleep(0.1)
-        return fake_node.web.Response(body=fake_node.ANSWER, content_type="application/json")
+        return fake_node.web.Response(body=fake_node.COMPLETION, content_type="application/json")
 
     node.speak = speak
     async with connected(cortex) as (reader, writer):

@@ -40,8 +40,8 @@ async def test_stream_and_its_request_are_forwarded_unchanged(cortex: Cortex, no
 
 async def test_json_response_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
-    assert (status, body) == (200, fake_node.ANSWER)
-    assert headers["content-length"] == str(len(fake_node.ANSWER))
+    assert (status, body) == (200, fake_node.COMPLETION)
+    assert headers["content-length"] == str(len(fake_node.COMPLETION))
     assert "x-accel-buffering" not in headers
 
 

@@ -38,7 +38,7 @@ def cut(request: web.Request) -> None:
 async def slow(node: FakeNode, request: web.Request) -> web.StreamResponse:
     if not (await request.json()).get("stream"):
         await asyncio.sleep(0.02)
-        return await fake_node.answer(node, request)
+        return await fake_node.respond(node, request)
     response = await begin(request)
     for piece in STREAM:
         await asyncio.sleep(0.005)

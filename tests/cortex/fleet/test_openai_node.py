@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from cortex.fake_node import ANSWER
+from cortex.fake_node import COMPLETION
 from cortex.running import eventually, running_cortex
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
@@ -200,7 +200,7 @@ async def test_bearer_is_sent_to_the_node_and_not_shown() -> None:
 async def test_models_of_a_backend_are_served_by_id_and_alias() -> None:
     def speak(request: dict[str, Any]) -> dict[str, Any]:
         assert request["model"] == "qwen3:8b"
-        return json.loads(ANSWER)
+        return json.loads(COMPLETION)
 
     server = Server({"/v1/models": listing({"id": "qwen3:8b"}), "/v1/chat/completions": speak}, key="s3cret")
     async with server.serving():

@@ -61,7 +61,7 @@ def snapshot_of(
 
 
 def victims(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> list[str]:
-    """Return the models that can be unloaded now to fit `profile`."""
+    """Return the models that `plan_eviction` would evict now for `profile`; empty if it would wait."""
     plan = plan_eviction(snapshot, node, profile, since)
     return [resident.model for resident in plan.evict] if plan and plan.ready_at <= snapshot.now else []
 
@@ -83,34 +83,34 @@ def test_cheapest_eviction_decides_between_full_nodes() -> None:
 
 def test_unused_model_is_evicted_first() -> None:
     known = catalogue(X=8000, Y=8000, Z=8000, N=7000)
-    one = node("a", "X", "Y", "Z")
+    host = node("a", "X", "Y", "Z")
     times = {("a", "X"): NOW - 50, ("a", "Y"): NOW - 500}
     profile = known.profile("N")
     assert profile is not None
-    assert victims(snapshot_of(one, known=known, used_at=times), one, profile, NOW) == ["Z"]
+    assert victims(snapshot_of(host, known=known, used_at=times), host, profile, NOW) == ["Z"]
     times["a", "Z"] = NOW - 10
-    assert victims(snapshot_of(one, known=known, used_at=times), one, profile, NOW) == ["Y"]
+    assert victims(snapshot_of(host, known=known, used_at=times), host, profile, NOW) == ["Y"]
 
 
 def test_evictions_that_are_not_needed_are_dropped() -> None:
     known = catalogue(small=2000, large=20000, N=20000)
-    one = node("a", "small", "large")
+    host = node("a", "small", "large")
     profile = known.profile("N")
     assert profile is not None
     times = {("a", "small"): NOW - 900, ("a", "large"): NOW - 500}
-    assert victims(snapshot_of(one, known=known, used_at=times), one, profile, NOW) == ["large"]
+    assert victims(snapshot_of(host, known=known, used_at=times), host, profile, NOW) == ["large"]
 
 
 def test_priority_strategy_evicts_by_residency_priority() -> None:
     known = catalogue(
         low={"vram_mb": 12000, "residency_priority": 50}, high={"vram_mb": 12000, "residency_priority": 90}, N=12000
     )
-    one, times = node("a", "low", "high"), {("a", "low"): NOW - 100, ("a", "high"): NOW - 900}
+    host, times = node("a", "low", "high"), {("a", "low"): NOW - 100, ("a", "high"): NOW - 900}
     profile = known.profile("N")
     assert profile is not None
     by_class = FAST.model_copy(update={"strategy": "priority"})
-    assert victims(snapshot_of(one, known=known, used_at=times), one, profile, NOW) == ["high"]
-    assert victims(snapshot_of(one, known=known, used_at=times, settings=by_class), one, profile, NOW) == ["low"]
+    assert victims(snapshot_of(host, known=known, used_at=times), host, profile, NOW) == ["high"]
+    assert victims(snapshot_of(host, known=known, used_at=times, settings=by_class), host, profile, NOW) == ["low"]
 
 
 def test_model_evicts_only_models_of_equal_or_lower_rank() -> None:
@@ -262,7 +262,7 @@ def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
     known = catalogue(A=1, B=1, C=1, D=1, P={"vram_mb": 1, "pinned_on": ["a"]})
     ttl = EvictionSection(idle_ttl_secs=60)
     used = {("a", "A"): NOW - 70, ("a", "B"): NOW - 70, ("a", "P"): NOW - 500}
-    one = snapshot_of(
+    idle = snapshot_of(
         node("a", "A", "B", "C", "D", "P", "nobody's"),
         known=known,
         settings=ttl,
@@ -271,9 +271,9 @@ def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
         in_flight={("a", "B"): 1},
         began=NOW - 55,
     )
-    assert expired(one) == []  # the gateway has not run for this long
-    assert expired(replace(one, began=0.0)) == [("a", "A"), ("a", "D")]
-    assert expired(replace(one, began=0.0, settings=EvictionSection())) == []
+    assert expired(idle) == []  # the gateway has not run for this long
+    assert expired(replace(idle, began=0.0)) == [("a", "A"), ("a", "D")]
+    assert expired(replace(idle, began=0.0, settings=EvictionSection())) == []
 
 
 def _readings(*free: int) -> dict[str, Any]:
@@ -281,14 +281,14 @@ def _readings(*free: int) -> dict[str, Any]:
 
 
 def test_reservation_ends_with_a_later_memory_reading() -> None:
-    book, one = MemoryBook(), node("a", free=[20000])
+    book, host = MemoryBook(), node("a", free=[20000])
 
     def reads(free: int, at: float) -> int:
-        book.update(replace(one, health=Health.model_validate(_readings(free)), read_at=at))
+        book.update(replace(host, health=Health.model_validate(_readings(free)), read_at=at))
         return book.expected_free().get("a", {}).get(0, -1)
 
     load = Change({0: 8000})
-    book.begin(one, load)
+    book.begin(host, load)
     assert reads(20000, 1.0) == 12000
     assert reads(15000, 2.0) == 12000  # memory in use by the load is not counted twice
     assert reads(9000, 3.0) == 9000  # another process allocates memory too
@@ -296,7 +296,7 @@ def test_reservation_ends_with_a_later_memory_reading() -> None:
     assert reads(12000, 4.0 + READING_LAG_SECS / 2) == 12000
     assert reads(12000, 4.0 + READING_LAG_SECS) == -1
     failed = Change({0: 8000})
-    book.begin(one, failed)
+    book.begin(host, failed)
     book.cancel("a", failed)
     assert book.expected_free() == {}
 
@@ -304,8 +304,8 @@ def test_reservation_ends_with_a_later_memory_reading() -> None:
 def test_memory_of_victims_is_not_free_until_they_are_unloaded() -> None:
     assert additional_mb({0: 8000}, [{0: 5000}, {0: 2000}]) == {0: 1000}
     assert additional_mb({0: 8000}, [{0: 20000}]) == {0: 0}
-    book, one = MemoryBook(), node("a", free=[1000])
-    book.begin(one, Change(additional_mb({0: 8000}, [{0: 20000}])))
+    book, host = MemoryBook(), node("a", free=[1000])
+    book.begin(host, Change(additional_mb({0: 8000}, [{0: 20000}])))
     assert book.expected_free() == {"a": {0: 1000}}
 
 
@@ -317,7 +317,7 @@ class Queued:
 
 
 def _order(*wanted: Queued, now: FleetSnapshot) -> list[str]:
-    return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda one, cold: None)]
+    return [verdict.queued.model for verdict in decide(wanted, lambda: now, lambda queued, cold: None)]
 
 
 def test_queue_order_is_overdue_then_priority_then_age() -> None:
@@ -331,9 +331,11 @@ def test_waiting_large_model_is_not_starved_by_small_ones() -> None:
     young = snapshot_of(node("a", "B", gpus=[26000]), settings=settings, loaded_at={("a", "B"): NOW - 1})
     started: list[str] = []
     wanted = [Queued("A", NOW - 11), Queued("C", NOW - 1)]  # C would fit next to B
-    outcomes = decide(wanted, lambda: young, lambda one, cold: started.append(one.model))
-    assert started == [] and all(isinstance(one.decision, Hold) for one in outcomes)
-    decide([Queued("A", NOW - 9), Queued("C", NOW - 1)], lambda: young, lambda one, cold: started.append(one.model))
+    outcomes = decide(wanted, lambda: young, lambda queued, cold: started.append(queued.model))
+    assert started == [] and all(isinstance(verdict.decision, Hold) for verdict in outcomes)
+    decide(
+        [Queued("A", NOW - 9), Queued("C", NOW - 1)], lambda: young, lambda queued, cold: started.append(queued.model)
+    )
     assert started == ["C"]
 
 
@@ -351,7 +353,7 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
         node(name, *draw(st.sets(ids)), gpus=[draw(st.integers(8000, 48000))], cordoned=draw(st.booleans()))
         for name in ("a", "b", "c")
     ]
-    pairs = [(one.name, model) for one in nodes for model in one.models]
+    pairs = [(candidate.name, model) for candidate in nodes for model in candidate.models]
 
     def some(values: st.SearchStrategy[Any]) -> dict[tuple[str, str], Any]:
         return {pair: value for pair in pairs if (value := draw(values)) is not None}
@@ -372,30 +374,30 @@ def snapshots(draw: st.DrawFn) -> FleetSnapshot:
 
 
 @given(snapshots(), ids, st.floats(0, NOW))
-def test_any_decision_is_allowed_and_minimal(one: FleetSnapshot, model: str, since: float) -> None:
+def test_any_decision_is_allowed_and_minimal(snapshot: FleetSnapshot, model: str, since: float) -> None:
     """Every victim may be evicted, the victims are as few as needed, and the model fits afterwards."""
-    wanted = not any(model in node.models for node in one.view.nodes)
+    wanted = not any(model in node.models for node in snapshot.view.nodes)
     if not wanted:
         return
     try:
-        decision = place(one, model, since)
+        decision = place(snapshot, model, since)
     except ApiError as error:
         assert error.status == 503
         return
-    target = next(node for node in one.view.nodes if node.name == decision.node)
-    profile = one.catalogue.profile(model)
+    target = next(node for node in snapshot.view.nodes if node.name == decision.node)
+    profile = snapshot.catalogue.profile(model)
     assert not target.cordoned and profile is not None
     if isinstance(decision, Hold):
         assert decision.until > NOW and decision.evict
         return
-    residents = {resident.model: resident for resident in one.residents(target)}
-    overdue = NOW - since >= one.settings.swap_wait_secs
+    residents = {resident.model: resident for resident in snapshot.residents(target)}
+    overdue = NOW - since >= snapshot.settings.swap_wait_secs
     for name in decision.evict:
         resident = residents[name]
-        assert resident.rank <= one.rank(model)
+        assert resident.rank <= snapshot.rank(model)
         assert not resident.busy or overdue
-        assert resident.loaded_at is None or NOW - resident.loaded_at >= one.settings.min_residency_secs - 1e-6
-    need, free = profile.vram_mb or 0, one.free(target)[0]
+        assert resident.loaded_at is None or NOW - resident.loaded_at >= snapshot.settings.min_residency_secs - 1e-6
+    need, free = profile.vram_mb or 0, snapshot.free(target)[0]
     gained = [residents[name].megabytes[0] for name in decision.evict]
     assert free + sum(gained) >= need or not residents
     if gained:
@@ -416,7 +418,7 @@ def test_explanation_has_a_verdict_per_node() -> None:
     explanation = explain(snapshot_of(*nodes, known=known, used_at={("beast", "X"): NOW - 300}), "N")
     assert (explanation["decision"], explanation["node"], explanation["evict"]) == ("load", "beast", ["X"])
     assert explanation["reason"] == "loads after unloading X"
-    assert {one["node"]: one["verdict"] for one in explanation["candidates"]} == {
+    assert {entry["node"]: entry["verdict"] for entry in explanation["candidates"]} == {
         "beast": "needs 6500 MB, 2300 free, could evict X (idle 300 s)",
         "down": "down",
         "shut": "cordoned",

@@ -119,16 +119,16 @@ def _digest(account: str, kind: bytes) -> blake2b:
     return digest
 
 
-def _feed(digest: blake2b, part: bytes) -> int:
+def _feed(digest: blake2b, data: bytes) -> int:
     """Add one part of a prompt to the hash and return the part's size in bytes.
 
     If a part is longer than 64 KiB, only its first and last 32 KiB are hashed.
     """
-    if b'"cache_control"' in part:
-        part = _CACHE_MARK.sub(b"", part)
-    size = len(part)
+    if b'"cache_control"' in data:
+        data = _CACHE_MARK.sub(b"", data)
+    size = len(data)
     digest.update(b"%d:" % size)
     if size > 2 * _HASHED_END_BYTES:
-        part = part[:_HASHED_END_BYTES] + part[-_HASHED_END_BYTES:]
-    digest.update(part)
+        data = data[:_HASHED_END_BYTES] + data[-_HASHED_END_BYTES:]
+    digest.update(data)
     return size
