@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.cortex.routing.affinity import KEY_BYTES, affinity_key, ranked
+from helexa.cortex.routing.affinity import KEY_BYTES, affinity_key, rank_nodes
 
 LONG = "You are a careful assistant. " * 60
 
@@ -131,16 +131,16 @@ def test_new_node_keeps_the_order_of_the_others(names: set[str], joining: str) -
     names.discard(joining)
     for number in range(30):
         key = number.to_bytes(KEY_BYTES)
-        old_ranking, new_ranking = ranked(names, "M", key), ranked({*names, joining}, "M", key)
+        old_ranking, new_ranking = rank_nodes(names, "M", key), rank_nodes({*names, joining}, "M", key)
         assert [name for name in new_ranking if name != joining] == old_ranking
 
 
 def test_keys_spread_evenly_and_few_move_to_a_new_node() -> None:
     keys = [number.to_bytes(KEY_BYTES) for number in range(2000)]
     four, five = ["a", "b", "c", "d"], ["a", "b", "c", "d", "e"]
-    homes = [(ranked(four, "M", key)[0], ranked(five, "M", key)[0]) for key in keys]
+    homes = [(rank_nodes(four, "M", key)[0], rank_nodes(five, "M", key)[0]) for key in keys]
     for name in five:
         assert 300 < sum(new_home == name for _, new_home in homes) < 500
     moved = [(old_home, new_home) for old_home, new_home in homes if old_home != new_home]
     assert {new_home for _, new_home in moved} == {"e"} and 300 < len(moved) < 500
-    assert sum(ranked(four, "Other", key)[0] == home for key, (home, _) in zip(keys, homes, strict=True)) < 700
+    assert sum(rank_nodes(four, "Other", key)[0] == home for key, (home, _) in zip(keys, homes, strict=True)) < 700

@@ -17,8 +17,8 @@ from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet import FleetView, Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
-from helexa.cortex.routing.affinity import affinity_key, ranked
-from helexa.cortex.routing.router import Warm, failing, may_retry, route
+from helexa.cortex.routing.affinity import affinity_key, rank_nodes
+from helexa.cortex.routing.router import Warm, breaker_error, may_retry, route
 
 CPU = Discovery(hostname="cpu", os="Linux", memory_total_mb=16000)
 
@@ -51,7 +51,7 @@ EMPTY = Catalogue()
 def decide(fleet_view: FleetView, known: Catalogue, name: str, choose: Any = random.choice) -> Warm | Cold | Hold:
     """Route or place a request for model `name`, as the gateway does."""
     model = known.resolve(name)
-    error = failing(fleet_view, model)
+    error = breaker_error(fleet_view, model)
     target = route(fleet_view, model, choose=choose)
     if target is None and error is not None:
         raise error
@@ -223,7 +223,7 @@ def routed(fleet_view: FleetView, **options: Any) -> Warm:
 
 def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
     names = ["a", "b", "c"]
-    order = ranked(names, "M", KEY)
+    order = rank_nodes(names, "M", KEY)
 
     def chosen(**loads: int) -> tuple[str, str]:
         fleet_view = view(*(node(name, info()) for name in names), in_flight={(n, "M"): k for n, k in loads.items()})
@@ -238,7 +238,7 @@ def test_session_stays_on_its_node_until_the_node_is_overloaded() -> None:
 
 
 def test_disabled_affinity_chooses_the_least_busy_node() -> None:
-    last = ranked(["a", "b"], "M", KEY)[1]
+    last = rank_nodes(["a", "b"], "M", KEY)[1]
     fleet_view = view(*(node(name, info(), other_requests={"M": name != last}) for name in ("a", "b")))
     assert routed(fleet_view, key=KEY, settings=RoutingSection(affinity=False)).node == last
 

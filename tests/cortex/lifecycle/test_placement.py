@@ -14,7 +14,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import Discovery, Health, ModelInfo
 from helexa.cortex.config import EvictionSection
 from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.lifecycle.evictor import expired, plan_eviction
+from helexa.cortex.lifecycle.evictor import expired_models, plan_eviction
 from helexa.cortex.lifecycle.explain import explain
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.history import MAX_BACKOFF_SECS, History
@@ -141,8 +141,8 @@ def test_returned_model_stays_briefly_for_its_waiters() -> None:
     back = snapshot_of(node("a", "A"), awaited={("a", "A"): NOW - 0.25})  # loaded long before, but unreachable
     assert place(back, "B", since=NOW - 500) == Hold("B", "a", ("A",), NOW + 0.75)
     forgetful = EvictionSection(idle_ttl_secs=60)
-    assert expired(replace(back, settings=forgetful)) == []
-    assert expired(replace(back, settings=forgetful, awaited={})) == [("a", "A")]
+    assert expired_models(replace(back, settings=forgetful)) == []
+    assert expired_models(replace(back, settings=forgetful, awaited={})) == [("a", "A")]
 
 
 def test_model_is_idle_after_half_its_load_time() -> None:
@@ -271,9 +271,9 @@ def test_idle_models_expire_unless_pinned_busy_or_new() -> None:
         in_flight={("a", "B"): 1},
         began=NOW - 55,
     )
-    assert expired(idle) == []  # the gateway has not run for this long
-    assert expired(replace(idle, began=0.0)) == [("a", "A"), ("a", "D")]
-    assert expired(replace(idle, began=0.0, settings=EvictionSection())) == []
+    assert expired_models(idle) == []  # the gateway has not run for this long
+    assert expired_models(replace(idle, began=0.0)) == [("a", "A"), ("a", "D")]
+    assert expired_models(replace(idle, began=0.0, settings=EvictionSection())) == []
 
 
 def _readings(*free: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import orjson
 
-from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.request import to_prompt
 from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
@@ -55,7 +55,7 @@ class CountRequest:
             "add_generation_prompt": variables.pop("add_generation_prompt", True),
             "continue_final_message": variables.pop("continue_final_message", False),
         }
-        return cls(prompt["model"], encoded(prompt | template_flags), estimated_tokens(prompt))
+        return cls(prompt["model"], to_json(prompt | template_flags), estimate_tokens(prompt))
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
@@ -83,11 +83,11 @@ def parse_count(status: int, body: bytes) -> int | None:
     return count if type(count) is int and count >= 0 else None
 
 
-def estimated_tokens(chat: Mapping[str, Any]) -> int:
+def estimate_tokens(chat: Mapping[str, Any]) -> int:
     """Return the estimated number of prompt tokens of a chat request; at least 1."""
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
-        size += len(encoded({"tools": tools}))
+        size += len(to_json({"tools": tools}))
     return max(size // BYTES_PER_TOKEN, 1)
 
 
@@ -100,5 +100,5 @@ def _size(message: Mapping[str, Any]) -> int:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     size = sum(len(block["text"].encode()) if block["type"] == "text" else _BYTES_PER_IMAGE for block in blocks)
     if calls := message.get("tool_calls"):
-        size += len(encoded({"calls": calls}))
+        size += len(to_json({"calls": calls}))
     return size + len(message.get("reasoning_content", "").encode())

@@ -6,9 +6,9 @@ from typing import Self
 
 import orjson
 
-from helexa.cortex.anthropic.count import estimated_tokens
+from helexa.cortex.anthropic.count import estimate_tokens
 from helexa.cortex.anthropic.errors import node_error
-from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.request import stop_sequences, to_chat
 from helexa.cortex.anthropic.responses.response import as_json, malformed, to_message
 from helexa.cortex.anthropic.responses.stream import MessageStream
@@ -44,11 +44,11 @@ class Translation:
         request = read_object(body)
         chat = to_chat(request)
         return cls(
-            body=encoded(chat),
+            body=to_json(chat),
             model=chat["model"],
             stream=chat.get("stream", False),
             stop_sequences=stop_sequences(request),
-            input_tokens=estimated_tokens(chat),
+            input_tokens=estimate_tokens(chat),
             message_id=f"msg_{secrets.token_hex(12)}",
         )
 

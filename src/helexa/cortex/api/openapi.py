@@ -75,7 +75,7 @@ class Operation:
     forwards_errors: bool = False
     security: str = "user"
 
-    def described(self) -> dict[str, Any]:
+    def operation_object(self) -> dict[str, Any]:
         """Return the operation object of the document."""
         operation: dict[str, Any] = {
             "operationId": self.id,
@@ -324,7 +324,7 @@ def document() -> dict[str, Any]:
     """Return the whole document; callers must not change it."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = operation.described()
+        paths.setdefault(operation.path, {})[operation.method] = operation.operation_object()
     return {
         "openapi": "3.1.0",
         "info": {"title": "cortex", "version": __version__, "description": _DESCRIPTION},

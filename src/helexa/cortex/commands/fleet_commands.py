@@ -19,7 +19,7 @@ def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """
     content = api.get(f"/api/explain?model={quote(model, safe='')}")
     try:
-        print("\n".join(_explained(content)))
+        print("\n".join(_explanation_lines(content)))
     except (KeyError, TypeError, AttributeError):
         raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
 
@@ -64,7 +64,7 @@ def _post(api: GatewayApi, node: str, verb: str, timeout_secs: float = 10.0) -> 
     return content if isinstance(content, dict) else {}
 
 
-def _explained(content: dict[str, Any]) -> list[str]:
+def _explanation_lines(content: dict[str, Any]) -> list[str]:
     placement = f"{content['decision']} on {content['node']}" if content["node"] else content["decision"]
     lines = [f"{printable(content['model'])}: {printable(placement)}", f"  {printable(content['reason'])}"]
     if content["evict"]:

@@ -113,11 +113,11 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
     settings = load(config)
     static = static_keys(settings.entitlements)
 
-    async def looked_up(database: Database) -> list[tuple[Key, int]]:
+    async def read_keys(database: Database) -> list[tuple[Key, int]]:
         keys = [*static, *await KeyStore(database).list()]
         return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
 
-    spending = _with_ledger(settings, looked_up)
+    spending = _with_ledger(settings, read_keys)
     if as_json:
         entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
         print(json.dumps(entries, indent=2))
@@ -141,7 +141,7 @@ def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
 
 
 def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
-    async def opened() -> T:
+    async def run_with_database() -> T:
         database = await open_database(settings.ledger.url.get_secret_value())
         try:
             await database.migrate()
@@ -149,7 +149,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
         finally:
             await database.close()
 
-    return asyncio.run(opened())
+    return asyncio.run(run_with_database())
 
 
 def _where(settings: CortexConfig) -> str:

@@ -75,7 +75,7 @@ def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: 
     return None if residents or devices is None else EvictionPlan(devices, (), snapshot.now, fits=False)
 
 
-def expired(snapshot: FleetSnapshot) -> list[Pair]:
+def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
     """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
 
     Pinned models are never unloaded. Models outside the catalogue are not unloaded either, because the gateway could

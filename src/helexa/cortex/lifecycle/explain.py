@@ -13,7 +13,7 @@ from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.evictor import EvictionPlan, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
 from helexa.cortex.lifecycle.placement import Cold, feasible, place
-from helexa.cortex.routing.router import candidates, failing, has_warm, route
+from helexa.cortex.routing.router import breaker_error, candidates, has_warm, route
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _explanation(snapshot: FleetSnapshot, model: str) -> _Explanation:
     target = route(snapshot.view, model)
     if target is not None:
         return _Explanation("warm", _warm_text(snapshot, model), target.node)
-    failure = failing(snapshot.view, model)
+    failure = breaker_error(snapshot.view, model)
     if failure is not None:
         return _Explanation("refuse", str(failure), retry_after=failure.retry_after)
     try:

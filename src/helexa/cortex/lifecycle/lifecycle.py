@@ -14,7 +14,7 @@ from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains, StillNeededError
-from helexa.cortex.lifecycle.evictor import expired
+from helexa.cortex.lifecycle.evictor import expired_models
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
@@ -255,7 +255,7 @@ class Lifecycle:
 
     def _unload_idle(self) -> None:
         """Unload models that were idle for `idle_ttl_secs`."""
-        for pair in expired(self.snapshot()):
+        for pair in expired_models(self.snapshot()):
             if pair not in self._unload_tasks:
                 task = self._unload_tasks[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
                 task.add_done_callback(lambda _, pair=pair: self._unload_tasks.pop(pair))

@@ -19,7 +19,7 @@ def public(endpoint: Endpoint) -> Endpoint:
 
 def user(endpoint: Endpoint) -> Endpoint:
     """Wrap `endpoint` to require a valid key if `require_auth` is true; set `request.state.principal`."""
-    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
+    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
@@ -31,15 +31,15 @@ def viewer(endpoint: Endpoint) -> Endpoint:
             gatekeeper.admit_admin(headers) if gateway.config.entitlements.require_auth else gatekeeper.admit(headers)
         )
 
-    return _guarded(endpoint, admit)
+    return _guard(endpoint, admit)
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
     """Wrap `endpoint` to require an admin's key, even if `require_auth` is false."""
-    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
+    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
 
-def _guarded(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:
+def _guard(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:
     async def admitted(request: Request) -> Response:
         request.state.principal = admit(request.app.state.gateway, request.headers.raw)
         return await endpoint(request)

@@ -44,10 +44,10 @@ async def _count(request: Request) -> bytes:
     refuse_encoded(headers)
     with gateway.limits.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        return await _counted(gateway, principal, await read_count(gateway.body_workers, body))
+        return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))
 
 
-async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
+async def _count_prompt(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
     fleet_view = gateway.fleet.view()

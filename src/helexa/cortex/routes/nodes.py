@@ -42,7 +42,7 @@ async def drain_node(request: Request) -> Response:
     loads still run. The node stays cordoned in either case.
     """
     wait_secs = _wait_secs(request)
-    fleet, name = _fleet(request), _cordoned(request, True)
+    fleet, name = _fleet(request), _set_cordoned(request, True)
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_secs):
             await fleet.emptied(name)
@@ -50,10 +50,10 @@ async def drain_node(request: Request) -> Response:
 
 
 def _cordon(request: Request, cordoned: bool) -> Response:
-    return JsonResponse(_state(_fleet(request), _cordoned(request, cordoned)))
+    return JsonResponse(_state(_fleet(request), _set_cordoned(request, cordoned)))
 
 
-def _cordoned(request: Request, cordoned: bool) -> str:
+def _set_cordoned(request: Request, cordoned: bool) -> str:
     name = request.path_params["name"]
     try:
         _fleet(request).cordon(name, cordoned)

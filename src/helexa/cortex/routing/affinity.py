@@ -84,7 +84,7 @@ def affinity_key(
         return None
 
 
-def ranked(names: Iterable[str], model: str, key: bytes) -> list[str]:
+def rank_nodes(names: Iterable[str], model: str, key: bytes) -> list[str]:
     """Return the node names in order of preference for an affinity key (rendezvous hashing)."""
     suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
     return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + suffix, digest_size=8).digest())

@@ -9,7 +9,7 @@ import msgspec
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.routing.affinity import ranked
+from helexa.cortex.routing.affinity import rank_nodes
 
 WARM = ("loaded", "reloading")
 RETRY_OPEN = 3
@@ -99,7 +99,7 @@ def has_warm(node: Node, model: str) -> bool:
     return info is not None and info.status in WARM and (info.servable is None or info.servable.ok)
 
 
-def failing(view: FleetView, model: str) -> ApiError | None:
+def breaker_error(view: FleetView, model: str) -> ApiError | None:
     """Return the error response if every node that has the model loaded keeps failing, else None.
 
     The model is not loaded elsewhere in this case, because a load costs more than waiting for the breaker's next probe.
@@ -128,7 +128,7 @@ def _choose_node(
     loads = {node.name: view.load(node, model) for node in nodes}
     if key is not None and settings.affinity:
         affinity_bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
-        ranking = ranked(loads, model, key)
+        ranking = rank_nodes(loads, model, key)
         # the lowest load is always within the bound
         name = next(name for name in ranking if loads[name] <= affinity_bound)
         node = next(node for node in nodes if node.name == name)

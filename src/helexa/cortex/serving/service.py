@@ -18,7 +18,7 @@ from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.affinity import affinity_key
-from helexa.cortex.routing.router import Outcome, Warm, failing, may_retry, route
+from helexa.cortex.routing.router import Outcome, Warm, breaker_error, may_retry, route
 from helexa.cortex.serving.budget_reservation import reserve_budget
 from helexa.cortex.serving.settlement import Settlement
 
@@ -138,7 +138,7 @@ async def _wait_for_model(
     gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord
 ) -> Warm:
     """Wait for the model to load, and return the node that serves the model."""
-    load_failure = failing(gateway.fleet.view(), model)
+    load_failure = breaker_error(gateway.fleet.view(), model)
     if load_failure is not None:
         raise load_failure
     started_at = asyncio.get_running_loop().time()

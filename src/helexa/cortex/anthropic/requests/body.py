@@ -23,7 +23,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def encoded(value: dict[str, Any]) -> bytes:
+def to_json(value: dict[str, Any]) -> bytes:
     """Serialize an object that was derived from a request body.
 
     Raises:

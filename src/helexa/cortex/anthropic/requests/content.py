@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
-from helexa.cortex.anthropic.requests.body import encoded
+from helexa.cortex.anthropic.requests.body import to_json
 
 Part = dict[str, Any]
 """A text part `{"type": "text", "text"}` or an image part `{"type": "image_url", "image_url": {"url"}}`."""
@@ -53,7 +53,7 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
             return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
         case _:
             fields = {name: value for name, value in block.items() if name != "cache_control"}
-            return [text_part(encoded(fields).decode())]
+            return [text_part(to_json(fields).decode())]
 
 
 def all_parts(content: Any, field: str) -> list[Part]:
@@ -66,7 +66,7 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def joined(content: list[Part]) -> str | list[Part]:
+def join_parts(content: list[Part]) -> str | list[Part]:
     """Return the content of a chat message: the parts joined by line breaks, or the list if it contains an image."""
     if any(part["type"] != "text" for part in content):
         return content

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
-from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, joined, parts, string, text_part
+from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, join_parts, parts, string, text_part
 
 ChatMessage = dict[str, Any]
 
@@ -67,7 +67,7 @@ def _user_turns(content: Any, field: str) -> list[ChatMessage]:
         else:
             content_parts += parts(block, path)
     if content_parts or not results:
-        results.append({"role": "user", "content": joined(content_parts)})
+        results.append({"role": "user", "content": join_parts(content_parts)})
     return results
 
 
@@ -75,7 +75,7 @@ def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
     content = all_parts(block.get("content"), f"{field}.content")
     if block.get("is_error") is True:
         content.insert(0, text_part("Error:"))  # chat messages have no field for errors
-    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": joined(content)}
+    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": join_parts(content)}
 
 
 def _assistant_turn(content: Any, field: str) -> ChatMessage:
@@ -94,7 +94,7 @@ def _assistant_turn(content: Any, field: str) -> ChatMessage:
                 raise invalid_anthropic_body(path, "'tool_result' is only allowed in user messages")
             case _:
                 text_parts += parts(block, path)
-    message: ChatMessage = {"role": "assistant", "content": joined(text_parts)}
+    message: ChatMessage = {"role": "assistant", "content": join_parts(text_parts)}
     if any(reasoning_texts):
         message["reasoning_content"] = "\n".join([text for text in reasoning_texts if text])
     if calls:

@@ -16,7 +16,7 @@ from helexa.cortex.anthropic.responses.response import (
     as_json,
     call_as_text,
     malformed,
-    parsed_arguments,
+    parse_arguments,
     text_block,
 )
 
@@ -67,7 +67,7 @@ class _Block:
         if last_delta and not last_delta.endswith("}"):
             return False
         if self._completeness[0] != len(self.arguments):
-            self._completeness = len(self.arguments), parsed_arguments("".join(self.arguments)) is not None
+            self._completeness = len(self.arguments), parse_arguments("".join(self.arguments)) is not None
         return bool(self.name) and self._completeness[1]
 
     def may_begin(self) -> bool:

@@ -73,7 +73,7 @@ def reasoning(message: Mapping[str, Any]) -> Any:
     return message.get("reasoning_content") or message.get("reasoning")
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
+def parse_arguments(text: str) -> dict[str, Any] | None:
     """Return the arguments of a tool call, or None if `text` is not a JSON object. Empty text means no arguments."""
     try:
         arguments = orjson.loads(text) if text.strip() else {}
@@ -112,7 +112,7 @@ def _tool_use(add_call: Any, own_id: str) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(arguments, dict | str):
         arguments = ""
-    tool_input = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
+    tool_input = arguments if isinstance(arguments, dict) else parse_arguments(arguments)
     if not isinstance(name, str) or not name or tool_input is None:
         text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
         return text_block(call_as_text(name if isinstance(name, str) else "", text))
