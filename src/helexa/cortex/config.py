@@ -30,8 +30,7 @@ class GatewaySection(config.Section):
         load_timeout_secs: longest time that a load may take without progress.
         load_wait_secs: longest time that a request waits for its model to load.
         idle_timeout_secs: longest time without data from a node within a response, or before a response if the node
-        is
-            down.
+            is down.
         answer_timeout_secs: longest wait for the first byte of a response from a node that is up; 0 for no limit.
     """
 
@@ -66,8 +65,7 @@ class RoutingSection(config.Section):
 
     Attributes:
         affinity: send requests with the same prompt beginning to the same node, whose prefix cache contains it,
-        unless the
-            node is too busy.
+            unless the node is too busy.
         affinity_min_bytes: minimum length of a prompt for affinity; shorter prompts go to the node with the lowest
         load.
         affinity_load_factor: maximum load of a preferred node: this multiple of the average load, plus one request.
@@ -91,8 +89,7 @@ class EvictionSection(config.Section):
         min_residency_secs: minimum time between a model's load and its eviction.
         idle_ttl_secs: unload models without requests for this time; 0 for never.
         swap_wait_secs: longest time that a waiting request lets a busy model continue before that model is drained
-        and
-            evicted.
+            and evicted.
     """
 
     strategy: Literal["lru", "priority"] = "lru"

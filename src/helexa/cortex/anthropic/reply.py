@@ -43,8 +43,7 @@ class AnthropicReply(Reply):
 
         Raises:
             ApiError: 502 `upstream_malformed_response` if the node streams although the client did not ask for a
-            stream, or
-                the reverse.
+                stream, or the reverse.
         """
         assert self.translation is not None
         self._status, self._node_headers = status, [header for header in headers if header[0] not in _BODY_HEADERS]

@@ -1,8 +1,8 @@
 """Circuit breakers: a (node, model) pair that keeps failing gets no requests for a while, then one probe request.
 
 Only transport failures count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response
-that
-is not HTTP. An error response of a node does not count. A timeout on a node that answers its polls does not count.
+that is not HTTP. An error response of a node does not count. A timeout on a node that answers its polls does not
+count.
 After a 429 or 503, the router prefers other nodes for a short time. No function reads a clock: the time is an
 argument.
 """

@@ -64,8 +64,7 @@ class NodeClient:
         """Poll a node of kind `neuron` and return its report.
 
         The poll fails only if `/models` fails. If another call fails, its fields in the report stay empty. Hardware
-        and
-        model URLs are requested again only after a missed poll.
+        and model URLs are requested again only after a missed poll.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -114,8 +113,7 @@ class NodeClient:
         """Load a model with `POST /models/load` and return once the model accepts requests.
 
         An already loaded model counts as a success. The call has no timeout: the caller watches the load's progress
-        and
-        cancels the call.
+        and cancels the call.
         """
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:

@@ -157,8 +157,7 @@ class _NodePoll:
         """Return Ollama's models, or None if the server is not Ollama.
 
         Ollama truncates prompts to the context length that a model was loaded with, so this length takes precedence
-        over
-        the model's maximum.
+        over the model's maximum.
         """
         ps = await or_none(self._running)
         if ps is None:

@@ -88,8 +88,7 @@ class Proxy:
         Raises:
             NoResponse: nothing was sent to the client, so the request may be retried.
             ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503); the
-            caller
-                ends the reply with this error.
+                caller ends the reply with this error.
         """
         node, model = target.node, target.model
         record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started

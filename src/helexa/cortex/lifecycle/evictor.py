@@ -31,8 +31,7 @@ class EvictionPlan:
         ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if it must wait for a running
         load.
         fits: True if the model fits by the estimates. False if it does not fit but the node is empty, so that an
-        attempt
-            evicts nothing.
+            attempt evicts nothing.
     """
 
     devices: tuple[int, ...]

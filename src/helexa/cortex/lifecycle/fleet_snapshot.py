@@ -76,8 +76,7 @@ class FleetSnapshot:
         began: when this gateway started (seconds of the fleet's clock).
         settings: the eviction section of the configuration.
         expected_free: expected free MB by node and device, for nodes with running loads or unloads. For other nodes,
-        the
-            free memory is the node's last reading.
+            the free memory is the node's last reading.
         reserved: MB that running loads will use, by node and device; used for nodes that do not report free memory.
         load_secs: measured load durations in seconds, by (node, model).
         failures: recently failed loads, by (node, model).
@@ -100,8 +99,7 @@ class FleetSnapshot:
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
     def free(self, node: Node) -> dict[int, int]:
-        """Return free MB by device: the expected value, else the node's reading, else total minus the models'
-        sizes."""
+        """Return free MB by device: the expected value, else the node's reading, else total minus the models' sizes."""
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
             return dict(reported_mb)

@@ -78,8 +78,7 @@ class MemoryBook:
     During a load or unload, a node's reading includes an unknown part of the change. While a node has changes, its
     expected free memory is therefore the free memory before the first change minus the memory that the changes use.
     Other processes may also use memory, so the expected value is at most the last reading plus the memory that
-    unloads
-    free.
+    unloads free.
     """
 
     def __init__(self) -> None:
@@ -112,8 +111,7 @@ class MemoryBook:
             del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Return the expected free MB by node and device, for nodes that have changes and report their free
-        memory."""
+        """Return the expected free MB by node and device, for nodes that have changes and report their free memory."""
         return {
             name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
             for name, node_changes in self._by_node.items()

@@ -38,8 +38,7 @@ async def drain_node(request: Request) -> Response:
     """`POST /api/nodes/{name}/drain`: cordon a node and wait until this gateway has no request or load there.
 
     The response is sent after `wait_secs` (default and maximum 600) at the latest. Its counts show whether requests
-    or
-    loads still run. The node stays cordoned in either case.
+    or loads still run. The node stays cordoned in either case.
     """
     wait_secs = _wait_secs(request)
     fleet, name = _fleet(request), _set_cordoned(request, True)

@@ -55,8 +55,8 @@ def route(
     """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
     With an affinity key, nodes are tried in the key's order of preference. The first node is chosen whose load is at
-    most
-    `affinity_load_factor` times the average load plus one. Without a key, the node with the lowest load is chosen.
+    most `affinity_load_factor` times the average load plus one. Without a key, the node with the lowest load is
+    chosen.
     Nodes
     that failed or were busy recently are chosen only if no other node has the model.
 

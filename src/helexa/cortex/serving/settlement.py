@@ -22,12 +22,10 @@ class Settlement:
 
     * A complete response is charged by the usage in the response.
     * An incomplete response, or a response whose client disconnected, is charged by the usage that the node reports
-    on
-      request. If the node reports no usage, prompt and output are estimated, and the ledger entry is marked as
+      on request. If the node reports no usage, prompt and output are estimated, and the ledger entry is marked as
       estimated.
     * A request that timed out is charged by the usage that the node reports. If the node reports no usage, the
-    request is
-      free.
+      request is free.
     * A request without a response from a node, or that was rejected, is free.
 
     A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.

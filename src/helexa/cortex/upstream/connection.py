@@ -219,8 +219,7 @@ class Connection(asyncio.Protocol):
         """Fail the request if a timeout expired, else restart the timer.
 
         A connection has one timer that follows `last_received_at`, instead of one timer per read. The timer stops
-        when the
-        connection has no request.
+        when the connection has no request.
         """
         self._timer = None
         if not self._awaiting_response:

@@ -59,8 +59,7 @@ class _Block:
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
-        """Return whether the block can be ended. A tool call needs a name, and a complete JSON object as
-        arguments."""
+        """Return whether the block can be ended. A tool call needs a name, and a complete JSON object as arguments."""
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""
@@ -83,8 +82,7 @@ class Blocks:
     """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
     Deltas of the first incomplete block are emitted at once. Deltas of later blocks are buffered until that block
-    ends,
-    because clients support only one open block.
+    ends, because clients support only one open block.
 
     Args:
         emit: called with the bytes of each event.

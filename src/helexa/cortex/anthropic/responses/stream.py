@@ -20,8 +20,8 @@ class MessageStream:
     """Converts the bytes of a node's stream to Messages API events, without I/O.
 
     The first event contains the prompt's token counts. It is sent as soon as the node sends one of these: the counts
-    that
-    helexa's nodes send before the prefill, a chunk with usage, or output. Keep-alive comments become pings at once.
+    that helexa's nodes send before the prefill, a chunk with usage, or output. Keep-alive comments become pings at
+    once.
 
     Args:
         model: model name in the client's request.

@@ -38,8 +38,7 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Return a chat usage from the prompt counts that helexa's nodes send before the output, or None without
-    counts."""
+    """Return a chat usage from the prompt counts that helexa's nodes send before the output, or None without counts."""
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}
