@@ -273,7 +273,7 @@ async def test_a_storm(seed: int) -> None:
         async def make_trouble() -> None:
             while not over.is_set():
                 host = chance.choice(fleet.hosts)
-                host.node.speak = now_and_then(chance, fake_node.answer, slow, *chance.sample(ILLS, 3))
+                host.node.speak = now_and_then(chance, fake_node.respond, slow, *chance.sample(ILLS, 3))
                 host.node.down = chance.random() < 0.2
                 if chance.random() < 0.3:
                     await host.kill()

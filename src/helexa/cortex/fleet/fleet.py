@@ -196,8 +196,7 @@ class Fleet:
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """Record a transport failure: no connection, a reset, a timeout on a node that is down, or a malformed
-        response."""
+        """Record a transport failure, such as no connection, a reset, or a timeout on a node that is down."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
                 log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)

@@ -88,7 +88,7 @@ class FleetView:
         return None
 
     def load(self, node: Node, model: str) -> int:
-        """Return the load of `model` on `node`: this gateway's running requests, plus other requests at the last
+        """Return the load of `model` on `node`: its running requests from this gateway, plus others at the last
         poll."""
         return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 

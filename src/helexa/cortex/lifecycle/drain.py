@@ -87,8 +87,7 @@ class Drains:
 
     @contextmanager
     def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
-        """Drain a model until the block ends: the gateway sends no new requests for it to this node. Yield the
-        drain."""
+        """Drain a model until the block ends: the gateway sends no new requests for it to this node."""
         node = self.fleet.node(pair[0])
         memory_change = Change({})
         drain = Drain(self, pair, megabytes, memory_change)

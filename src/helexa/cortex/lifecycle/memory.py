@@ -98,8 +98,7 @@ class MemoryBook:
                 del self._by_node[node]
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading. Drop the node's changes if the reading is newer than the end of all of
-        them."""
+        """Store the node's last reading. Drop the node's changes if the reading is newer than all of them."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return
