@@ -9,7 +9,7 @@ from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, load_spec
-from helexa.cortex.lifecycle.swap_queue import Wanted, decide
+from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
 from helexa.cortex.routing.router import route
 
 
@@ -27,7 +27,7 @@ class Ours:
         return found.node if found else None
 
     def decide(self, world: World) -> None:
-        def start(wanted: Wanted, cold: Cold) -> None:
+        def start(wanted: QueuedModel, cold: Cold) -> None:
             world.start(world.queues[wanted.model], cold)
 
         decide([queue for queue in world.queues.values() if not queue.loading], lambda: self._look(world), start)
@@ -64,30 +64,30 @@ class LruFifo:
             world.start(queue, cold)
 
     def _place(self, world: World, queue: Queue) -> Cold | None:
-        situation = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
+        snapshot = FleetSnapshot(world.fleet.view(), world.catalogue, world.now, reserved=world.book.reserved())
         profile = world.catalogue.profile(queue.model)
         assert profile is not None
         need, spec = profile.vram_mb or 0, load_spec(profile, [0])
         best: tuple[tuple[bool, bool, int, str], Cold] | None = None
-        for node in situation.view.nodes:
-            victims = _oldest_first(situation, node, need)
-            if victims is None or (node.name, queue.model) in situation.view.draining:
+        for node in snapshot.view.nodes:
+            victims = _oldest_first(snapshot, node, need)
+            if victims is None or (node.name, queue.model) in snapshot.view.draining:
                 continue
-            busy = any(situation.view.load(node, model) for model in victims)
-            rank = (bool(victims), busy, -situation.free(node)[0], node.name)
+            busy = any(snapshot.view.load(node, model) for model in victims)
+            rank = (bool(victims), busy, -snapshot.free(node)[0], node.name)
             if best is None or rank < best[0]:
                 best = (rank, Cold(queue.model, node.name, spec, tuple(victims)))
         return best[1] if best else None
 
 
-def _oldest_first(situation: FleetSnapshot, node: Node, need: int) -> Sequence[str] | None:
+def _oldest_first(snapshot: FleetSnapshot, node: Node, need: int) -> Sequence[str] | None:
     """Return the models to evict: idle before busy, least recently used first.
 
     Returns:
         None if the eviction of all models is not sufficient.
     """
-    free, victims = situation.free(node)[0], list[str]()
-    there = [one for one in situation.residents(node) if not one.loading]
+    free, victims = snapshot.free(node)[0], list[str]()
+    there = [one for one in snapshot.residents(node) if not one.loading]
     for resident in sorted(there, key=lambda one: (one.busy, one.used_at or 0.0, one.model)):
         if free >= need:
             break

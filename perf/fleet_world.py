@@ -19,7 +19,7 @@ from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
-from helexa.cortex.lifecycle.memory import Change, MemoryBook, beyond
+from helexa.cortex.lifecycle.memory import Change, MemoryBook, additional_mb
 from helexa.cortex.lifecycle.placement import Cold
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
@@ -143,7 +143,7 @@ class World:
         held.enter_context(self.fleet.load(cold.node, cold.model))
         for model in cold.evict:
             held.enter_context(self.fleet.drain(cold.node, model))
-        change = Change(beyond({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
+        change = Change(additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
         self.book.begin(self.fleet.node(cold.node), change)
         held.callback(self.book.cancel, cold.node, change)
         self._drain(cold, held, change)

@@ -14,7 +14,7 @@ COMMAND = (sys.executable, "-m", "helexa.cortex")
 
 
 async def run(*arguments: str, cwd: Path | None = None, **variables: str) -> tuple[int | None, str, str]:
-    """Its exit code and what it wrote to stdout and stderr."""
+    """Run the command; return its exit code, stdout and stderr."""
     process = await asyncio.create_subprocess_exec(
         *COMMAND, *arguments, stdout=PIPE, stderr=PIPE, cwd=cwd, env={**os.environ, **variables}
     )
@@ -26,7 +26,10 @@ async def run(*arguments: str, cwd: Path | None = None, **variables: str) -> tup
 async def serving(
     config: Path, *options: str, open_files: int | None = None, **variables: str
 ) -> AsyncIterator[tuple[Process, str, str]]:
-    """A gateway process with its API's and its metrics' URL; `open_files` is its limit on open files."""
+    """Run a gateway process; yield the process, the API's URL and the metrics URL.
+
+    `open_files` is the process's limit on open files.
+    """
 
     def limit() -> None:
         if open_files is not None:
@@ -38,11 +41,11 @@ async def serving(
     assert process.stderr is not None
     try:
         async for line in process.stderr:
-            if found := re.search(r"listening on (http://\S+), metrics on (http://\S+)", line.decode()):
+            if match := re.search(r"listening on (http://\S+), metrics on (http://\S+)", line.decode()):
                 break
         else:
-            raise AssertionError("it never listened")
-        yield process, found[1], found[2]
+            raise AssertionError("the gateway never listened")
+        yield process, match[1], match[2]
     finally:
         if process.returncode is None:
             process.kill()

@@ -1,4 +1,4 @@
-"""A scripted node, and a gateway in front of it."""
+"""Fixtures: a fake node, and a gateway in front of it."""
 
 from collections.abc import AsyncIterator
 
@@ -16,6 +16,6 @@ async def node() -> AsyncIterator[FakeNode]:
 
 @pytest.fixture
 async def cortex(node: FakeNode) -> AsyncIterator[Cortex]:
-    """A gateway in front of `node`, which has `Org/M`; `small` is an alias of it."""
+    """A gateway in front of `node`, which serves `Org/M`. `small` is an alias of `Org/M`."""
     async with running_cortex(node, aliases={"small": "Org/M", "lost": "Org/None"}) as cortex:
         yield cortex

@@ -1,4 +1,4 @@
-"""A node for the gateway to talk to: a real HTTP server on a real socket, whose answers a test scripts."""
+"""A fake node: a real HTTP server on a real socket, whose responses a test scripts."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ FINAL = event(usage=USAGE)
 DONE = b"data: [DONE]\n\n"
 STREAM = [ROLE, chunk("Hel"), b": keep-alive\n\n", chunk("lo é"), FINAL, DONE]
 CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
-ANSWER = json.dumps(
+COMPLETION = json.dumps(
     {"id": "c1", "object": "chat.completion", "created": 1, "model": "Org/M", "choices": [CHOICE], "usage": USAGE},
     indent=1,
 ).encode()
@@ -46,7 +46,15 @@ RESPONSE_STREAM = [
 
 @dataclass
 class FakeNode:
-    """What the node says and what it was told."""
+    """The responses that the node sends, and the requests that it received.
+
+    Attributes:
+        speak: handler of inference requests.
+        polled_paths: paths of the gateway's polls.
+        authorizations: Authorization header of each poll and load.
+        usages: token counts by usage id.
+        speaking: number of inference requests in progress.
+    """
 
     name: str = "n1"
     url: str = ""
@@ -66,8 +74,8 @@ class FakeNode:
     vram_total_mb: int = 0
     bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    shown: list[str | None] = field(default_factory=list)
+    polled_paths: list[str] = field(default_factory=list)
+    authorizations: list[str | None] = field(default_factory=list)
     usages: dict[str, dict[str, int]] = field(default_factory=dict)
     speaking: int = 0
     spoke: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,7 +90,7 @@ class FakeNode:
         return self
 
     def with_accelerator(self, vram_total_mb: int, sizes_mb: dict[str, int]) -> "FakeNode":
-        """One device, in which every loaded model takes its size."""
+        """Give the node one device, on which each loaded model occupies its size in `sizes_mb`."""
         self.vram_total_mb, self.sizes_mb = vram_total_mb, sizes_mb
         self.discovery["devices"] = [{"index": 0, "name": "GPU", "vram_total_mb": vram_total_mb}]
         return self
@@ -107,8 +115,8 @@ class FakeNode:
             app.router.add_post(path, self._speak)
         app.router.add_get("/tokenizer_info", self._speak)
         app.router.add_get("/usage/{id}", self._usage)
-        app.router.add_route("*", "/v1/responses/{id}", self._kept)
-        app.router.add_get("/v1/responses/{id}/input_items", self._kept)
+        app.router.add_route("*", "/v1/responses/{id}", self._stored_response)
+        app.router.add_get("/v1/responses/{id}/input_items", self._stored_response)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
@@ -120,8 +128,8 @@ class FakeNode:
             await runner.cleanup()
 
     async def _poll(self, request: web.Request, value: Any) -> web.Response:
-        self.asked.append(request.rel_url.raw_path)
-        self.shown.append(request.headers.get("authorization"))
+        self.polled_paths.append(request.rel_url.raw_path)
+        self.authorizations.append(request.headers.get("authorization"))
         await self.may_answer_polls.wait()
         return web.Response(status=500) if self.down else web.json_response(value)
 
@@ -139,17 +147,17 @@ class FakeNode:
         return await self._poll(request, list(self.models))
 
     async def _list(self, request: web.Request) -> web.Response:
-        """What a server of another make tells."""
+        """List the models as a third-party backend does."""
         data = [{"id": model["id"], "object": "model"} for model in self.models]
         return await self._poll(request, {"object": "list", "data": data})
 
     async def _endpoint(self, request: web.Request) -> web.Response:
-        self.asked.append(request.rel_url.raw_path)
-        self.shown.append(request.headers.get("authorization"))
+        self.polled_paths.append(request.rel_url.raw_path)
+        self.authorizations.append(request.headers.get("authorization"))
         return web.json_response({"url": self.endpoint} if self.endpoint else {}, status=200 if self.endpoint else 404)
 
     async def _load(self, request: web.Request) -> web.Response:
-        self.shown.append(request.headers.get("authorization"))
+        self.authorizations.append(request.headers.get("authorization"))
         spec = await request.json()
         self.loads.append(spec)
         await self.may_load.wait()
@@ -169,11 +177,11 @@ class FakeNode:
         return web.json_response({"status": "unloaded"})
 
     async def _usage(self, request: web.Request) -> web.Response:
-        """The token counts of a request that was cut off, by the id that the gateway gave it."""
+        """Return the token counts of an interrupted request by its usage id."""
         usage = self.usages.get(request.match_info["id"])
         return web.json_response(usage or {}, status=200 if usage else 404)
 
-    async def _kept(self, request: web.Request) -> web.Response:
+    async def _stored_response(self, request: web.Request) -> web.Response:
         """A response that is kept for one key."""
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         if self.down:
@@ -191,7 +199,7 @@ class FakeNode:
         self.speaking += 1
         self.spoke.set()
         try:
-            return await (self.speak or answer)(self, request)
+            return await (self.speak or respond)(self, request)
         finally:
             self.speaking -= 1
 
@@ -199,15 +207,15 @@ class FakeNode:
 async def begin(request: web.Request, *chunks: bytes) -> web.StreamResponse:
     response = web.StreamResponse(headers={"content-type": "text/event-stream", "x-node-says": "hi"})
     await response.prepare(request)
-    for piece in chunks:
-        await response.write(piece)
+    for data in chunks:
+        await response.write(data)
     return response
 
 
-async def answer(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def respond(node: FakeNode, request: web.Request) -> web.StreamResponse:
     if (await request.json()).get("stream"):
         return await begin(request, *(RESPONSE_STREAM if request.path == "/v1/responses" else STREAM))
-    return web.Response(body=ANSWER, content_type="application/json")
+    return web.Response(body=COMPLETION, content_type="application/json")
 
 
 async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, on a socket in a folder of its own."""
+"""A real PostgreSQL server for tests, listening on a Unix socket in its own folder."""
 
 import os
 import pwd
@@ -14,9 +14,9 @@ _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 
 
 class Postgres:
-    """A running server; `stop` and `start` make it unreachable for a while.
+    """A PostgreSQL server. `stop` makes it unreachable until `start`.
 
-    With a `primary` it is a hot standby of that server until `promote`.
+    If `primary` is given, the server is a hot standby of that server until `promote`.
     """
 
     def __init__(self, folder: Path, primary: "Postgres | None" = None) -> None:
@@ -30,7 +30,7 @@ class Postgres:
             self._run("initdb", "-A", "trust", "-U", "helexa", "-E", "UTF8", "--locale=C", "--no-sync")
         else:
             self._run("pg_basebackup", "-h", str(primary._folder), "-U", "helexa", "-R", "-c", "fast", "--no-sync")
-        self._made = 0
+        self._schema_count = 0
         self._running = False
 
     def start(self) -> None:
@@ -40,34 +40,34 @@ class Postgres:
         self._running = True
 
     def stop(self) -> None:
-        """End it at once, as a crash does, if it runs."""
+        """Stop the server immediately, like a crash. No effect if it is not running."""
         if self._running:
             self._running = False
             self._run("pg_ctl", "stop", "-w", "-m", "immediate")
 
     def promote(self) -> None:
-        """Make a standby accept writes."""
+        """Turn this standby into a primary that accepts writes."""
         self._run("pg_ctl", "promote", "-w")
 
     def set_read_only(self, on: bool) -> None:
-        """Let sessions, those that are open too, refuse or accept writes."""
+        """Reject writes in all sessions, including open ones, or accept them again."""
         self.do("postgres", f"ALTER SYSTEM SET default_transaction_read_only = {on}")
         self.do("postgres", "SELECT pg_reload_conf()")
 
     def wait_for_standbys(self) -> None:
-        """Let each commit wait until a standby has it: a failover then loses no commit."""
+        """Make each commit wait until a standby has received it, so that a failover loses no commit."""
         self.do("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'")
         self.do("postgres", "SELECT pg_reload_conf()")
 
     def new_database(self, *standbys: "Postgres") -> str:
-        """The URL of an empty schema, which is as good as a database of its own and is made in no time.
+        """Create an empty schema and return its URL. A schema is created faster than a database.
 
         The URL lists `standbys` as further hosts.
         """
-        self._made += 1
-        self.do(_DATABASE, f"CREATE SCHEMA schema_{self._made}")
+        self._schema_count += 1
+        self.do(_DATABASE, f"CREATE SCHEMA schema_{self._schema_count}")
         hosts = ",".join(str(server._folder) for server in (self, *standbys))
-        return f"postgresql://helexa@/{_DATABASE}?host={hosts}&search_path=schema_{self._made}"
+        return f"postgresql://helexa@/{_DATABASE}?host={hosts}&search_path=schema_{self._schema_count}"
 
     def do(self, database: str, sql: str) -> None:
         self._run("psql", "-h", str(self._folder), "-U", "helexa", "-d", database, "-qc", sql)
@@ -75,16 +75,18 @@ class Postgres:
     def _run(self, program: str, *args: str) -> None:
         where = () if program == "psql" else ("-D", str(self._data))
         command = [*self._as_owner, _binary(program), *where, *args]
-        # pg_ctl's server would keep a pipe open, so the output goes to a file
+        # the server that pg_ctl starts would keep a pipe open, so the output goes to a file
         with tempfile.TemporaryFile("w+") as output:
-            done = subprocess.run(command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False)
+            process = subprocess.run(
+                command, cwd="/", stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False
+            )
             output.seek(0)
-            assert done.returncode == 0, f"{program} failed: {output.read()}"
+            assert process.returncode == 0, f"{program} failed: {output.read()}"
 
 
 @contextmanager
 def running_postgres(primary: Postgres | None = None) -> Iterator[Postgres]:
-    """A server, or a hot standby of `primary`, which the caller may stop to promote the standby."""
+    """Run a server, or a hot standby of `primary`."""
     folder = Path(tempfile.mkdtemp(prefix="helexa-pg-", dir="/tmp"))  # short: a socket's path has at most 107 bytes
     try:
         server = Postgres(folder, primary)
@@ -100,8 +102,8 @@ def running_postgres(primary: Postgres | None = None) -> Iterator[Postgres]:
 
 
 def _binary(name: str) -> str:
-    """Where a program of PostgreSQL is: Debian keeps the server's off the PATH."""
-    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
-    found = str(versions[-1]) if versions else shutil.which(name)
-    assert found, f"no PostgreSQL ({name}) on this machine; install it: apt-get install postgresql"
-    return found
+    """Return the path of a PostgreSQL program. Debian keeps the server's programs off the PATH."""
+    versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda program: int(program.parts[4]))
+    path = str(versions[-1]) if versions else shutil.which(name)
+    assert path, f"no PostgreSQL ({name}) on this machine; install it: apt-get install postgresql"
+    return path

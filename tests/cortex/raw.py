@@ -1,4 +1,4 @@
-"""HTTP as bytes, for requests that no client would send."""
+"""Raw HTTP/1.1 requests, including malformed ones that HTTP clients cannot send."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,9 +13,9 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n%s\r\n"
 
 
 def post(*headers: bytes, line: bytes = LINE, host: bytes | None = b"localhost", body: bytes = BODY) -> bytes:
-    """A request whose length is that of `BODY`, whatever its body is."""
-    named = [] if host is None else [b"Host: " + host]
-    return b"\r\n".join([line, *named, b"Content-Length: %d" % len(BODY), *headers, b"", body])
+    """Return a request whose Content-Length is that of `BODY`, even if `body` differs."""
+    host_lines = [] if host is None else [b"Host: " + host]
+    return b"\r\n".join([line, *host_lines, b"Content-Length: %d" % len(BODY), *headers, b"", body])
 
 
 def chunked(body: bytes = CHUNKED, coding: bytes = b"chunked", *headers: bytes, line: bytes = LINE) -> bytes:
@@ -30,12 +30,12 @@ async def connected(cortex: Cortex) -> AsyncIterator[tuple[asyncio.StreamReader,
             yield reader, writer
     finally:
         writer.close()
-        with suppress(ConnectionError):  # it was cut, as some tests want it
+        with suppress(ConnectionError):  # the gateway may have closed the connection
             await writer.wait_closed()
 
 
-async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body of an answer that says its length."""
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Read a response with a Content-Length; return its status, headers and body."""
     line, *lines = (await reader.readuntil(b"\r\n\r\n")).rstrip().split(b"\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(b": ") for line in lines)}
     return int(line.split()[1]), headers, await reader.readexactly(int(headers.get(b"content-length", b"0")))

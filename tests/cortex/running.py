@@ -1,4 +1,4 @@
-"""A real gateway on real sockets, in front of nodes that tests script."""
+"""A real gateway on real sockets, in front of fake nodes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -25,7 +25,7 @@ from helexa.http.listener import Listener, bind
 
 @dataclass
 class Cortex:
-    """A running gateway and a client of it."""
+    """A running gateway and an HTTP client for it."""
 
     url: str
     metrics_url: str
@@ -42,7 +42,7 @@ class Cortex:
             return response.status, await (response.read() if fields.get("stream") else response.json())
 
     async def sample(self, name: str, **labels: str) -> float:
-        """The value of one metric, 0 when it is not exposed."""
+        """Return the value of a metric, 0 if it is not exposed."""
         text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
         async with self.client.get(self.metrics_url) as response:
             lines = (await response.text()).splitlines()
@@ -50,7 +50,7 @@ class Cortex:
 
 
 async def eventually(condition: Callable[[], Any]) -> None:
-    """Wait until the condition holds; bounded, so that a fault fails the test rather than hanging it."""
+    """Wait until `condition` returns or resolves to a true value. Fail after 20 seconds."""
     async with asyncio.timeout(20):
         while True:
             outcome = condition()
@@ -82,9 +82,13 @@ async def running_cortex(
     limits: ConnectionLimits | None = None,
     **catalogue: Any,
 ) -> AsyncIterator[Cortex]:
-    """A gateway in front of `nodes`; `settings` are further sections of its configuration, `path` is all of it.
+    """Run a gateway in front of `nodes`.
 
-    `limits` are those of the API's connections.
+    Args:
+        settings: further sections of the configuration.
+        path: a configuration file that replaces all other settings.
+        limits: connection limits of the API's listener.
+        catalogue: contents of the model catalogue.
     """
     metrics = Metrics()
     with TemporaryDirectory() as folder:
@@ -113,4 +117,4 @@ async def running_cortex(
                     await eventually(all_up)
                 yield cortex
             finally:
-                api.should_exit = scraped.should_exit = True  # both at once: each takes its time
+                api.should_exit = scraped.should_exit = True  # stop both at the same time: each takes a while

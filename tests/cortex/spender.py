@@ -1,4 +1,4 @@
-"""Nodes that use as many tokens as the forwarded body lets them, and random requests for them."""
+"""Fake nodes that use every token the forwarded request allows, and random requests for them."""
 
 import asyncio
 import json
@@ -25,19 +25,20 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, EMBEDDINGS = "/v1/responses", "/v1/messages", "/v1/embeddings"
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "num_predict", "max_new_tokens")
 CONTEXTS = {"Own/Small": 1024, "Own/Large": 131_072, "Own/Cold": None, "Box/Known": 4096, "Box/Unknown": None}
-TEMPLATE_TOKENS = 300  # what a chat template adds
-ENDLESS = 100_000  # tokens of an answer that nothing limits
+TEMPLATE_TOKENS = 300  # tokens that a chat template adds
+ENDLESS = 100_000  # output tokens of a request without any limit
 CAPS = (40, 600, 2_000, 2_000, 9_000, 50_000, 50_000, 200_000)
 KEYS = [{"key": f"k{i}", "account_id": "a", "key_id": f"k{i}", "hard_cap": cap} for i, cap in enumerate(CAPS)]
 
 
 class Spender(FakeNode):
-    """A node whose prompts have a token per byte, and whose answers are as long as they may be.
+    """A node that counts one prompt token per byte and generates as many tokens as the request allows.
 
     Attributes:
-        own: it reads the body as helexa's nodes do; else it takes the largest limit it finds, whatever its spelling.
+        own: True if the node parses the body as helexa's nodes do. False if it uses the largest limit in the body,
+            under any spelling, as a third-party backend might.
         used: tokens by request id.
-        hangs: requests whose answer does not end.
+        hangs: ids of requests whose response never ends.
     """
 
     def __init__(self, name: str, *, own: bool) -> None:
@@ -90,10 +91,10 @@ async def spend(node: FakeNode, request: web.Request) -> web.StreamResponse:
         delta = b'event: response.output_text.delta\ndata: {"delta":"Hi"}\n\n'
         frames = [delta, b"event: response.completed\ndata: " + data + b"\n\n"]
     else:
-        asked = (fields.get("stream_options") or {}).get("include_usage") is True
-        asked = asked or (node.own and request.headers.get("x-helexa-include-usage") == "1")
+        include_usage = (fields.get("stream_options") or {}).get("include_usage") is True
+        include_usage = include_usage or (node.own and request.headers.get("x-helexa-include-usage") == "1")
         finish = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}])
-        frames = [chunk("a"), finish, *([event(usage=usage)] if asked else []), DONE]
+        frames = [chunk("a"), finish, *([event(usage=usage)] if include_usage else []), DONE]
     response = await begin(request, *frames[: 1 if hangs else None])
     if hangs:
         await node.go_on.wait()
@@ -107,9 +108,9 @@ def usage_of(path: str, prompt: int, output: int) -> dict[str, int]:
 
 
 def prompt_tokens(fields: dict[str, Any]) -> int:
-    """A token per byte of text, and what a template adds."""
+    """Return one token per byte of text, plus the chat template's tokens."""
     if isinstance(prompt := fields.get("prompt"), list):
-        return sum(len(one.encode()) if isinstance(one, str) else 1 for one in prompt)
+        return sum(len(item.encode()) if isinstance(item, str) else 1 for item in prompt)
     texts = [fields.get("prompt") or "", fields.get("instructions") or "", *strings(fields.get("input") or [])]
     texts += [json.dumps(fields["tools"], separators=(",", ":"), ensure_ascii=False)] if fields.get("tools") else []
     texts += [text for message in fields.get("messages") or [] for text in strings(message.get("content"))]
@@ -123,40 +124,43 @@ def strings(content: Any) -> Iterator[str]:
     elif isinstance(content, dict):
         yield from (text for name in ("text", "content") for text in strings(content.get(name)))
     elif isinstance(content, list):
-        yield from (text for one in content for text in strings(one))
+        yield from (text for item in content for text in strings(item))
 
 
 def own_use(path: str, body: bytes) -> tuple[int, int, int]:
-    """Prompt tokens, answers and tokens of each as a node of ours would have them, before its context bounds them."""
+    """Return prompt tokens, number of choices and output limit per choice, as a helexa node reads them."""
     prompt = prompt_tokens(json.loads(body))
     if path == EMBEDDINGS:
         EmbeddingsRequest.parse(body)
         return prompt - TEMPLATE_TOKENS, 0, 0
     if path == RESPONSES:
-        asked = ResponsesRequest.parse(body)
-        return prompt, 1, asked.chat().output_limit or 8192
+        responses_request = ResponsesRequest.parse(body)
+        return prompt, 1, responses_request.chat().output_limit or 8192
     request = (ChatRequest if path == CHAT else CompletionRequest).parse(body)
     return prompt, request.n or 1, request.output_limit or 8192
 
 
 def foreign_use(path: str, body: bytes) -> tuple[int, int, int]:
-    """The same of a server that reads whichever limit is the largest, under any name in any case."""
+    """Return what `own_use` returns, for a backend that uses the largest limit under any name and case."""
     fields = json.loads(body)
     if path == EMBEDDINGS:
         return prompt_tokens(fields) - TEMPLATE_TOKENS, 0, 0
     pairs: list[tuple[str, Any]] = json.loads(body, object_pairs_hook=list)
     limits = [int(float(value)) for name, value in pairs if name.casefold() in LIMITS and value is not None]
-    return prompt_tokens(fields), answers(fields), max(limits) if limits else ENDLESS
+    return prompt_tokens(fields), choice_count(fields), max(limits) if limits else ENDLESS
 
 
-def answers(fields: dict[str, Any]) -> int:
+def choice_count(fields: dict[str, Any]) -> int:
     prompt = fields.get("prompt")
     prompts = len(prompt) if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else 1
     return prompts * int(max(fields.get("n") or 1, fields.get("best_of") or 1))
 
 
 def random_request(dice: random.Random) -> tuple[str, bytes, bool]:
-    """A path, a body and whether its client hangs up; some of its numbers are wrong, and some fields come twice."""
+    """Return a path, a body and whether the client disconnects.
+
+    Some numbers in the body are invalid, and some fields occur twice.
+    """
     path = dice.choice((CHAT, CHAT, COMPLETIONS, RESPONSES, MESSAGES, EMBEDDINGS))
     text = dice.choice(("Hi", "7" * dice.randint(1, 900), "🦊" * dice.randint(1, 300), "word " * dice.randint(1, 2000)))
     fields: dict[str, Any] = {"model": dice.choice(list(CONTEXTS)), "stream": dice.random() < 0.5}
@@ -185,7 +189,7 @@ def random_request(dice: random.Random) -> tuple[str, bytes, bool]:
     elif hang:
         fields["metadata"] = {"user_id": "hang"}
     body = json.dumps(fields, ensure_ascii=dice.random() < 0.5)
-    if path != MESSAGES and dice.random() < 0.2:  # a field twice, or in another spelling
+    if path != MESSAGES and dice.random() < 0.2:  # a duplicate field, or a field in another spelling
         name = dice.choice(("max_tokens", "Max_Tokens", "MAX_COMPLETION_TOKENS", "n", "N", "max\\u005ftokens"))
         body = body[:-1] + f', "{name}": {dice.choice((1, 2, 100, 5000, 100_000))}}}'
         body = dice.choice((body, "{" + f'"{name}": 100000, ' + body[1:]))
@@ -194,11 +198,12 @@ def random_request(dice: random.Random) -> tuple[str, bytes, bool]:
 
 @dataclass
 class Attack:
-    """A gateway with capped keys in front of one node of each kind.
+    """A gateway with capped keys in front of one helexa node and one third-party backend.
 
     Attributes:
-        statuses: how many requests ended with each status, 0 if the client hung up.
-        entries_checked, charged: the ledger's rows and their tokens at the last `check`.
+        statuses: number of requests by HTTP status; 0 means that the client disconnected.
+        entries_checked: number of ledger rows at the last `check`.
+        charged: tokens charged in these rows.
     """
 
     cortex: Cortex
@@ -209,12 +214,12 @@ class Attack:
     charged: int = 0
 
     async def ask(self, key: str, path: str, body: bytes, *, hang: bool = False, request_id: str = "") -> int:
-        """Send a request; the status, 0 if its client hung up."""
+        """Send a request and return its HTTP status, 0 if the client disconnected, -1 on a connection error."""
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
         headers |= {"x-request-id": request_id} if request_id else {}
-        patience = 0.15 if hang else 60.0
+        timeout_secs = 0.15 if hang else 60.0
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout_secs):
                 async with self.cortex.client.post(self.cortex.url + path, data=body, headers=headers) as response:
                     await response.read()
                     status = response.status
@@ -227,7 +232,7 @@ class Attack:
         return status
 
     async def entries(self) -> list[sqlite3.Row]:
-        """The ledger's rows, once nothing is held any more."""
+        """Return the ledger's rows after every reservation is settled."""
         ledger = self.cortex.gateway.ledger
         await eventually(lambda: not ledger.open)
         await ledger.flush()
@@ -236,7 +241,7 @@ class Attack:
             return connection.execute("SELECT * FROM entries ORDER BY seq").fetchall()
 
     async def check(self) -> None:
-        """Check every entry of the ledger and every key."""
+        """Assert that every ledger row matches the tokens used, and that no key exceeds its cap."""
         used = {name: tokens for node in self.nodes for name, tokens in node.used.items()}
         third_party = self.nodes[1].used.keys()
         spent = dict.fromkeys((key["key_id"] for key in KEYS), 0)
@@ -275,7 +280,7 @@ async def attacking(folder: Path) -> AsyncIterator[Attack]:
 
 
 async def random_attack(folder: Path, seed: int, requests: int, parallel: int = 8) -> Attack:
-    """Send random requests, several at once, and check the ledger after every batch."""
+    """Send random requests in batches of `parallel`, and check the ledger after every batch."""
     dice = random.Random(seed)
     async with attacking(folder) as attack:
         for _ in range(0, requests, parallel):

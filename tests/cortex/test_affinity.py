@@ -1,4 +1,4 @@
-"""What makes requests belong together, and where they belong."""
+"""Affinity keys of requests, and the ranking of nodes by key."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helexa.cortex.routing.affinity import KEY_BYTES, affinity_key, ranked
+from helexa.cortex.routing.affinity import KEY_BYTES, affinity_key, rank_nodes
 
 LONG = "You are a careful assistant. " * 60
 
@@ -22,7 +22,7 @@ def chat(*texts: str, system: str = LONG, **members: Any) -> bytes:
     return body(messages=[{"role": "system", "content": system}, *turns], **members)
 
 
-def test_every_turn_of_a_conversation_has_the_key_of_its_first() -> None:
+def test_all_turns_of_a_conversation_have_the_same_key() -> None:
     first = affinity_key(chat("Hi"))
     assert first is not None and len(first) == KEY_BYTES
     assert affinity_key(chat("Hi", "Hello", "And now?")) == first
@@ -30,12 +30,12 @@ def test_every_turn_of_a_conversation_has_the_key_of_its_first() -> None:
     assert affinity_key(chat("Hi", temperature=1, stream=True)) == first
 
 
-def test_conversations_under_one_system_prompt_have_keys_of_their_own() -> None:
+def test_conversations_with_one_system_prompt_have_different_keys() -> None:
     keys = {affinity_key(chat(f"Question {i}")) for i in range(50)}
     assert len(keys) == 50 and None not in keys
 
 
-def test_a_short_prompt_has_no_key_and_a_conversation_that_grows_past_it_keeps_the_key_it_gets() -> None:
+def test_short_prompt_has_no_key_until_the_conversation_grows() -> None:
     assert affinity_key(chat("Hi", system="Be brief.")) is None
     turns = ["Hi", "x" * 600, "y" * 600, "ok", "more"]
     grown = affinity_key(chat(*turns[:3], system="Be brief."))
@@ -44,7 +44,7 @@ def test_a_short_prompt_has_no_key_and_a_conversation_that_grows_past_it_keeps_t
     assert affinity_key(chat("Hi", system="Be brief."), min_bytes=0) is not None
 
 
-def test_tools_and_system_belong_to_the_beginning() -> None:
+def test_key_depends_on_tools_and_system_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": "x" * 2000}}]
     keys = {affinity_key(chat("Hi", system="s", tools=tools)), affinity_key(chat("Hi", system="t", tools=tools))}
     assert len(keys) == 2 and None not in keys
@@ -54,7 +54,7 @@ def test_tools_and_system_belong_to_the_beginning() -> None:
     assert affinity_key(body(**responses)) not in (None, affinity_key(body(**responses | {"input": "Ho"})))
 
 
-def test_a_cache_mark_that_moves_along_does_not_change_the_key() -> None:
+def test_moving_cache_control_does_not_change_the_key() -> None:
     def turn(text: str, **mark: Any) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "text", "text": text, **mark}]}
 
@@ -64,27 +64,27 @@ def test_a_cache_mark_that_moves_along_does_not_change_the_key() -> None:
     assert first == affinity_key(body(system=LONG, messages=[turn("Hi"), turn("Ho", **mark)]))
 
 
-def test_a_named_session_comes_before_the_beginning() -> None:
+def test_session_id_takes_precedence_over_the_prompt() -> None:
     session = [(b"accept", b"*/*"), (b"x-session-id", b"s1")]
-    named = affinity_key(chat("Hi"), session)
-    assert named == affinity_key(chat("Quite another"), session) == affinity_key(b"not json", session)
-    assert named != affinity_key(chat("Hi"), session, account="acme")
+    by_header = affinity_key(chat("Hi"), session)
+    assert by_header == affinity_key(chat("Quite another"), session) == affinity_key(b"not json", session)
+    assert by_header != affinity_key(chat("Hi"), session, account="acme")
     by_key = affinity_key(chat("Hi", prompt_cache_key="k"))
     assert by_key == affinity_key(chat("Ho", system="short", prompt_cache_key="k"))
     by_agent = affinity_key(chat("Hi", metadata={"user_id": "user_1_session_2"}))
     assert by_agent == affinity_key(chat("Ho", metadata={"user_id": "user_1_session_2"}))
-    assert len({named, by_key, by_agent, affinity_key(chat("Hi"))}) == 4
+    assert len({by_header, by_key, by_agent, affinity_key(chat("Hi"))}) == 4
     assert affinity_key(chat("Hi", user="bob")) == affinity_key(chat("Hi", user="eve")) == affinity_key(chat("Hi"))
 
 
 @pytest.mark.parametrize("name", ["", 7, None, {"a": 1}, "x" * 513, "\ud800"])
-def test_a_session_name_that_is_none_falls_back_to_the_beginning(name: Any) -> None:
+def test_invalid_session_id_falls_back_to_the_prompt(name: Any) -> None:
     assert affinity_key(chat("Hi", metadata={"user_id": name})) in (affinity_key(chat("Hi")), None)
     assert affinity_key(chat("Hi"), [(b"x-session-id", b"")]) == affinity_key(chat("Hi"))
     assert affinity_key(chat("Hi"), [(b"x-session-id", b"x" * 513)]) == affinity_key(chat("Hi"))
 
 
-def test_a_bare_prompt_that_grows_keeps_its_key() -> None:
+def test_growing_prompt_keeps_its_key() -> None:
     prompt = LONG * 2
     key = affinity_key(body(prompt=prompt))
     assert key is not None and key == affinity_key(body(prompt=prompt + "more"))
@@ -92,7 +92,7 @@ def test_a_bare_prompt_that_grows_keeps_its_key() -> None:
     assert affinity_key(body(prompt=prompt), min_bytes=3000) == affinity_key(body(prompt=prompt + "x"), min_bytes=3000)
 
 
-def test_both_ends_of_a_very_long_message_count() -> None:
+def test_key_depends_on_both_ends_of_a_long_message() -> None:
     text = "x" * 300_000
     keys = {affinity_key(chat(text)), affinity_key(chat("y" + text[1:])), affinity_key(chat(text[1:] + "y"))}
     assert len(keys) == 3
@@ -116,31 +116,31 @@ def test_both_ends_of_a_very_long_message_count() -> None:
         b"\xff\xfe",
     ],
 )
-def test_what_cannot_be_read_has_no_key(raw: bytes) -> None:
+def test_malformed_body_has_no_key(raw: bytes) -> None:
     assert affinity_key(raw) is None
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_are_an_error(raw: bytes) -> None:
+def test_any_bytes_are_accepted(raw: bytes) -> None:
     affinity_key(raw, [(b"x-session-id", raw)], "a", 0)
     affinity_key(b'{"messages": [' + raw + b"]}", min_bytes=0)
 
 
 @given(st.sets(st.text(min_size=1, max_size=8), min_size=1, max_size=12), st.text(min_size=1, max_size=8))
-def test_a_node_that_joins_takes_keys_only_for_itself(names: set[str], joining: str) -> None:
+def test_new_node_keeps_the_order_of_the_others(names: set[str], joining: str) -> None:
     names.discard(joining)
     for number in range(30):
         key = number.to_bytes(KEY_BYTES)
-        before, after = ranked(names, "M", key), ranked({*names, joining}, "M", key)
-        assert [name for name in after if name != joining] == before
+        old_ranking, new_ranking = rank_nodes(names, "M", key), rank_nodes({*names, joining}, "M", key)
+        assert [name for name in new_ranking if name != joining] == old_ranking
 
 
-def test_keys_spread_evenly_and_only_the_share_of_a_new_node_moves() -> None:
+def test_keys_spread_evenly_and_few_move_to_a_new_node() -> None:
     keys = [number.to_bytes(KEY_BYTES) for number in range(2000)]
     four, five = ["a", "b", "c", "d"], ["a", "b", "c", "d", "e"]
-    homes = [(ranked(four, "M", key)[0], ranked(five, "M", key)[0]) for key in keys]
+    homes = [(rank_nodes(four, "M", key)[0], rank_nodes(five, "M", key)[0]) for key in keys]
     for name in five:
-        assert 300 < sum(after == name for _, after in homes) < 500
-    moved = [(before, after) for before, after in homes if before != after]
-    assert {after for _, after in moved} == {"e"} and 300 < len(moved) < 500
-    assert sum(ranked(four, "Other", key)[0] == home for key, (home, _) in zip(keys, homes, strict=True)) < 700
+        assert 300 < sum(new_home == name for _, new_home in homes) < 500
+    moved = [(old_home, new_home) for old_home, new_home in homes if old_home != new_home]
+    assert {new_home for _, new_home in moved} == {"e"} and 300 < len(moved) < 500
+    assert sum(rank_nodes(four, "Other", key)[0] == home for key, (home, _) in zip(keys, homes, strict=True)) < 700

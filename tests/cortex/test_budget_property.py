@@ -1,4 +1,4 @@
-"""No request is charged more than was held, and no key more than its cap, whatever clients and nodes do."""
+"""No request is charged more than its reservation, and no key more than its cap, for any input."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from cortex.spender import CHAT, COMPLETIONS, KEYS, RESPONSES, attacking, random
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_random_requests_never_pass_a_cap(tmp_path: Path, seed: int) -> None:
+async def test_random_requests_stay_within_the_cap(tmp_path: Path, seed: int) -> None:
     attack = await random_attack(tmp_path, seed, requests=160)
     assert attack.statuses[200] > 10
     assert attack.statuses[400] > 10
@@ -22,9 +22,9 @@ def chat(content: str = "Hi", model: str = "Own/Small", **fields: Any) -> dict[s
     return {"model": model, "messages": [{"role": "user", "content": content}], **fields}
 
 
-SEEN = {
+CASES = {
     "no limit at a context of 1,024": (CHAT, chat()),
-    "four answers": (CHAT, chat(n=4)),
+    "four choices": (CHAT, chat(n=4)),
     "another API's limit": (CHAT, chat(max_output_tokens=1)),
     "another API's limit on completions": (COMPLETIONS, {"model": "Own/Small", "prompt": "x", "max_output_tokens": 1}),
     "two limits on a third-party backend": (
@@ -34,14 +34,14 @@ SEEN = {
     "no limit on a third-party backend": (CHAT, chat(model="Box/Unknown")),
     "digits": (CHAT, chat("1234567890" * 60, max_tokens=10)),
     "emoji": (CHAT, chat("🦊" * 100, max_tokens=10)),
-    "a response": (RESPONSES, {"model": "Own/Large", "input": "1234567890" * 60, "max_output_tokens": 10}),
+    "Responses API": (RESPONSES, {"model": "Own/Large", "input": "1234567890" * 60, "max_output_tokens": 10}),
 }
 
 
-@pytest.mark.parametrize("case", SEEN)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_node_may_use_is_held(tmp_path: Path, case: str, stream: bool) -> None:
-    path, body = SEEN[case]
+async def test_reservation_covers_the_tokens_a_node_may_use(tmp_path: Path, case: str, stream: bool) -> None:
+    path, body = CASES[case]
     async with attacking(tmp_path) as attack:
         for key in ("k0", "k2", "k5", "k7"):
             await attack.ask(key, path, json.dumps(body | {"stream": stream}).encode())
@@ -50,9 +50,7 @@ async def test_what_a_node_may_use_is_held(tmp_path: Path, case: str, stream: bo
 
 
 @pytest.mark.parametrize("fields", [{"n": 10.0}, {"n": "10"}, {"max_tokens": 100_000.0}, {"max_tokens": True}])
-async def test_numbers_of_the_wrong_type_are_rejected_before_anything_is_held(
-    tmp_path: Path, fields: dict[str, Any]
-) -> None:
+async def test_numbers_of_wrong_type_are_rejected_before_reservation(tmp_path: Path, fields: dict[str, Any]) -> None:
     async with attacking(tmp_path) as attack:
         for model in ("Own/Small", "Box/Unknown"):
             assert await attack.ask("k7", CHAT, json.dumps(chat(model=model, **fields)).encode()) == 400

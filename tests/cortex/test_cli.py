@@ -29,7 +29,7 @@ def config(tmp_path: Path, node: FakeNode) -> Path:
     return path
 
 
-async def answers(client: aiohttp.ClientSession, url: str) -> bool:
+async def is_ok(client: aiohttp.ClientSession, url: str) -> bool:
     try:
         async with client.get(f"{url}/health") as response:
             return (await response.json())["status"] == "ok"
@@ -39,7 +39,7 @@ async def answers(client: aiohttp.ClientSession, url: str) -> bool:
 
 async def test_serve_and_status(config: Path) -> None:
     async with serving(config) as (process, url, metrics_url), aiohttp.ClientSession() as client:
-        await eventually(lambda: answers(client, url))
+        await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
             assert response.status == 200
         async with client.get(metrics_url) as response:
@@ -53,13 +53,13 @@ async def test_serve_and_status(config: Path) -> None:
         assert await process.wait() == 0
 
 
-async def test_a_running_gateway_is_kept_by_its_keys(config: Path) -> None:
+async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> None:
     async with (
         serving(config, CORTEX_ENTITLEMENTS__REQUIRE_AUTH="true") as (_, url, _),
         aiohttp.ClientSession() as client,
     ):
 
-        async def made(*options: str) -> dict[str, str]:
+        async def create_key(*options: str) -> dict[str, str]:
             code, out, _ = await run("keys", "create", "-c", str(config), "--json", *options)
             assert code == 0
             return json.loads(out)
@@ -72,29 +72,29 @@ async def test_a_running_gateway_is_kept_by_its_keys(config: Path) -> None:
         async def known(key: str) -> bool:
             return await status(key) == 200
 
-        await eventually(lambda: answers(client, url))
-        user = await made("--account", "alice", "--models", "small", "--rpm", "1000")
-        root = await made("--account", "ops", "--admin")
+        await eventually(lambda: is_ok(client, url))
+        user = await create_key("--account", "alice", "--models", "small", "--rpm", "1000")
+        root = await create_key("--account", "ops", "--admin")
         await eventually(lambda: known(user["key"]))
         await eventually(lambda: known(root["key"]))
         assert await status(user["key"], "Org/Cold") == 403
 
-        async def asked(*arguments: str, key: str = root["key"]) -> tuple[int | None, str, str]:
+        async def run_with_key(*arguments: str, key: str = root["key"]) -> tuple[int | None, str, str]:
             return await run(*arguments, "-e", url, HELEXA_API_KEY=key)
 
-        code, out, err = await asked("explain", "small")
+        code, out, err = await run_with_key("explain", "small")
         assert (code, err, out.splitlines()[0]) == (0, "", "Org/M: warm on n1")
-        code, out, err = await asked("top", "--once")
+        code, out, err = await run_with_key("top", "--once")
         assert (code, err) == (0, "")
         assert "small" in out and user["key_id"] in out
-        assert (await asked("drain", "n1"))[:2] == (
+        assert (await run_with_key("drain", "n1"))[:2] == (
             0,
-            "n1 is drained: nothing runs there, and nothing will until `cortex uncordon n1`\n",
+            "n1 is drained: it gets no new requests or loads until `cortex uncordon n1`\n",
         )
         assert await status(user["key"]) == 503
-        assert (await asked("uncordon", "n1"))[0] == 0
+        assert (await run_with_key("uncordon", "n1"))[0] == 0
         assert await status(user["key"]) == 200
-        code, out, err = await asked("cordon", "n1", key=user["key"])
+        code, out, err = await run_with_key("cordon", "n1", key=user["key"])
         assert (code, out, err) == (
             1,
             "",
@@ -109,10 +109,10 @@ async def test_a_running_gateway_is_kept_by_its_keys(config: Path) -> None:
         await eventually(refused)
 
 
-async def test_sigterm_ends_open_streams_well_formed_and_the_process_with_code_0(config: Path, node: FakeNode) -> None:
+async def test_sigterm_ends_streams_with_an_error_and_exits_with_code_0(config: Path, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with serving(config) as (process, url, _), aiohttp.ClientSession() as client:
-        await eventually(lambda: answers(client, url))
+        await eventually(lambda: is_ok(client, url))
         async with client.post(f"{url}/v1/chat/completions", json={"model": "small"}) as response:
             await response.content.readuntil(b"\n\n")
             process.send_signal(signal.SIGTERM)
@@ -125,9 +125,9 @@ async def test_sigterm_ends_open_streams_well_formed_and_the_process_with_code_0
     await eventually(lambda: node.speaking == 0)
 
 
-async def test_a_taken_port_is_one_line_and_code_1(config: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
+async def test_used_port_prints_one_line_and_exits_with_code_1(config: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
         for option in ("--listen", "--metrics-listen"):
             code, out, err = await run("serve", "--config", str(config), option, address)
             assert (code, out) == (1, "")
@@ -135,7 +135,7 @@ async def test_a_taken_port_is_one_line_and_code_1(config: Path) -> None:
             assert "Traceback" not in err
 
 
-async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) -> None:
+async def test_config_error_prints_one_line_and_exits_with_code_1(config: Path, tmp_path: Path) -> None:
     assert await run("serve", cwd=Path("/")) == (1, "", "cortex: cortex.toml: no such file\n")
     code, _, err = await run("serve", "-c", str(config), "--listen", "here")
     assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
@@ -148,11 +148,11 @@ async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) ->
     assert "models.toml" in err
 
 
-async def test_a_network_without_keys_is_refused_unless_it_is_meant(config: Path) -> None:
+async def test_listening_on_a_network_requires_keys_or_insecure(config: Path) -> None:
     code, out, err = await run("serve", "-c", str(config), "--listen", "0.0.0.0:0")
     assert (code, out, err.count("\n")) == (1, "", 1)
-    for way_out in ("127.0.0.1", "entitlements.require_auth", "--insecure"):
-        assert way_out in err
+    for remedy in ("127.0.0.1", "entitlements.require_auth", "--insecure"):
+        assert remedy in err
     for options, variables in (
         (["--insecure"], {}),
         ([], {"CORTEX_ENTITLEMENTS__REQUIRE_AUTH": "true"}),
@@ -163,7 +163,7 @@ async def test_a_network_without_keys_is_refused_unless_it_is_meant(config: Path
             assert await process.wait() == 0
 
 
-async def test_status_of_nobody_is_one_line_and_code_3() -> None:
+async def test_status_of_unreachable_gateway_exits_with_code_3() -> None:
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
     code, out, err = await run("status", "--endpoint", f"http://127.0.0.1:{port}")
@@ -171,22 +171,22 @@ async def test_status_of_nobody_is_one_line_and_code_3() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}", b'HTTP/1.0 200 OK\r\n\r\n{"data":[{"id":"m"}]}']
+    "response_bytes", [b"SSH-2.0-x\r\n", b"HTTP/1.0 200 OK\r\n\r\n{}", b'HTTP/1.0 200 OK\r\n\r\n{"data":[{"id":"m"}]}']
 )
-async def test_status_of_something_else_is_one_line(reply: bytes) -> None:
+async def test_status_of_another_server_prints_one_line(response_bytes: bytes) -> None:
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
-        writer.write(reply)
+        writer.write(response_bytes)
         writer.close()
 
     async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         code, out, err = await run("status", "-e", f"http://127.0.0.1:{port}")
-    assert (code, out, err.count("\n")) == (3 if reply.startswith(b"SSH") else 1, "", 1)
+    assert (code, out, err.count("\n")) == (3 if response_bytes.startswith(b"SSH") else 1, "", 1)
     assert err.startswith("cortex: http://127.0.0.1")
 
 
-async def test_status_asks_past_a_proxy(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_ignores_http_proxy(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     async with serving(config) as (_, url, _metrics_url):

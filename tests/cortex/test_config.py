@@ -20,7 +20,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_examples_are_valid() -> None:
+def test_example_files_are_valid() -> None:
     config = load(DOCS / "cortex.example.toml")
     assert [neuron.name for neuron in config.neurons] == ["beast", "attic"]
     models = catalogue.load(DOCS / "models.example.toml")
@@ -36,7 +36,7 @@ def test_defaults() -> None:
     assert config.models_config == Path("/etc/cortex/models.toml")
 
 
-def test_variables_overlay_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "cortex.toml", '[gateway]\nlisten = "127.0.0.1:1"\nmax_body_mb = 2\n')
     monkeypatch.setenv("CORTEX_GATEWAY__LISTEN", "[::1]:2")
     node = '{name = "n", endpoint = "http://h:1/", allowed_hosts = ["GPU.lan", "[fe80::2]"]}'
@@ -48,14 +48,16 @@ def test_variables_overlay_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert str(config.gateway.listen) == "[::1]:2"
 
 
-def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_catalogue_path_is_relative_to_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "cortex.toml", 'models_config = "models.toml"\n')
     monkeypatch.chdir("/")
     assert load(path).models_config == tmp_path / "models.toml"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
         ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons"),
@@ -73,20 +75,20 @@ def test_a_relative_catalogue_is_found_from_any_directory(tmp_path: Path, monkey
         ("[gateway", "cortex.toml"),
     ],
 )
-def test_mistakes_are_named(tmp_path: Path, text: str, said: str) -> None:
+def test_config_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(write(tmp_path / "cortex.toml", text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated(tmp_path: Path) -> None:
+def test_password_in_a_url_is_rejected_and_not_logged(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="user name or password") as caught:
         load(write(tmp_path / "cortex.toml", '[[neurons]]\nname = "n"\nendpoint = "http://me:hush@h:1"'))
     assert "hush" not in str(caught.value)
 
 
-def test_a_mistake_within_a_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_an_environment_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CORTEX_NEURONS", '[{name = "n"}]')
     with pytest.raises(ConfigError, match=r"^CORTEX_NEURONS: neurons\.0\.endpoint"):
         load(None)
@@ -118,7 +120,7 @@ cost.cache_write = 0.0
 """
 
 
-def test_a_full_profile_is_read(tmp_path: Path) -> None:
+def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
     models = catalogue.load(write(tmp_path / "models.toml", FULL))
     profile = models.profile("Org/Name")
     assert profile is not None
@@ -143,13 +145,13 @@ def test_a_full_profile_is_read(tmp_path: Path) -> None:
         ({"id": "M", "source": "/models/m.gguf"}, "file:/models/m.gguf", 100),
     ],
 )
-def test_what_a_profile_leaves_out_is_derived(profile: dict[str, Any], source: str | None, residency: int) -> None:
+def test_missing_profile_fields_are_derived(profile: dict[str, Any], source: str | None, residency: int) -> None:
     read = catalogue.Profile.model_validate(profile)
     assert (read.full_source(), read.residency_priority) == (source, residency)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("[[models]]", "models.0.id"),
         ('[[models]]\nid = "M"\nquantt = "q4"', "did you mean 'quant'?"),
@@ -162,14 +164,14 @@ def test_what_a_profile_leaves_out_is_derived(profile: dict[str, Any], source: s
         ("nonsense", "models.toml"),
     ],
 )
-def test_mistakes_in_a_catalogue_are_named(tmp_path: Path, text: str, said: str) -> None:
+def test_catalogue_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         catalogue.load(write(tmp_path / "models.toml", text))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_catalogue_is_empty_and_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_catalogue_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     models = catalogue.load(tmp_path / "models.toml")
     assert models.models == []
     (record,) = caplog.records
@@ -177,16 +179,16 @@ def test_a_missing_catalogue_is_empty_and_said_aloud(tmp_path: Path, caplog: pyt
     assert str(tmp_path / "models.toml") in record.message
 
 
-def test_a_catalogue_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_unreadable_catalogue_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         catalogue.load(tmp_path)
 
 
-def test_a_catalogue_out_of_sight_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_catalogue_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", denied)  # tests may run as root, whom no permission stops
+    monkeypatch.setattr(Path, "open", denied)  # tests may run as root, which ignores file permissions
     monkeypatch.setattr(Path, "stat", denied)
     with pytest.raises(ConfigError, match="Permission denied"):
         catalogue.load(tmp_path / "models.toml")

@@ -1,4 +1,4 @@
-"""The head of a request: its id, its encoding, and whether the gateway may listen at all."""
+"""Request ids, encoded bodies, and the addresses that require keys."""
 
 import string
 
@@ -13,27 +13,27 @@ from helexa.http.connections.request_head import refuse_encoded, request_id
 
 
 @pytest.mark.parametrize("given_id", ["abc", "A.b_c-1", "x" * 128])
-def test_a_harmless_request_id_is_kept(given_id: str) -> None:
+def test_valid_request_id_is_used(given_id: str) -> None:
     assert request_id([(b"host", b"h"), (b"x-request-id", given_id.encode())]) == given_id
 
 
 @pytest.mark.parametrize("given_id", [b"", b"a b", b"a\n", b"x" * 129, "é".encode(), b"a\x00", b'"', b"a;b"])
-def test_any_other_is_replaced(given_id: bytes) -> None:
+def test_invalid_request_id_is_replaced(given_id: bytes) -> None:
     assert request_id([(b"x-request-id", given_id)]).encode() != given_id
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"x-request-id", b"accept"]), st.binary(max_size=140))))
-def test_a_request_id_is_always_harmless(headers: list[tuple[bytes, bytes]]) -> None:
-    made = request_id(headers)
-    assert 1 <= len(made) <= 128
-    assert set(made) <= {*string.ascii_letters, *string.digits, *"._-"}
+def test_request_id_has_only_safe_characters(headers: list[tuple[bytes, bytes]]) -> None:
+    id = request_id(headers)
+    assert 1 <= len(id) <= 128
+    assert set(id) <= {*string.ascii_letters, *string.digits, *"._-"}
 
 
 def test_new_request_ids_differ() -> None:
     assert len({request_id([]) for _ in range(100)}) == 100
 
 
-def test_encoded_bodies_are_refused() -> None:
+def test_encoded_body_is_415() -> None:
     refuse_encoded([(b"accept-encoding", b"gzip")])
     refuse_encoded([(b"content-encoding", b" Identity ")])
     for encoding in (b"gzip", b"br", b"identity, gzip", b"x"):
@@ -49,17 +49,17 @@ def config(listen: str, *, require_auth: bool = False, insecure: bool = False) -
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:1", "127.8.9.1:1", "[::1]:1", "localhost:1", "[::ffff:127.0.0.1]:1"])
-def test_the_machine_itself_needs_no_keys(listen: str) -> None:
+def test_loopback_address_needs_no_keys(listen: str) -> None:
     check_exposure(config(listen))
 
 
 @pytest.mark.parametrize(
     "listen", ["0.0.0.0:1", "[::]:1", "10.0.0.1:1", "beast:1", "[::ffff:10.0.0.1]:1", "[fe80::1]:1"]
 )
-def test_a_network_does(listen: str) -> None:
+def test_network_address_requires_keys_or_insecure(listen: str) -> None:
     check_exposure(config(listen, require_auth=True))
     check_exposure(config(listen, insecure=True))
     with pytest.raises(ConfigError) as caught:
         check_exposure(config(listen))
-    for way_out in ("127.0.0.1", "entitlements.require_auth = true", "--insecure", listen):
-        assert way_out in str(caught.value)
+    for remedy in ("127.0.0.1", "entitlements.require_auth = true", "--insecure", listen):
+        assert remedy in str(caught.value)

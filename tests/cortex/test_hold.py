@@ -1,4 +1,4 @@
-"""What is held of a budget near its end, and what is charged when a node's report is missing or too large."""
+"""Budget reservations near the cap, and charges when a node's usage is missing or too large."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from cortex.fake_node import ANSWER, DONE, FakeNode, begin, chunk
+from cortex.fake_node import COMPLETION, DONE, FakeNode, begin, chunk
 from cortex.running import Cortex, eventually, running_cortex
 
 CAP = 2000
@@ -33,10 +33,10 @@ async def post(cortex: Cortex, key: str, **fields: Any) -> tuple[int, Any]:
 
 
 async def spent(cortex: Cortex, key: str) -> int:
-    """What a key has spent once nothing is held any more."""
+    """Return the tokens charged to a key after every reservation is settled."""
     ledger = cortex.gateway.ledger
     await eventually(lambda: not ledger.open)
-    principal = next(one.principal for one in cortex.gateway.gatekeeper.static if one.principal.key_id == key)
+    principal = next(entry.principal for entry in cortex.gateway.gatekeeper.static if entry.principal.key_id == key)
     return (await ledger.budget(principal)).spent
 
 
@@ -44,7 +44,7 @@ def tokenizing(count: int) -> Any:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         if request.path == "/tokenize":
             return web.json_response({"count": count, "max_model_len": 4096, "tokens": []})
-        return web.Response(body=ANSWER, content_type="application/json")
+        return web.Response(body=COMPLETION, content_type="application/json")
 
     return speak
 
@@ -59,29 +59,29 @@ async def test_near_the_cap_the_node_counts_the_prompt(node: FakeNode) -> None:
     assert [json.loads(body).get("max_tokens") for body in node.bodies] == [1000, 1000, 1200]
 
 
-async def test_an_answer_that_cannot_fit_is_refused_without_asking_a_node(node: FakeNode) -> None:
+async def test_output_above_the_budget_is_rejected_without_calling_a_node(node: FakeNode) -> None:
     async with keyed(node) as cortex:
         assert (await post(cortex, "small", max_tokens=CAP))[0] == 429
     assert node.bodies == []
 
 
-async def test_an_answer_without_a_limit_gets_what_the_budget_has_left(node: FakeNode) -> None:
+async def test_output_without_a_limit_is_limited_to_the_remaining_budget(node: FakeNode) -> None:
     node.speak = tokenizing(36)
     async with keyed(node) as cortex:
         assert (await post(cortex, "small"))[0] == 200
         assert json.loads(node.bodies[-1])["max_tokens"] == CAP - 100
-        assert (await post(cortex, "small", n=8))[0] == 429  # each answer would be too short to be of use
+        assert (await post(cortex, "small", n=8))[0] == 429  # each choice's limit would be too small
         assert (await post(cortex, "large"))[0] == 200
         assert json.loads(node.bodies[-1])["max_tokens"] == 8192
 
 
-WORDS = " ".join(["word"] * 5000)
+TEXT = " ".join(["word"] * 5000)
 
 
 @pytest.mark.parametrize("cut", [None, 1000])
 async def test_output_without_usage_is_estimated_from_its_bytes(node: FakeNode, cut: int | None) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        stream = chunk(WORDS[:9]) + chunk(WORDS[9:]) + DONE
+        stream = chunk(TEXT[:9]) + chunk(TEXT[9:]) + DONE
         return await begin(
             request, *(stream[at : at + (cut or len(stream))] for at in range(0, len(stream), cut or 1 << 20))
         )
@@ -94,9 +94,9 @@ async def test_output_without_usage_is_estimated_from_its_bytes(node: FakeNode, 
         assert await spent(cortex, "small") <= len(json.dumps(SHORT)) + 1200
 
 
-async def test_a_whole_answer_without_usage_is_estimated_from_its_bytes(node: FakeNode) -> None:
+async def test_non_streaming_output_is_estimated_from_its_bytes(node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"choices": [{"index": 0, "message": {"role": "assistant", "content": WORDS}}]})
+        return web.json_response({"choices": [{"index": 0, "message": {"role": "assistant", "content": TEXT}}]})
 
     node.speak = speak
     async with keyed(node, "openai") as cortex:
@@ -104,7 +104,7 @@ async def test_a_whole_answer_without_usage_is_estimated_from_its_bytes(node: Fa
         assert 5000 <= await spent(cortex, "large") <= 6600
 
 
-async def test_a_report_beyond_what_was_held_is_charged_as_what_was_held(node: FakeNode) -> None:
+async def test_usage_above_the_reservation_is_charged_as_the_reservation(node: FakeNode) -> None:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage = {"prompt_tokens": 100, "completion_tokens": 1 << 40}
         return web.json_response({"choices": [], "usage": usage})
@@ -115,4 +115,4 @@ async def test_a_report_beyond_what_was_held_is_charged_as_what_was_held(node: F
         charged = await spent(cortex, "small")
         assert 100 < charged <= CAP
         (row,) = await cortex.gateway.ledger.recent(1)
-        assert row["completion"] > CAP  # what the node said
+        assert row["completion"] > CAP  # the node's reported usage

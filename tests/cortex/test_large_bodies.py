@@ -1,4 +1,4 @@
-"""Large request bodies: bounded, and read in other processes than the gateway's."""
+"""Large request bodies are bounded and parsed in worker processes."""
 
 import asyncio
 import functools
@@ -59,7 +59,7 @@ def message_body(**fields: Any) -> bytes:
     ],
 )
 @pytest.mark.parametrize("parse", [Translation.parse, CountRequest.parse])
-def test_too_many_parts_are_rejected_with_the_limit(
+def test_too_many_messages_tools_or_blocks_are_rejected(
     parse: Callable[[bytes], Any], fields: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ApiError) as rejected:
@@ -70,7 +70,7 @@ def test_too_many_parts_are_rejected_with_the_limit(
 def test_objects_and_arrays_are_counted_outside_of_strings() -> None:
     check_containers(b'["%b"]' % (b'[{\\"' * MAX_CONTAINERS))
     check_containers(b'["\\\\",%b{}]' % (b"{}," * (MAX_CONTAINERS - 2)))
-    check_containers(b"{" * 10 + b'"' + b"[" * MAX_CONTAINERS)  # not JSON: the parser says so
+    check_containers(b"{" * 10 + b'"' + b"[" * MAX_CONTAINERS)  # not JSON: the parser rejects it
     for body in (b'["\\\\",%b]' % (b"[]," * MAX_CONTAINERS), b'{"[":%b' % (b'{"a{":' * MAX_CONTAINERS)):
         with pytest.raises(ApiError, match="has more than 500000 objects and arrays") as rejected:
             check_containers(body)
@@ -86,39 +86,37 @@ def test_objects_and_arrays_are_counted_outside_of_strings() -> None:
         (b'"' + b"x" * (5 << 20) + b'"', True),
     ],
 )
-def test_many_values_or_many_bytes_make_a_body_large(body: bytes, large: bool) -> None:
+def test_body_is_large_by_values_or_bytes(body: bytes, large: bool) -> None:
     assert is_large(body) is large
 
 
 @pytest.fixture
 def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all that reads bodies fail on large bodies in this process; other processes are not changed."""
+    """Make functions that parse bodies fail on large bodies in this process, but not in worker processes."""
 
     def guarded(function: Callable[..., Any], body_of: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def guard(*args: Any, **options: Any) -> Any:
             body = body_of(*args)
-            assert not isinstance(body, bytes) or not is_large(body), "a large body is read in the gateway's process"
+            assert not isinstance(body, bytes) or not is_large(body), "a large body is parsed in the gateway's process"
             return function(*args, **options)
 
         return guard
 
     monkeypatch.setattr(orjson, "loads", guarded(orjson.loads, lambda body: body))
     monkeypatch.setattr(body_jobs, "parse_question", guarded(parse_question, lambda path, headers, body: body))
-    monkeypatch.setattr(
-        ClientRequest, "body_for", guarded(ClientRequest.body_for, lambda question, *args: question.body)
-    )
+    monkeypatch.setattr(ClientRequest, "body_for", guarded(ClientRequest.body_for, lambda request, *args: request.body))
     monkeypatch.setattr(affinity, "_prefix", guarded(affinity._prefix, lambda account, *args: b"x" * (5 << 20)))
 
 
 @pytest.fixture
 async def two_nodes() -> AsyncIterator[tuple[Cortex, list[FakeNode]]]:
     async with (
-        FakeNode("n1").holds("Org/M").serving() as one,
-        FakeNode("n2").holds("Org/M").serving() as two,
-        running_cortex(one, two, aliases={"small": "Org/M"}) as cortex,
+        FakeNode("n1").holds("Org/M").serving() as first,
+        FakeNode("n2").holds("Org/M").serving() as second,
+        running_cortex(first, second, aliases={"small": "Org/M"}) as cortex,
     ):
-        yield cortex, [one, two]
+        yield cortex, [first, second]
 
 
 async def tokenize(node: FakeNode, request: web.Request) -> web.StreamResponse:
@@ -141,7 +139,7 @@ async def post(cortex: Cortex, path: str, body: bytes, **headers: str) -> tuple[
         ("/v1/embeddings", "input"),
     ],
 )
-async def test_large_body_is_read_by_another_process(
+async def test_large_body_is_parsed_in_a_worker_process(
     two_nodes: tuple[Cortex, list[FakeNode]], path: str, field: str
 ) -> None:
     cortex, nodes = two_nodes
@@ -150,39 +148,39 @@ async def test_large_body_is_read_by_another_process(
         values = {field: ["x"] * 100_000}
     body = json.dumps({"model": "small", "max_tokens": 1, **values}).encode()
     assert is_large(body)
-    status, answer = await post(cortex, path, body)
-    assert status == 200, answer
-    (asked,) = [sent for node in nodes for sent in node.bodies]
-    forwarded = json.loads(asked)
+    status, response = await post(cortex, path, body)
+    assert status == 200, response
+    (sent,) = [body for node in nodes for body in node.bodies]
+    forwarded = json.loads(sent)
     assert (forwarded["model"], len(forwarded[field])) == ("Org/M", len(values[field]))
 
 
 @pytest.mark.usefixtures("small_only")
-async def test_large_prompt_is_checked_by_another_process(node: FakeNode) -> None:
+async def test_large_prompt_is_checked_in_a_worker_process(node: FakeNode) -> None:
     limit = {"context": 1000, "input": 900, "output": 100}
     node.models = [{"id": "Org/M", "status": "loaded", "limit": limit}]
     body = json.dumps({"model": "Org/M", "messages": MANY}).encode()
     async with running_cortex(node) as cortex:
         await eventually(lambda: cortex.gateway.fleet.view().nodes[0].models["Org/M"].limit is not None)
-        status, answer = await post(cortex, "/v1/chat/completions", body)
-    assert (status, answer["error"]["code"], answer["error"]["max"]) == (400, "context_length_exceeded", 1000)
+        status, response = await post(cortex, "/v1/chat/completions", body)
+    assert (status, response["error"]["code"], response["error"]["max"]) == (400, "context_length_exceeded", 1000)
 
 
 @pytest.mark.usefixtures("small_only")
-async def test_large_count_is_translated_by_another_process(cortex: Cortex, node: FakeNode) -> None:
+async def test_large_count_request_is_translated_in_a_worker_process(cortex: Cortex, node: FakeNode) -> None:
     node.speak = tokenize
-    status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(messages=MANY))
-    assert (status, answer) == (200, {"input_tokens": 3})
+    status, response = await post(cortex, "/v1/messages/count_tokens", message_body(messages=MANY))
+    assert (status, response) == (200, {"input_tokens": 3})
     assert json.loads(node.bodies[-1])["model"] == "Org/M"
 
 
 async def test_large_body_that_is_not_json_is_rejected(cortex: Cortex) -> None:
     for path in ("/v1/chat/completions", "/v1/messages"):
-        status, answer = await post(cortex, path, b'{"model":"small","messages":[' + b"[]," * 300_000)
-        assert (status, "not valid JSON" in answer["error"]["message"]) == (400, True)
+        status, response = await post(cortex, path, b'{"model":"small","messages":[' + b"[]," * 300_000)
+        assert (status, "not valid JSON" in response["error"]["message"]) == (400, True)
 
 
-async def test_body_of_too_many_objects_is_rejected_before_a_node_sees_it(cortex: Cortex, node: FakeNode) -> None:
+async def test_body_of_too_many_objects_is_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
     for path, field in (
         ("/v1/chat/completions", b"messages"),
         ("/v1/responses", b"input"),
@@ -201,18 +199,18 @@ async def test_body_of_too_many_objects_is_rejected_before_a_node_sees_it(cortex
 
 
 async def test_count_tokens_of_an_unknown_model_is_404(cortex: Cortex) -> None:
-    status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
-    assert (status, answer["type"], answer["error"]["type"]) == (404, "error", "not_found_error")
+    status, response = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
+    assert (status, response["type"], response["error"]["type"]) == (404, "error", "not_found_error")
 
 
 async def test_count_tokens_of_an_unknown_model_is_503_while_no_node_is_up(node: FakeNode) -> None:
     node.down = True
     async with running_cortex(node, ready=False) as cortex:
-        status, answer = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
-    assert (status, answer["type"], answer["error"]["type"]) == (503, "error", "overloaded_error")
+        status, response = await post(cortex, "/v1/messages/count_tokens", message_body(model="nobody/has-it"))
+    assert (status, response["type"], response["error"]["type"]) == (503, "error", "overloaded_error")
 
 
-async def test_count_tokens_is_refused_once_the_budget_is_used_up(node: FakeNode) -> None:
+async def test_count_tokens_is_rejected_after_the_budget_is_spent(node: FakeNode) -> None:
     settings = {"entitlements": {"keys": [{"key": "capped", "account_id": "acme", "hard_cap": 100}]}}
     async with running_cortex(node, settings=settings) as cortex:
         node.speak = tokenize
@@ -222,10 +220,10 @@ async def test_count_tokens_is_refused_once_the_budget_is_used_up(node: FakeNode
         assert principal is not None
         await (await cortex.gateway.ledger.reserve(principal, "r", "Org/M", 100)).settle(100, 0)
         await cortex.gateway.ledger.flush()
-        asked = len(node.bodies)
-        status, answer = await post(cortex, path, body, authorization="Bearer capped")
-        assert (status, answer["error"]["type"]) == (429, "rate_limit_error")
-        assert len(node.bodies) == asked
+        body_count = len(node.bodies)
+        status, response = await post(cortex, path, body, authorization="Bearer capped")
+        assert (status, response["error"]["type"]) == (429, "rate_limit_error")
+        assert len(node.bodies) == body_count
 
 
 @pytest.fixture
@@ -235,17 +233,17 @@ async def workers() -> AsyncIterator[BodyWorkers]:
     await workers.close()
 
 
-async def test_errors_come_back_from_the_process_as_they_are(workers: BodyWorkers) -> None:
+async def test_worker_errors_equal_local_errors(workers: BodyWorkers) -> None:
     body = json.dumps({"messages": MANY}).encode()
-    with pytest.raises(ApiError) as here:
+    with pytest.raises(ApiError) as local:
         check_prompt(body, 10)
-    with pytest.raises(ApiError) as there:
+    with pytest.raises(ApiError) as remote:
         await workers.run(check_prompt, body, 10)
-    assert there.value.__dict__ == here.value.__dict__
-    assert str(there.value) == str(here.value)
+    assert remote.value.__dict__ == local.value.__dict__
+    assert str(remote.value) == str(local.value)
 
 
-async def test_process_that_dies_is_a_503_and_is_replaced(workers: BodyWorkers) -> None:
+async def test_worker_that_dies_is_503_and_is_replaced(workers: BodyWorkers) -> None:
     assert await workers.run(os.getpid) != os.getpid()
     with pytest.raises(ApiError) as lost:
         await workers.run(os._exit, 1)
@@ -253,7 +251,7 @@ async def test_process_that_dies_is_a_503_and_is_replaced(workers: BodyWorkers) 
     assert await workers.run(os.getpid) != os.getpid()
 
 
-async def test_close_does_not_wait_for_a_process_at_work() -> None:
+async def test_close_does_not_wait_for_a_busy_worker() -> None:
     workers = BodyWorkers()
     job = asyncio.create_task(workers.run(time.sleep, 60))
     await eventually(lambda: workers._pool is not None)
@@ -289,7 +287,7 @@ if __name__ == "__main__":
 """
 
 
-async def test_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> None:
+async def test_workers_exit_when_the_gateway_is_killed(tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     parent = await asyncio.create_subprocess_exec(sys.executable, str(script), stdout=asyncio.subprocess.PIPE)
@@ -298,10 +296,10 @@ async def test_processes_end_with_a_gateway_that_is_killed(tmp_path: Path) -> No
     parent.send_signal(signal.SIGKILL)
     await parent.wait()
 
-    def gone() -> bool:
+    def has_exited() -> bool:
         with suppress(ProcessLookupError, FileNotFoundError):
             state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
             return state == "Z"
         return True
 
-    await eventually(gone)
+    await eventually(has_exited)

@@ -1,4 +1,4 @@
-"""A gateway that is out of file descriptors blames no node for it."""
+"""A gateway without free file descriptors does not count its errors against nodes."""
 
 import json
 
@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.raw import GET, answer, connected, post
+from cortex.raw import GET, connected, post, read_response
 from cortex.running import running_cortex
 from descriptors import no_descriptors
 from helexa.cortex.config import NeuronSection, RoutingSection
@@ -20,15 +20,15 @@ FAILURES = RoutingSection().breaker_failures
 async def test_requests_without_a_descriptor_get_503_and_leave_the_breaker_closed(node: FakeNode) -> None:
     async with running_cortex(node, poll_interval_secs=3600) as cortex, connected(cortex) as (reader, writer):
         writer.write(GET % b"")
-        assert (await answer(reader))[0] == 200  # the connection is accepted
+        assert (await read_response(reader))[0] == 200  # the connection is accepted
         with no_descriptors():
             for _ in range(FAILURES + 1):
                 writer.write(post())
-                status, headers, body = await answer(reader)
+                status, headers, body = await read_response(reader)
                 assert (status, headers[b"retry-after"]) == (503, b"1")
                 assert json.loads(body)["error"]["code"] == "rate_limit_exceeded"
         writer.write(post())
-        assert (await answer(reader))[0] == 200
+        assert (await read_response(reader))[0] == 200
         assert not cortex.gateway.fleet.view().open
 
 

@@ -1,4 +1,4 @@
-"""What a scrape tells of the gateway and of its nodes."""
+"""Metrics of the gateway and of its nodes."""
 
 import aiohttp
 
@@ -18,15 +18,15 @@ LOAD = {
 DEVICE = {"index": 1, "vram_used_mb": 900, "vram_free_mb": 100, "utilization_pct": 50, "temp_c": 60}
 
 
-async def test_what_nodes_report_is_read_at_every_scrape(node: FakeNode) -> None:
+async def test_scrape_reports_the_nodes_load_and_devices(node: FakeNode) -> None:
     node.health = {"devices": [DEVICE], "models": [LOAD]}
-    place = 'node="n1",model="Org/M"'
+    labels_text = 'node="n1",model="Org/M"'
     wanted = {
-        ("cortex_model_in_flight", place): 3.0,
-        ("cortex_model_queue_depth", place): 2.0,
-        ("cortex_model_max_in_flight", place): 8.0,
-        ("cortex_model_anon_in_flight", place): 1.0,
-        ("cortex_model_tok_s_decode", place): 12.5,
+        ("cortex_model_in_flight", labels_text): 3.0,
+        ("cortex_model_queue_depth", labels_text): 2.0,
+        ("cortex_model_max_in_flight", labels_text): 8.0,
+        ("cortex_model_anon_in_flight", labels_text): 1.0,
+        ("cortex_model_tok_s_decode", labels_text): 12.5,
         ("cortex_model_rejections_total", 'model="Org/M",node="n1",reason="queue_full"'): 4.0,
         ("cortex_model_rejections_total", 'model="Org/M",node="n1",reason="anon_yield"'): 5.0,
         ("cortex_device_vram_free_mb", 'device="1",node="n1"'): 100.0,
@@ -36,39 +36,39 @@ async def test_what_nodes_report_is_read_at_every_scrape(node: FakeNode) -> None
     wanted = {(name, ",".join(sorted(labels.split(",")))): value for (name, labels), value in wanted.items()}
     async with running_cortex(node) as cortex:
 
-        async def told() -> bool:
+        async def is_reported() -> bool:
             async with cortex.client.get(cortex.metrics_url) as response:
                 return "cortex_model_in_flight{" in await response.text()
 
-        await eventually(told)
-        assert await in_order(cortex, wanted) == wanted
+        await eventually(is_reported)
+        assert await read_samples(cortex, wanted) == wanted
         async with cortex.client.get(cortex.metrics_url) as response:
             text = await response.text()
-        assert "cortex_model_max_queue_depth{" not in text  # the node did not say
+        assert "cortex_model_max_queue_depth{" not in text  # the node did not report it
         node.down = True
 
-        async def forgotten() -> bool:
+        async def is_removed() -> bool:
             async with cortex.client.get(cortex.metrics_url) as response:
                 return "cortex_model_in_flight{" not in await response.text()
 
-        await eventually(forgotten)
+        await eventually(is_removed)
 
 
-async def in_order(cortex: Cortex, wanted: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """The values of `wanted`, whatever the order of their labels."""
+async def read_samples(cortex: Cortex, wanted: dict[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Return the values of the samples in `wanted`, with their labels in alphabetical order."""
     async with cortex.client.get(cortex.metrics_url) as response:
         lines = [line for line in (await response.text()).splitlines() if not line.startswith("#")]
-    found: dict[tuple[str, str], float] = {}
+    samples: dict[tuple[str, str], float] = {}
     for line in lines:
         head, value = line.rsplit(" ", 1)
         name, _, labels = head.rstrip("}").partition("{")
         key = (name, ",".join(sorted(labels.split(","))))
         if key in wanted:
-            found[key] = float(value)
-    return found
+            samples[key] = float(value)
+    return samples
 
 
-async def test_histograms_have_buckets_and_the_gateway_tells_its_own_share(cortex: Cortex) -> None:
+async def test_histograms_have_buckets_and_include_gateway_overhead(cortex: Cortex) -> None:
     await cortex.ask(stream=True)
     async with cortex.client.get(cortex.metrics_url) as response:
         text = await response.text()
@@ -77,7 +77,7 @@ async def test_histograms_have_buckets_and_the_gateway_tells_its_own_share(corte
         assert f'cortex_{name}_count{{model="Org/M",node="n1"}} 1.0' in text or f"cortex_{name}_count 1.0" in text
 
 
-async def test_labels_are_bounded(cortex: Cortex) -> None:
+async def test_unknown_models_share_one_label(cortex: Cortex) -> None:
     for number in range(20):
         await cortex.ask(f"nobody/{number}")
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -86,7 +86,7 @@ async def test_labels_are_bounded(cortex: Cortex) -> None:
     assert 'cortex_requests_total{model="unknown",node="none"} 20.0' in text
 
 
-async def test_a_scrape_needs_no_key(node: FakeNode) -> None:
+async def test_scrape_needs_no_key(node: FakeNode) -> None:
     async with (
         running_cortex(node, ready=False, settings={"entitlements": {"require_auth": True}}) as cortex,
         aiohttp.ClientSession() as client,

@@ -1,4 +1,4 @@
-"""A gateway process with a low hard limit on open files, and more connections than fit."""
+"""A gateway process whose limit on open files is below its number of connections."""
 
 import asyncio
 from collections import Counter
@@ -9,7 +9,7 @@ from aiohttp import web
 from cortex import fake_node
 from cortex.command import serving
 from cortex.fake_node import FakeNode
-from cortex.raw import answer, post
+from cortex.raw import post, read_response
 from cortex.running import eventually
 
 OPEN_FILES = 200
@@ -21,20 +21,18 @@ async def ask(url: str) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     try:
         writer.write(post())
-        return (await answer(reader))[0]
+        return (await read_response(reader))[0]
     finally:
         writer.close()
 
 
-async def test_every_connection_over_the_limit_on_open_files_is_served_or_gets_a_503(
-    node: FakeNode, tmp_path: Path
-) -> None:
-    asked = asyncio.Event()
+async def test_connections_over_the_open_file_limit_are_served_or_get_503(node: FakeNode, tmp_path: Path) -> None:
+    received = asyncio.Event()
 
     async def hold(_: FakeNode, request: web.Request) -> web.StreamResponse:
-        asked.set()
+        received.set()
         await node.go_on.wait()
-        return await fake_node.answer(node, request)
+        return await fake_node.respond(node, request)
 
     (tmp_path / "models.toml").touch()
     config = tmp_path / "cortex.toml"
@@ -50,7 +48,7 @@ async def test_every_connection_over_the_limit_on_open_files_is_served_or_gets_a
         await eventually(lambda: served(url))
         node.speak = hold
         asks = [asyncio.create_task(ask(url)) for _ in range(CONNECTIONS)]
-        await asked.wait()
+        await received.wait()
         node.go_on.set()
         statuses = Counter(await asyncio.gather(*asks, return_exceptions=True))
         assert set(statuses) == {200, 503}

@@ -1,4 +1,4 @@
-"""The document of the API, and a fuzzer that holds a real gateway to it."""
+"""The OpenAPI document, and a fuzzer that checks a real gateway against it."""
 
 import asyncio
 import json
@@ -28,17 +28,17 @@ from nightly import cases
 
 CASES = cases(4, 100)
 ROOT = {"Authorization": "Bearer root"}
-MADE = {"account_id": "a", "key_id": "made"}
+NEW_KEY = {"account_id": "a", "key_id": "made"}
 KEYS = [{"key": "root", "account_id": "root", "role": "admin"}, {"key": "static", "account_id": "static"}]
 
 
-async def test_it_is_public_and_valid(cortex: Cortex) -> None:
+async def test_document_is_public_and_valid(cortex: Cortex) -> None:
     served = await cortex.get("/openapi.json")
     assert served == document()
     validate(served)
 
 
-def test_every_route_is_in_it_and_nothing_else() -> None:
+def test_document_lists_exactly_the_routes() -> None:
     routes = {
         (method.lower(), route.path.replace(":path}", "}"))
         for route in ROUTES
@@ -48,13 +48,15 @@ def test_every_route_is_in_it_and_nothing_else() -> None:
     assert documented == routes
 
 
-def test_every_operation_has_a_name_of_its_own() -> None:
-    names = [one["operationId"] for operations in document()["paths"].values() for one in operations.values()]
+def test_operation_ids_are_unique() -> None:
+    names = [
+        operation["operationId"] for operations in document()["paths"].values() for operation in operations.values()
+    ]
     assert len(set(names)) == len(names)
 
 
 IDENTITY = {"id": "c1", "created": 1, "model": "Org/M"}
-ANSWERS: dict[str, Any] = {
+RESPONSES: dict[str, Any] = {
     "/v1/completions": {**IDENTITY, "object": "text_completion", "choices": [{"index": 0, "text": "Hello"}]},
     "/v1/responses": {**IDENTITY, "object": "response", "output": []},
     "/v1/embeddings": {"object": "list", "data": [{"index": 0, "embedding": [0.5]}]},
@@ -70,15 +72,15 @@ ANSWERS: dict[str, Any] = {
 NEVER_STREAMED = ("/v1/responses/compact", "/v1/responses/input_tokens", "/tokenize", "/detokenize", "/tokenizer_info")
 
 
-async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
-    """An answer in the dialect of each path; events where the gateway would take them for an answer."""
-    answer = ANSWERS.get(request.path)
+async def respond(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    """Respond in the API format of each path, with a stream if the request is for one."""
+    response = RESPONSES.get(request.path)
     streams = request.path not in NEVER_STREAMED and (await request.json()).get("stream") is True
-    return await fake_node.answer(node, request) if answer is None or streams else web.json_response(answer)
+    return await fake_node.respond(node, request) if response is None or streams else web.json_response(response)
 
 
 def narrowed(served: Any) -> Any:
-    """The document for somebody who knows which models, nodes and keys there are, at a gateway that requires keys."""
+    """Restrict the document's parameters to known models, nodes and keys, and require the bearer key."""
     for operations in served["paths"].values():
         for operation in operations.values():
             operation["security"] = [{"bearer": []}] if operation["security"] else []
@@ -92,17 +94,23 @@ def narrowed(served: Any) -> Any:
     return served
 
 
-async def test_a_fuzzer_finds_nothing_else(node: FakeNode, tmp_path: Path) -> None:
+async def test_fuzzer_finds_no_deviation_from_the_document(node: FakeNode, tmp_path: Path) -> None:
     settings = {"entitlements": {"require_auth": True, "keys": KEYS}}
     async with FakeNode(name="n2").serving() as second:
-        node.speak = speak
+        node.speak = respond
         async with running_cortex(node, second, settings=settings, aliases={"small": "Org/M"}) as cortex:
-            async with cortex.client.post(f"{cortex.url}/api/keys", json=MADE, headers=ROOT) as made:
-                assert made.status == 201
-            found = tmp_path / "openapi.json"
-            found.write_text(json.dumps(narrowed(await cortex.get("/openapi.json"))))
+            async with cortex.client.post(f"{cortex.url}/api/keys", json=NEW_KEY, headers=ROOT) as created:
+                assert created.status == 201
+            document_path = tmp_path / "openapi.json"
+            document_path.write_text(json.dumps(narrowed(await cortex.get("/openapi.json"))))
             fuzzer = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run", str(found)),
+                *(
+                    sys.executable,
+                    "-c",
+                    "from schemathesis.cli import schemathesis; schemathesis()",
+                    "run",
+                    str(document_path),
+                ),
                 *("--url", cortex.url, "--header", "Authorization: Bearer root", "--generation-deterministic"),
                 *("--max-examples", str(CASES), "--phases", "examples,coverage,fuzzing", "--workers", "1"),
                 *(
@@ -117,8 +125,8 @@ async def test_a_fuzzer_finds_nothing_else(node: FakeNode, tmp_path: Path) -> No
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            said, _ = await fuzzer.communicate()
-            assert fuzzer.returncode == 0, said.decode()
+            output, _ = await fuzzer.communicate()
+            assert fuzzer.returncode == 0, output.decode()
             assert node.bodies
 
 
@@ -154,14 +162,14 @@ WRONG: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(("path", "kind", "body"), BODIES)
 @pytest.mark.parametrize("wrong", WRONG)
-def test_the_document_accepts_what_the_server_accepts(
+def test_document_and_server_accept_the_same_bodies(
     path: str, kind: type[WireRequest], body: dict[str, Any], wrong: dict[str, Any]
 ) -> None:
     def accepted(fields: dict[str, Any]) -> bool:
         try:
             kind.parse(json.dumps(fields).encode())
         except ApiError as error:
-            return error.code != "invalid_request_body"  # with other codes the shape is right
+            return error.code != "invalid_request_body"  # other codes concern valid shapes
         return True
 
     reference = document()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -1,4 +1,4 @@
-"""Clients that are too slow, over raw sockets, and those that never come to an end: nobody waits for them forever."""
+"""Timeouts for clients that send or read too slowly, and limits on requests that never end."""
 
 import asyncio
 from itertools import repeat
@@ -7,25 +7,29 @@ import pytest
 
 from cortex import fake_node
 from cortex.fake_node import FakeNode
-from cortex.raw import BODY, CHUNKED, GET, LINE, answer, chunked, connected, post
+from cortex.raw import BODY, CHUNKED, GET, LINE, chunked, connected, post, read_response
 from cortex.running import Cortex, eventually
 from helexa.http.connections import connection
 
 
-@pytest.mark.parametrize("began", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]])
-async def test_a_head_that_does_not_arrive(cortex: Cortex, began: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "partial_head", [b"", b"\r\n", b"POST", LINE + b"\r\nHost: x\r\nX-A: b", post(b"X-A: b")[:-40]]
+)
+async def test_incomplete_head_closes_the_connection(
+    cortex: Cortex, partial_head: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
     async with connected(cortex) as (reader, writer):
-        writer.write(began)
+        writer.write(partial_head)
         assert await reader.read() == b""
-    async with connected(cortex) as (reader, writer):  # nor does the second one
+    async with connected(cortex) as (reader, writer):  # the second head on a connection has the same timeout
         writer.write(GET % b"")
-        assert (await answer(reader))[0] == 200
-        writer.write(began or b"P")
+        assert (await read_response(reader))[0] == 200
+        writer.write(partial_head or b"P")
         assert await reader.read() == b""
 
 
-async def test_a_head_that_comes_drop_by_drop(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_empty_lines_close_the_connection(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
     async with connected(cortex) as (reader, writer):
         closed = asyncio.ensure_future(reader.read())
@@ -35,14 +39,14 @@ async def test_a_head_that_comes_drop_by_drop(cortex: Cortex, monkeypatch: pytes
         assert closed.exception() is not None or closed.result() == b""
 
 
-async def test_a_request_that_runs_longer_than_a_head_may(
+async def test_head_timeout_does_not_limit_the_request(
     cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.02)
 
     async def speak(node: FakeNode, request: object) -> fake_node.web.StreamResponse:
         await asyncio.sleep(0.1)
-        return fake_node.web.Response(body=fake_node.ANSWER, content_type="application/json")
+        return fake_node.web.Response(body=fake_node.COMPLETION, content_type="application/json")
 
     node.speak = speak
     async with connected(cortex) as (reader, writer):
@@ -50,10 +54,12 @@ async def test_a_request_that_runs_longer_than_a_head_may(
         writer.write(head)
         await asyncio.sleep(0.1)
         writer.write(body)
-        assert (await answer(reader))[0] == 200
+        assert (await read_response(reader))[0] == 200
 
 
-async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_reads_nothing_is_disconnected(
+    cortex: Cortex, node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
         response = await fake_node.begin(request)
         while True:
@@ -69,7 +75,7 @@ async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monk
     assert not cortex.gateway.fleet.view().in_flight
 
 
-async def test_who_hangs_up_on_the_first_of_several(cortex: Cortex, node: FakeNode) -> None:
+async def test_disconnect_cancels_pipelined_requests(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with connected(cortex) as (reader, writer):
         writer.write(post() * 3)
@@ -80,21 +86,21 @@ async def test_who_hangs_up_on_the_first_of_several(cortex: Cortex, node: FakeNo
     assert node.bodies == [BODY]
 
 
-async def test_who_takes_slowly_is_not(cortex: Cortex, node: FakeNode) -> None:
-    pieces = [fake_node.chunk("a" * 100_000)] * 100
+async def test_slow_reader_gets_the_complete_response(cortex: Cortex, node: FakeNode) -> None:
+    chunks = [fake_node.chunk("a" * 100_000)] * 100
 
     async def speak(node: FakeNode, request: fake_node.web.Request) -> fake_node.web.StreamResponse:
-        return await fake_node.begin(request, *pieces)
+        return await fake_node.begin(request, *chunks)
 
     node.speak = speak
     async with connected(cortex) as (reader, writer):
         writer.write(post(b"Connection: close"))
         await eventually(lambda: node.speaking == 1)
         size = 0
-        while taken := await reader.read(1 << 20):
-            size += len(taken)
+        while data := await reader.read(1 << 20):
+            size += len(data)
             await asyncio.sleep(0.01)
-        assert size > sum(map(len, pieces))
+        assert size > sum(map(len, chunks))
 
 
 ENDLESS = {
@@ -113,18 +119,18 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("what", ENDLESS)
-async def test_what_never_ends_is_cut(
-    cortex: Cortex, node: FakeNode, what: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", ENDLESS)
+async def test_endless_request_is_disconnected(
+    cortex: Cortex, node: FakeNode, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.3)
     monkeypatch.setattr(connection, "LINGER_SECS", 0.3)
-    begin, more = ENDLESS[what]
+    begin, continuation = ENDLESS[case]
     async with connected(cortex) as (_, writer):
         writer.write(begin)
         with pytest.raises(ConnectionError):
-            for piece in repeat(more * (32_768 // len(more))):
-                writer.write(piece)
+            for data in repeat(continuation * (32_768 // len(continuation))):
+                writer.write(data)
                 await writer.drain()
                 await asyncio.sleep(0)
     assert node.bodies == []

@@ -1,4 +1,4 @@
-"""What is said of a prompt before a node has seen it."""
+"""Prompt size checks before a request is sent to a node."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def body(**fields: Any) -> bytes:
         ({"images": "z" * 16}, 0),
     ],
 )
-def test_bytes_of_a_prompt(fields: dict[str, Any], size: int) -> None:
+def test_prompt_bytes(fields: dict[str, Any], size: int) -> None:
     assert prompt_bytes(body(**fields)) == size
 
 
@@ -45,13 +45,13 @@ LONGEST = MAX_BYTES_PER_TOKEN * 100
         {"messages": [{"role": "user", "content": " " * (LONGEST - 8)}]},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "A" * 2 * LONGEST}}]}]},
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "A" * 2 * LONGEST}]}]},
-        {"input": ["some words " * 30] * 500},  # each text is a prompt
+        {"input": ["some words " * 30] * 500},  # each text is a separate prompt
         {"input": "x", "tools": ["x" * 2 * LONGEST]},
         {"prompt": [7] * LONGEST},  # the node counts token ids exactly
     ],
     ids=str.split("spaces image input_image texts tools ids"),
 )
-def test_prompts_that_may_fit_are_left_to_the_node(fields: dict[str, Any]) -> None:
+def test_prompt_that_may_fit_is_forwarded(fields: dict[str, Any]) -> None:
     check_prompt(body(**fields), 100)
 
 
@@ -66,7 +66,7 @@ def test_prompts_that_may_fit_are_left_to_the_node(fields: dict[str, Any]) -> No
     ],
     ids=str.split("messages prompt input texts items"),
 )
-def test_prompts_that_fit_no_tokenizer_are_refused_with_an_estimate(fields: dict[str, Any]) -> None:
+def test_prompt_too_long_for_any_tokenizer_is_rejected(fields: dict[str, Any]) -> None:
     estimate = (LONGEST + 8) // 4
     with pytest.raises(
         ApiError, match=f"maximum context length is 100 tokens.*an estimated {estimate} tokens"
@@ -81,10 +81,10 @@ def test_prompts_that_fit_no_tokenizer_are_refused_with_an_estimate(fields: dict
     [(b"LiteLLM/1.0", b"retry"), (b"Agent Zero", b"limits"), (b"Zed/0.2", b"max_model_len"), (b"curl/8", None)],
 )
 def test_advice_for_known_clients(agent: bytes, hint: bytes | None) -> None:
-    said = advice([(b"user-agent", agent)])
-    assert said is None if hint is None else hint in (said or b"")
+    hint_text = advice([(b"user-agent", agent)])
+    assert hint_text is None if hint is None else hint in (hint_text or b"")
     assert advice([]) is None
 
 
-def test_a_body_that_only_other_parsers_read_is_left_to_the_node() -> None:
+def test_body_with_nonstandard_json_is_forwarded() -> None:
     check_prompt(b'{"messages":[{"content":"%b"}],"x":1e999}' % (b"x" * 2 * LONGEST), 100)

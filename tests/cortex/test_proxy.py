@@ -1,4 +1,4 @@
-"""What a client sees of a node's answer through the gateway."""
+"""Forwarding of requests and responses between client and node."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def post(cortex: Cortex, body: bytes, **headers: str) -> tuple[int, bytes,
         return response.status, await response.read(), response.headers
 
 
-async def test_a_stream_and_its_request_pass_verbatim(cortex: Cortex, node: FakeNode) -> None:
+async def test_stream_and_its_request_are_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, BODY)
     assert (status, body) == (200, b"".join(fake_node.STREAM))
     assert node.bodies == [BODY]
@@ -38,26 +38,26 @@ async def test_a_stream_and_its_request_pass_verbatim(cortex: Cortex, node: Fake
     assert headers["x-accel-buffering"] == "no"
 
 
-async def test_a_json_answer_passes_verbatim(cortex: Cortex, node: FakeNode) -> None:
+async def test_json_response_is_forwarded_unchanged(cortex: Cortex, node: FakeNode) -> None:
     status, body, headers = await post(cortex, b'{"model":"Org/M","messages":[]}')
-    assert (status, body) == (200, fake_node.ANSWER)
-    assert headers["content-length"] == str(len(fake_node.ANSWER))
+    assert (status, body) == (200, fake_node.COMPLETION)
+    assert headers["content-length"] == str(len(fake_node.COMPLETION))
     assert "x-accel-buffering" not in headers
 
 
-async def test_an_alias_is_replaced_however_its_name_is_escaped(cortex: Cortex, node: FakeNode) -> None:
+async def test_escaped_alias_is_replaced(cortex: Cortex, node: FakeNode) -> None:
     await post(cortex, b'{"metadata":{"model":"small"},"model":"sm\\u0061ll"}')
     assert json.loads(node.bodies[0]) == {"metadata": {"model": "small"}, "model": "Org/M"}
 
 
-async def test_a_url_that_can_be_no_url_is_not_used(node: FakeNode) -> None:
+async def test_invalid_model_url_is_not_used(node: FakeNode) -> None:
     node.endpoint = "http://a..b:1"
     async with running_cortex(node) as cortex:
         status, _ = await cortex.ask()
     assert status == 200
 
 
-async def test_a_body_that_stops_arriving_is_refused(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_request_body_is_408(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.05)
     host, port = cortex.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -71,7 +71,7 @@ async def test_a_body_that_stops_arriving_is_refused(cortex: Cortex, monkeypatch
     await writer.wait_closed()
 
 
-async def test_a_failure_within_a_stream_is_counted(cortex: Cortex, node: FakeNode) -> None:
+async def test_error_within_a_stream_increments_the_error_metric(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.fail_within_a_stream
     status, body = await cortex.ask(stream=True)
     assert (status, body.count(b"the engine died")) == (200, 1)
@@ -82,7 +82,7 @@ async def test_a_failure_within_a_stream_is_counted(cortex: Cortex, node: FakeNo
     await eventually(counted)
 
 
-async def test_each_event_arrives_before_the_next_is_written(cortex: Cortex, node: FakeNode) -> None:
+async def test_events_are_forwarded_without_delay(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY) as response:
         expected = fake_node.ROLE + fake_node.chunk("a")
@@ -91,18 +91,18 @@ async def test_each_event_arrives_before_the_next_is_written(cortex: Cortex, nod
         assert await response.read() == b""
 
 
-async def test_an_alias_changes_the_model_name_and_nothing_else(cortex: Cortex, node: FakeNode) -> None:
+async def test_only_the_model_name_changes_for_an_alias(cortex: Cortex, node: FakeNode) -> None:
     await post(cortex, BODY.replace(b"Org/M", b"small"))
     assert node.bodies == [BODY]
 
 
-async def test_an_alias_is_replaced_where_the_model_is_named_only(cortex: Cortex, node: FakeNode) -> None:
+async def test_alias_is_replaced_only_in_the_model_field(cortex: Cortex, node: FakeNode) -> None:
     request = {"metadata": {"model": "small"}, "model": "small", "stream": False}
     await post(cortex, json.dumps(request).encode())
     assert json.loads(node.bodies[0]) == request | {"model": "Org/M"}
 
 
-async def test_headers_of_identity_and_of_the_connection_stay_behind(cortex: Cortex, node: FakeNode) -> None:
+async def test_identity_and_connection_headers_are_not_forwarded(cortex: Cortex, node: FakeNode) -> None:
     sent = {
         "Authorization": "Bearer secret",
         "X-Api-Key": "secret",
@@ -116,14 +116,14 @@ async def test_headers_of_identity_and_of_the_connection_stay_behind(cortex: Cor
         "Connection": "keep-alive, X-Hop",
     }
     await post(cortex, BODY, **sent)
-    seen = node.headers[0]
-    assert "secret" not in str(seen) and "forged" not in str(seen)
-    assert not {"x-helexa-account-id", "x-hop"} & set(seen)
-    assert seen["x-include-thinking"] == "1"
-    assert seen["host"] == node.url.removeprefix("http://")
+    forwarded = node.headers[0]
+    assert "secret" not in str(forwarded) and "forged" not in str(forwarded)
+    assert not {"x-helexa-account-id", "x-hop"} & set(forwarded)
+    assert forwarded["x-include-thinking"] == "1"
+    assert forwarded["host"] == node.url.removeprefix("http://")
 
 
-async def test_a_refusal_of_the_node_passes_with_its_retry_after(cortex: Cortex, node: FakeNode) -> None:
+async def test_error_response_of_the_node_is_forwarded_with_retry_after(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.refuse
     status, body, headers = await post(cortex, BODY)
     assert (status, headers["retry-after"]) == (503, "7")
@@ -132,7 +132,7 @@ async def test_a_refusal_of_the_node_passes_with_its_retry_after(cortex: Cortex,
 
 
 @pytest.mark.parametrize(("code", "logged"), [("bad_word", "bad_word"), ("my secret prompt", "None")])
-async def test_text_of_a_refusal_is_passed_on_but_not_logged(
+async def test_text_of_an_error_response_is_forwarded_but_not_logged(
     cortex: Cortex, node: FakeNode, caplog: pytest.LogCaptureFixture, code: str, logged: str
 ) -> None:
     error = {"message": "the prompt 'my secret prompt' has a bad word", "type": "invalid_request_error", "code": code}
@@ -144,47 +144,47 @@ async def test_text_of_a_refusal_is_passed_on_but_not_logged(
     with caplog.at_level(logging.DEBUG):
         status, body, _ = await post(cortex, BODY)
     assert (status, json.loads(body)) == (400, {"error": error})
-    assert f"node=n1 refused: status=400 code={logged}" in caplog.text
+    assert f"node=n1 rejected the request: status=400 code={logged}" in caplog.text
     assert "my secret prompt" not in caplog.text
 
 
-async def test_a_node_that_dies_in_mid_stream_leaves_a_well_formed_stream(cortex: Cortex, node: FakeNode) -> None:
+async def test_stream_of_a_dying_node_ends_well_formed(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_an_event
     status, body, _ = await post(cortex, BODY)
     assert status == 200
-    *whole, error, done, nothing = body.split(b"\n\n")
-    assert b"\n\n".join([*whole, b""]) == fake_node.ROLE + fake_node.chunk("a")
+    *events, error, done, trailer = body.split(b"\n\n")
+    assert b"\n\n".join([*events, b""]) == fake_node.ROLE + fake_node.chunk("a")
     assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "upstream_connection_error"
-    assert (done, nothing) == (b"data: [DONE]", b"")
+    assert (done, trailer) == (b"data: [DONE]", b"")
     assert await cortex.sample("cortex_request_errors_total", model="Org/M", node="n1") == 1
     node.speak = None
     assert (await cortex.ask())[0] == 200
 
 
-async def test_a_node_that_dies_within_json_is_a_502(cortex: Cortex, node: FakeNode) -> None:
+async def test_node_that_dies_within_json_is_502(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_json
     status, body, _ = await post(cortex, BODY)
     assert (status, json.loads(body)["error"]["code"]) == (502, "upstream_connection_error")
     node.speak = fake_node.die_late_within_json
-    with pytest.raises(aiohttp.ClientPayloadError):  # what has begun cannot be taken back
+    with pytest.raises(aiohttp.ClientPayloadError):  # the response head was already sent
         await post(cortex, BODY)
     node.speak = None
     assert (await cortex.ask())[0] == 200
 
 
-async def test_a_node_that_dies_before_the_first_byte_is_a_502(cortex: Cortex, node: FakeNode) -> None:
+async def test_node_that_dies_before_the_first_byte_is_502(cortex: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_before_the_first_byte
     status, body, _ = await post(cortex, BODY)
     assert status == 502
     assert json.loads(body)["error"] == {
-        "message": "node 'n1' did not answer",
+        "message": "node 'n1' did not respond",
         "type": "api_error",
         "code": "upstream_connection_error",
         "param": None,
     }
 
 
-async def test_before_the_first_byte_another_warm_node_is_asked() -> None:
+async def test_failure_before_the_first_byte_is_retried_on_another_node() -> None:
     async with (
         FakeNode("bad", speak=fake_node.die_before_the_first_byte).holds("Org/M").serving() as bad,
         FakeNode("good", health={"models": [{"id": "Org/M", "in_flight": 9}]}).holds("Org/M").serving() as good,
@@ -194,7 +194,7 @@ async def test_before_the_first_byte_another_warm_node_is_asked() -> None:
         assert (len(bad.bodies), len(good.bodies)) == (1, 1)
 
 
-async def test_a_node_that_nobody_reaches_is_a_502_and_takes_no_seat(cortex: Cortex, node: FakeNode) -> None:
+async def test_unreachable_node_is_502(cortex: Cortex, node: FakeNode) -> None:
     node.endpoint = f"http://127.0.0.1:{_unused_port()}"
     node.models = [node.models[0] | {"id": "Org/Elsewhere"}]
     await eventually(lambda: _lists(cortex, "Org/Elsewhere"))
@@ -203,14 +203,14 @@ async def test_a_node_that_nobody_reaches_is_a_502_and_takes_no_seat(cortex: Cor
 
 
 @pytest.mark.parametrize("speak", [fake_node.never_end, fake_node.never_begin])
-async def test_a_client_that_hangs_up_ends_the_request_on_the_node(
+async def test_client_disconnect_cancels_the_request_on_the_node(
     cortex: Cortex, node: FakeNode, speak: fake_node.Speak
 ) -> None:
     node.speak = speak
-    asking = asyncio.create_task(post(cortex, BODY))
+    post_task = asyncio.create_task(post(cortex, BODY))
     await node.spoke.wait()
     assert node.speaking == 1
-    asking.cancel()
+    post_task.cancel()
     await eventually(lambda: node.speaking == 0)
 
     async def counted() -> bool:
@@ -222,33 +222,33 @@ async def test_a_client_that_hangs_up_ends_the_request_on_the_node(
 
 
 @pytest.mark.parametrize(("speak", "tokens"), [(fake_node.never_end, 1), (fake_node.never_begin, 0)])
-async def test_log_of_a_client_that_hangs_up_says_so_with_its_tokens(
+async def test_client_disconnect_is_logged_with_its_tokens(
     cortex: Cortex, node: FakeNode, caplog: pytest.LogCaptureFixture, speak: fake_node.Speak, tokens: int
 ) -> None:
     node.speak = speak
     with caplog.at_level(logging.INFO, "helexa.cortex.requests"):
         headers = {"content-type": "application/json"}
-        asking = cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY, headers=headers)
+        post_request = cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BODY, headers=headers)
         if tokens:
-            async with asking as response:
+            async with post_request as response:
                 await response.content.readuntil(b'"a"')
         else:
-            task = asyncio.ensure_future(asking)
+            task = asyncio.ensure_future(post_request)
             await node.spoke.wait()
             task.cancel()
         await eventually(lambda: caplog.records)
     (line,) = caplog.messages
-    for fact in ("status=499", f"prompt_tokens={len(BODY) // 4}", f"completion_tokens={tokens}", "client_gone=True"):
-        assert fact in line
+    for field in ("status=499", f"prompt_tokens={len(BODY) // 4}", f"completion_tokens={tokens}", "client_gone=True"):
+        assert field in line
     (row,) = await cortex.gateway.ledger.recent(1)
     assert (row["status"], row["completion"]) == (499, tokens)
 
 
-async def test_the_openai_client_reads_streams_answers_and_errors(cortex: Cortex, node: FakeNode) -> None:
+async def test_openai_client_reads_streams_responses_and_errors(cortex: Cortex, node: FakeNode) -> None:
     async with openai.AsyncOpenAI(base_url=f"{cortex.url}/v1", api_key="none", max_retries=0) as client:
         messages = [{"role": "user", "content": "Hi"}]
-        answer = await client.chat.completions.create(model="small", messages=messages)
-        assert answer.choices[0].message.content == "Hello"
+        completion = await client.chat.completions.create(model="small", messages=messages)
+        assert completion.choices[0].message.content == "Hello"
         usage: Any = {"include_usage": True}
         stream = await client.chat.completions.create(
             model="small", messages=messages, stream=True, stream_options=usage
@@ -260,7 +260,7 @@ async def test_the_openai_client_reads_streams_answers_and_errors(cortex: Cortex
             await client.chat.completions.create(model="nobody", messages=messages)
         node.speak = fake_node.die_within_an_event
         stream = await client.chat.completions.create(model="small", messages=messages, stream=True)
-        with pytest.raises(openai.APIError, match="the node broke off its answer"):
+        with pytest.raises(openai.APIError, match="the node's response ended before it was complete"):
             _ = [chunk async for chunk in stream]
         assert "Org/M" in [model.id async for model in client.models.list()]
 
@@ -275,10 +275,10 @@ async def _lists(cortex: Cortex, model: str) -> bool:
 
 
 @pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
-async def test_a_request_that_timed_out_on_one_node_is_not_sent_to_another(speak: fake_node.Speak) -> None:
-    async with FakeNode("n1").holds("Org/M").serving() as one, FakeNode("n2").holds("Org/M").serving() as two:
-        one.speak = two.speak = speak
-        async with running_cortex(one, two, settings={"gateway": {"answer_timeout_secs": 0.1}}) as cortex:
+async def test_timed_out_request_is_not_sent_to_another_node(speak: fake_node.Speak) -> None:
+    async with FakeNode("n1").holds("Org/M").serving() as first, FakeNode("n2").holds("Org/M").serving() as second:
+        first.speak = second.speak = speak
+        async with running_cortex(first, second, settings={"gateway": {"answer_timeout_secs": 0.1}}) as cortex:
             status, body = await cortex.ask()
     assert (status, body["error"]["code"]) == (504, "upstream_timeout")
-    assert len(one.bodies + two.bodies) == 1
+    assert len(first.bodies + second.bodies) == 1

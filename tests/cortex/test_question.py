@@ -1,4 +1,4 @@
-"""Reading bodies that anybody may send, and naming another model in them."""
+"""Parsing of untrusted request bodies, and replacement of the model name in them."""
 
 import json
 from typing import Any
@@ -26,7 +26,7 @@ BLANKS = st.sampled_from(["", " ", "\n\t", "\r\n "])
 
 
 def members(pairs: list[tuple[str, Any]], gaps: list[str], ascii: bool) -> bytes:
-    """A JSON object with exactly these members, in this order, some of them twice perhaps."""
+    """Return a JSON object with these members in this order. Names may occur twice."""
     blank, around = gaps
     coded = [
         f"{blank}{json.dumps(name, ensure_ascii=ascii)}{around}:{blank}{json.dumps(value, ensure_ascii=ascii)}{around}"
@@ -35,8 +35,8 @@ def members(pairs: list[tuple[str, Any]], gaps: list[str], ascii: bool) -> bytes
     return f"{around}{{{','.join(coded)}}}{blank}".encode("utf-8", "surrogatepass")
 
 
-def asked(body: bytes) -> ClientRequest | None:
-    """The question in a body; None for a refusal, in which everything is in order."""
+def parse_or_none(body: bytes) -> ClientRequest | None:
+    """Parse a body. Return None if it is rejected with a valid error response."""
     try:
         return parse_question(PATH, [], body)
     except ApiError as error:
@@ -47,10 +47,10 @@ def asked(body: bytes) -> ClientRequest | None:
 
 
 @given(
-    before=MEMBERS,
+    prefix_members=MEMBERS,
     model=NAMES,
-    after=MEMBERS,
-    other=NAMES,
+    suffix_members=MEMBERS,
+    replacement=NAMES,
     gaps=st.lists(BLANKS, min_size=2, max_size=2),
     ascii=st.booleans(),
 )
@@ -59,29 +59,29 @@ def asked(body: bytes) -> ClientRequest | None:
 @example([("x", {"model": "a"})], "a", [("y", '"model":"a"')], "b", ["", " "], True)
 @example([("x", '"model":"a"')], "é", [], "b", ["", ""], False)
 @example([("model", 1)], "\\", [("mod", '{"model":"\\')], '"', ["", ""], True)
-def test_only_the_name_is_replaced(
-    before: list[tuple[str, Any]],
+def test_only_the_model_name_is_replaced_in_any_body(
+    prefix_members: list[tuple[str, Any]],
     model: str,
-    after: list[tuple[str, Any]],
-    other: str,
+    suffix_members: list[tuple[str, Any]],
+    replacement: str,
     gaps: list[str],
     ascii: bool,
 ) -> None:
-    body = members([*before, ("model", model), *after], gaps, ascii)
-    question = asked(body)
+    body = members([*prefix_members, ("model", model), *suffix_members], gaps, ascii)
+    request = parse_or_none(body)
     last = json.loads(body)["model"]
-    named = [name for name, _ in (*before, *after) if name == "model"]
-    if question is None:
-        assert named or not last
+    duplicates = [name for name, _ in (*prefix_members, *suffix_members) if name == "model"]
+    if request is None:
+        assert duplicates or not last
         return
-    assert not named
-    assert question.model == last
-    assert question.body_for(question.model) is body
-    renamed = question.body_for(other)
-    assert json.loads(renamed) == {**json.loads(body), "model": other}
-    again = asked(renamed)
+    assert not duplicates
+    assert request.model == last
+    assert request.body_for(request.model) is body
+    renamed = request.body_for(replacement)
+    assert json.loads(renamed) == {**json.loads(body), "model": replacement}
+    again = parse_or_none(renamed)
     assert again is not None
-    assert (again.model, again.stream, again.spending.output) == (other, question.stream, question.spending.output)
+    assert (again.model, again.stream, again.spending.output) == (replacement, request.stream, request.spending.output)
 
 
 @given(st.binary(max_size=200))
@@ -102,40 +102,40 @@ def test_only_the_name_is_replaced(
 @example(b'{"model":"a\\u0000"}')
 @example(b"\x00")
 @example(b"")
-def test_no_body_is_a_fault(body: bytes) -> None:
-    question = asked(body)
-    if question is not None:
-        named = question.body_for("Org/M")
-        assert parse_question(PATH, [], named).model == "Org/M"
+def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
+    request = parse_or_none(body)
+    if request is not None:
+        renamed = request.body_for("Org/M")
+        assert parse_question(PATH, [], renamed).model == "Org/M"
 
 
 @given(TREES)
-def test_any_json_is_read_or_refused(value: Any) -> None:
-    asked(json.dumps(value).encode())
+def test_any_json_is_parsed_or_rejected(value: Any) -> None:
+    parse_or_none(json.dumps(value).encode())
 
 
 @given(st.dictionaries(st.sampled_from(["max_tokens", "max_completion_tokens", "max_output_tokens", "n"]), TREES))
-def test_limits_are_whole_numbers_above_zero(limits: dict[str, Any]) -> None:
-    question = asked(json.dumps({"model": "a", **limits}).encode())
+def test_limits_are_positive_integers(limits: dict[str, Any]) -> None:
+    request = parse_or_none(json.dumps({"model": "a", **limits}).encode())
     honored = [limits.get(name) for name in ("max_tokens", "max_completion_tokens", "n")]
     fine = all(value is None or (type(value) is int and value > 0) for value in honored)
-    assert (question is not None) == (fine and (limits.get("n") or 0) <= 128)
-    if question is not None:
-        assert question.spending.output is None or question.spending.output > 0
-        assert question.tokens(None) > 0
+    assert (request is not None) == (fine and (limits.get("n") or 0) <= 128)
+    if request is not None:
+        assert request.spending.output is None or request.spending.output > 0
+        assert request.tokens(None) > 0
 
 
 @pytest.mark.parametrize("body", [b'{"model":"a"}', b'{"stream":true,"max_tokens":5,"model":"a"}'])
-def test_the_clients_own_bytes_stay(body: bytes) -> None:
-    question = parse_question(PATH, [], body)
-    assert question.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
+def test_other_bytes_of_the_body_are_unchanged(body: bytes) -> None:
+    request = parse_question(PATH, [], body)
+    assert request.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
 
 
 @pytest.mark.parametrize("value", [b"1e999", b"[" * 500 + b"]" * 500])
-def test_values_that_few_parsers_read_are_passed_on(value: bytes) -> None:
-    question = parse_question(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
-    assert question.body_for("a") is question.body
-    assert question.body_for("Org/M") == b'{"x":%s,"model":"Org/M"}' % value
+def test_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None:
+    request = parse_question(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
+    assert request.body_for("a") is request.body
+    assert request.body_for("Org/M") == b'{"x":%s,"model":"Org/M"}' % value
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_values_that_few_parsers_read_are_passed_on(value: bytes) -> None:
         b'{"model":"a","x":[{"model":"c"}],"m\\u006fdel":"b"}',
     ],
 )
-def test_model_that_is_named_twice_is_refused(body: bytes) -> None:
+def test_duplicate_model_field_is_rejected(body: bytes) -> None:
     with pytest.raises(ApiError, match="'model' must be given once") as caught:
         parse_question(PATH, [], body)
     assert (caught.value.status, caught.value.param) == (400, "model")
@@ -156,13 +156,13 @@ def test_model_that_is_named_twice_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b'{"model":"a","Model":"b"}', b'{"MODEL":"b","model":"a"}', b'{"model":"a","mode\\u004c":null}']
 )
-def test_other_spelling_of_model_is_refused_for_third_party_backends(body: bytes) -> None:
-    question = parse_question(PATH, [], body)
-    assert question.body_for("a") is body  # nodes of our own know no other spelling
+def test_other_case_of_model_is_rejected_for_third_party_backends(body: bytes) -> None:
+    request = parse_question(PATH, [], body)
+    assert request.body_for("a") is body  # helexa's nodes accept only the lower-case field
     with pytest.raises(ApiError, match="'model' must be written in lower case") as caught:
-        question.body_for("a", "openai")
+        request.body_for("a", "openai")
     assert (caught.value.status, caught.value.param) == (400, "model")
 
 
-def test_model_may_be_a_name_within_other_fields() -> None:
+def test_nested_model_fields_are_accepted() -> None:
     parse_question(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')

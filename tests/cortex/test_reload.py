@@ -1,4 +1,4 @@
-"""Configuration and catalogue, read anew while the gateway runs."""
+"""Reload of configuration and catalogue by a running gateway."""
 
 import logging
 from pathlib import Path
@@ -20,7 +20,7 @@ MODEL = '[[models]]\nid = "Org/A"\n'
 
 
 class Files:
-    """cortex.toml and models.toml, and what was put in force."""
+    """cortex.toml and models.toml in a folder, and the configurations that a reload applied."""
 
     def __init__(self, folder: Path) -> None:
         self.config, self.models = folder / "cortex.toml", folder / "models.toml"
@@ -32,7 +32,7 @@ class Files:
 
     def _apply(self, config: CortexConfig, catalogue: Catalogue) -> None:
         if config.gateway.insecure:
-            raise ConfigError("that contradicts itself")
+            raise ConfigError("contradictory settings")
         self.applied.append((config, catalogue))
 
 
@@ -41,7 +41,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-async def test_what_changed_is_put_in_force_and_said(files: Files, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changes_are_applied_and_logged(files: Files, caplog: pytest.LogCaptureFixture) -> None:
     files.models.write_text(MODEL + 'quant = "q4k"\n[aliases]\nsmall = "Org/A"\n')
     files.config.write_text(files.config.read_text() + '[gateway]\nlisten = "127.0.0.1:9"\n[[neurons]]\nname = "n"\n')
     files.config.write_text(files.config.read_text() + 'endpoint = "http://n:1"\nbearer = "hush"\n')
@@ -49,11 +49,11 @@ async def test_what_changed_is_put_in_force_and_said(files: Files, caplog: pytes
     await files.reloader.reload()
     config, catalogue = files.applied[0]
     assert (config.neurons[0].name, catalogue.resolve("small")) == ("n", "Org/A")
-    said = [record.getMessage() for record in caplog.records if record.name == "helexa.cortex.reload"]
-    assert "reloaded: models[Org/A].quant: None became 'q4k'" in said
-    assert "reloaded: aliases.small: 'Org/A' is new" in said
-    assert any(line.startswith("reloaded: gateway.listen") and "next start" in line for line in said)
-    assert any("neurons[n].endpoint" in line for line in said)
+    messages = [record.getMessage() for record in caplog.records if record.name == "helexa.cortex.reload"]
+    assert "reloaded: models[Org/A].quant: None became 'q4k'" in messages
+    assert "reloaded: aliases.small: 'Org/A' is new" in messages
+    assert any(message.startswith("reloaded: gateway.listen") and "next start" in message for message in messages)
+    assert any("neurons[n].endpoint" in message for message in messages)
     assert "hush" not in caplog.text
 
 
@@ -67,28 +67,28 @@ async def test_what_changed_is_put_in_force_and_said(files: Files, caplog: pytes
         ("config", 'models_config = "models.toml"\n[gateway]\ninsecure = true\n'),
     ],
 )
-async def test_what_is_wrong_changes_nothing(
+async def test_invalid_files_change_nothing(
     files: Files, caplog: pytest.LogCaptureFixture, file: str, text: str
 ) -> None:
     path: Path = getattr(files, file)
-    before = path.read_text()
+    valid_text = path.read_text()
     path.write_text(text)
     await files.reloader.reload()
     assert files.applied == []
-    assert "not reloaded, and nothing changed" in caplog.text
-    path.write_text(before)
+    assert "reload failed, configuration unchanged" in caplog.text
+    path.write_text(valid_text)
     await files.reloader.reload()
     assert len(files.applied) == 1
 
 
-async def test_a_catalogue_that_is_gone_for_a_moment_is_kept(files: Files) -> None:
+async def test_missing_catalogue_keeps_the_previous_one(files: Files) -> None:
     files.models.unlink()
     await files.reloader.reload()
     assert files.applied == []
 
 
 @pytest.mark.parametrize("key", ["key", "bearer"])
-def test_secrets_are_never_said(key: str) -> None:
+def test_secrets_are_not_logged(key: str) -> None:
     def config(secret: str) -> CortexConfig:
         sections: dict[str, Any] = {
             "key": {"entitlements": {"keys": [{"key": secret, "account_id": "a"}]}},
@@ -101,7 +101,7 @@ def test_secrets_are_never_said(key: str) -> None:
     assert "second" not in line
 
 
-async def test_a_running_gateway_follows_its_files(
+async def test_running_gateway_reloads_its_files(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reload, "INTERVAL_SECS", 0.05)
@@ -114,12 +114,12 @@ async def test_a_running_gateway_follows_its_files(
         assert (await cortex.ask("small"))[0] == 404
         (tmp_path / "models.toml").write_text('[[models]]\nid = "Org/M"\n[aliases]\nsmall = "Org/M"\n')
 
-        async def asked(model: str) -> bool:
+        async def is_served(model: str) -> bool:
             return (await cortex.ask(model))[0] == 200
 
-        await eventually(lambda: asked("small"))
+        await eventually(lambda: is_served("small"))
         path.write_text(text + neuron + f'[[neurons]]\nname = "n2"\nendpoint = "{second.url}"\n')
-        await eventually(lambda: asked("Org/N"))
+        await eventually(lambda: is_served("Org/N"))
         path.write_text(text + neuron + "[entitlements]\nrequire_auth = true\n")
 
         async def closed() -> bool:

@@ -1,4 +1,4 @@
-"""How an answer reaches the client, and what is read from it on the way."""
+"""Forwarding of a response to the client, and usage metering of its bytes."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ENDING += b'"param":null}}\n\ndata: [DONE]\n\n'
 
 
 class Sent(list[dict[str, Any]]):
-    """Records what a reply sends."""
+    """An ASGI `send` that records its messages."""
 
     async def __call__(self, message: Any) -> None:
         self.append(message)
@@ -24,10 +24,6 @@ class Sent(list[dict[str, Any]]):
     @property
     def body(self) -> bytes:
         return b"".join(message.get("body", b"") for message in self)
-
-
-async def never() -> Any:
-    raise AssertionError
 
 
 async def streamed(*chunks: bytes) -> tuple[Sent, Reply]:
@@ -43,7 +39,7 @@ STREAM = b'data: {"a":1}\n\n: ping\n\ndata: {"b":2}\r\n\r\ndata: [DONE]\n\n'
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, len(STREAM)])
-async def test_however_it_is_cut_a_stream_arrives_whole(size: int) -> None:
+async def test_stream_arrives_unchanged_at_any_chunk_size(size: int) -> None:
     sent, reply = await streamed(*(STREAM[i : i + size] for i in range(0, len(STREAM), size)))
     await reply.finish()
     assert sent.body == STREAM
@@ -51,23 +47,23 @@ async def test_however_it_is_cut_a_stream_arrives_whole(size: int) -> None:
 
 
 @pytest.mark.parametrize("cut", range(1, len(STREAM)))
-async def test_wherever_it_breaks_off_a_stream_ends_well_formed(cut: int) -> None:
+async def test_broken_stream_ends_well_formed_at_any_byte(cut: int) -> None:
     sent, reply = await streamed(STREAM[:cut])
     await reply.abort(ERROR)
     assert sent.body.endswith(ENDING)
-    before = sent.body.removesuffix(ENDING)
-    assert STREAM.startswith(before.rstrip(b"\r\n"))
-    assert not before or before.endswith((b"\n\n", b"\r\n\r\n", b"\r\n\n\n"))
-    for line in before.splitlines():
+    forwarded = sent.body.removesuffix(ENDING)
+    assert STREAM.startswith(forwarded.rstrip(b"\r\n"))
+    assert not forwarded or forwarded.endswith((b"\n\n", b"\r\n\r\n", b"\r\n\n\n"))
+    for line in forwarded.splitlines():
         assert line in STREAM.splitlines()
 
 
-async def test_a_line_is_not_held_without_bound() -> None:
+async def test_buffered_line_is_bounded() -> None:
     sent, _ = await streamed(b"data: ", b"x" * MAX_HELD_BYTES, b"y")
     assert len(sent.body) >= MAX_HELD_BYTES
 
 
-async def test_a_json_answer_that_breaks_off_is_not_completed() -> None:
+async def test_broken_json_response_is_not_completed() -> None:
     sent = Sent()
     reply = Reply(sent)
     await reply.start(200, [], streamed=False)
@@ -84,7 +80,7 @@ def metered(*chunks: bytes, is_stream: bool = True) -> Meter:
     return meter
 
 
-def test_the_first_token_is_the_first_content_that_is_not_empty() -> None:
+def test_first_token_is_the_first_non_empty_content() -> None:
     role, text = b'data: {"delta":{"role":"assistant","content":""}}\n\n', b'data: {"delta":{"content":"x"}}\n\n'
     assert metered(b": ping\n\n", role, text, text).first_at == 2.0
     assert metered(role, b'data: {"delta":{"reasoning_content":"hm"}}\n\n').first_at == 1.0
@@ -92,13 +88,13 @@ def test_the_first_token_is_the_first_content_that_is_not_empty() -> None:
     assert metered(b'{"message":{"content":"x"}}', is_stream=False).first_at is None
 
 
-def test_usage_is_found_when_cut_and_the_last_one_counts() -> None:
+def test_last_usage_object_counts_even_if_split() -> None:
     body = b'{"usage":null} {"usage": {"prompt_tokens":1}} {"usage" : {"prompt_tokens":5,"completion_tokens":3,'
     body += b'"prompt_tokens_details":{"cached_tokens":4}}} {"usage":null}'
     assert metered(*(body[i : i + 5] for i in range(0, len(body), 5))).usage() == Usage(5, 3, 4)
 
 
-def test_usage_after_much_text_is_found_in_a_bounded_tail() -> None:
+def test_usage_after_long_text_is_read_from_a_bounded_tail() -> None:
     meter = metered(*[b"x" * 50_000] * 40, b'"usage":{"prompt_tokens":2,"completion_tokens":1}}')
     assert meter.usage() == Usage(2, 1, 0)
     assert len(meter._tail) < 100_000
@@ -116,11 +112,11 @@ def test_usage_after_much_text_is_found_in_a_bounded_tail() -> None:
         b'\\"usage\\":{"prompt_tokens":1}',
     ],
 )
-def test_what_is_no_usage_is_none(body: bytes) -> None:
+def test_invalid_usage_is_none(body: bytes) -> None:
     assert metered(body).usage() is None
 
 
-def test_counts_that_are_no_counts_are_zero() -> None:
+def test_invalid_token_counts_are_zero() -> None:
     body = b'"usage":{"prompt_tokens":-5,"completion_tokens":"7","prompt_tokens_details":null}'
     assert metered(body).usage() == Usage(0, 0, 0)
 
@@ -135,19 +131,19 @@ def test_counts_that_are_no_counts_are_zero() -> None:
         (b'{"model":"\\u006d"}', b'{"model":"Org/\\"M\\""}'),
     ],
 )
-def test_only_the_model_name_is_replaced(body: bytes, renamed: bytes) -> None:
-    question = parse_question("/", [], body)
-    assert question.body_for('Org/"M"') == renamed
-    assert question.body_for("m") is body
+def test_model_name_is_replaced_in_the_request(body: bytes, renamed: bytes) -> None:
+    request = parse_question("/", [], body)
+    assert request.body_for('Org/"M"') == renamed
+    assert request.body_for("m") is body
 
 
-def test_the_rate_is_over_the_time_in_which_tokens_came_and_never_over_a_cold_load() -> None:
+def test_tokens_per_second_excludes_the_load_and_prefill() -> None:
     usage = b'"usage":{"prompt_tokens":1,"completion_tokens":6}'
     text = b'data: {"delta":{"content":"x"}}\n\n'
-    spoken = RequestRecord(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))
-    spoken.usage = Usage(1, 6)
-    assert spoken.tokens_per_second == 3.0
-    at_once = RequestRecord(started=-10.0, waited=10.0, duration=12.0, meter=metered(usage, is_stream=False))
-    at_once.usage = Usage(1, 6)
-    assert at_once.tokens_per_second == 3.0
+    streaming = RequestRecord(started=-10.0, waited=10.0, duration=20.0, meter=metered(text, text, text + usage))
+    streaming.usage = Usage(1, 6)
+    assert streaming.tokens_per_second == 3.0
+    non_streaming = RequestRecord(started=-10.0, waited=10.0, duration=12.0, meter=metered(usage, is_stream=False))
+    non_streaming.usage = Usage(1, 6)
+    assert non_streaming.tokens_per_second == 3.0
     assert RequestRecord(started=0.0, duration=1.0).tokens_per_second is None

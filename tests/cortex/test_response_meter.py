@@ -1,4 +1,4 @@
-"""What is read from a response on its way, whatever it repeats of its request."""
+"""Metering of Responses API responses, including ones that repeat parts of the request."""
 
 import json
 from typing import Any
@@ -42,7 +42,7 @@ def metered(*chunks: bytes, streamed: bool = True) -> ResponseMeter:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("kind", ["completed", "incomplete", "failed"])
-def test_the_last_event_says_what_was_used_once_it_is_whole(kind: str, end: str) -> None:
+def test_usage_is_read_from_the_complete_last_event(kind: str, end: str) -> None:
     stream = CREATED + TEXT + event(f"response.{kind}", response=response(USAGE), end=end)
     for cut in range(len(stream)):
         meter = metered(stream[:cut])
@@ -53,7 +53,7 @@ def test_the_last_event_says_what_was_used_once_it_is_whole(kind: str, end: str)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100_000])
-def test_what_a_response_repeats_counts_nothing(size: int) -> None:
+def test_repeated_request_fields_are_not_counted_as_usage(size: int) -> None:
     stream = b"".join([CREATED, ADDED, TEXT, CALL])
     meter = metered(*(stream[at : at + size] for at in range(0, len(stream), size)))
     assert (meter.usage(), meter.produced, meter.ended(size), meter.failed()) == (None, 2, False, False)
@@ -61,13 +61,13 @@ def test_what_a_response_repeats_counts_nothing(size: int) -> None:
     assert (meter.usage(), meter.ended(9)) == (None, True)
 
 
-def test_a_token_is_a_delta() -> None:
+def test_each_delta_counts_as_a_token() -> None:
     meter = metered(CREATED, ADDED, TEXT + CALL, TEXT)
     assert (meter.first_at, meter.last_at, meter.produced) == (3.0, 4.0, 3)
     assert metered(CREATED, ADDED).first_at is None
 
 
-def test_a_whole_response_says_what_was_used_at_its_top() -> None:
+def test_usage_is_read_from_a_non_streaming_response() -> None:
     body = json.dumps(response(USAGE)).encode()
     assert metered(body[:50], body[50:], streamed=False).usage() == Usage(5, 3, 4)
     assert metered(body[:-1], streamed=False).usage() is None
@@ -78,17 +78,17 @@ def test_a_whole_response_says_what_was_used_at_its_top() -> None:
 
 
 @pytest.mark.parametrize("data", [b"{}", b"[]", b"\xff", b'{"response":7}', b'{"response":' + b"[" * 5000, b""])
-def test_a_last_event_that_is_odd_says_nothing(data: bytes) -> None:
+def test_malformed_last_event_has_no_usage(data: bytes) -> None:
     assert metered(b"event: response.completed\ndata: " + data + b"\n\n").usage() is None
 
 
-def test_a_failure_is_noticed() -> None:
+def test_failed_and_error_events_set_failed() -> None:
     assert metered(CREATED, event("error", message="gone")).failed()
     assert metered(CREATED, event("response.failed", response=response())).failed()
     assert not metered(CREATED, COMPLETED).failed()
 
 
-def test_what_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overlong_events_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_meter, "MAX_HELD_BYTES", 1000)
     filling = b"event: response.completed\ndata: {}\n" * 40
     long = [b"data: " + filling, *[filling] * 40, b"\n"]
@@ -101,7 +101,7 @@ def test_what_is_too_long_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> Non
     assert metered(*[b"x" * 100] * 30, json.dumps(response(USAGE)).encode(), streamed=False).usage() is None
 
 
-def test_little_is_held() -> None:
+def test_buffer_is_bounded() -> None:
     for streamed in (True, False):
         meter = ResponseMeter(streamed=streamed)
         for _ in range(200):

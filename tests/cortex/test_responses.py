@@ -1,4 +1,4 @@
-"""Responses through the gateway: what is charged for them, and how one ends that goes wrong."""
+"""The Responses API through the gateway: charges, broken streams, and stored responses."""
 
 import asyncio
 import json
@@ -17,11 +17,11 @@ from cortex.test_response_meter import COMPLETED, CREATED, TEXT, USAGE, event, r
 HEADERS = {"authorization": "Bearer capped"}
 KEYS = [{"key": name, "account_id": "acme", "key_id": name, "hard_cap": 3000} for name in ("capped", "other")]
 SETTINGS = {"entitlements": {"require_auth": True, "keys": KEYS}}
-ASKED: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens": 50}
+REQUEST: dict[str, Any] = {"model": "Org/M", "input": "Hi", "max_output_tokens": 50}
 BROKEN = {
     "type": "error",
     "code": "upstream_connection_error",
-    "message": "the node broke off its answer",
+    "message": "the node's response ended before it was complete",
     "param": None,
 }
 
@@ -34,69 +34,71 @@ async def keyed(node: FakeNode) -> AsyncIterator[Cortex]:
 
 
 async def post(cortex: Cortex, path: str = "/v1/responses", **fields: Any) -> tuple[int, bytes]:
-    async with cortex.client.post(cortex.url + path, json=ASKED | fields, headers=HEADERS) as response:
+    async with cortex.client.post(cortex.url + path, json=REQUEST | fields, headers=HEADERS) as response:
         return response.status, await response.read()
 
 
 async def spent(cortex: Cortex) -> int:
-    """What the key has spent once nothing is held any more."""
+    """Return the tokens charged to the key after every reservation is settled."""
     await eventually(lambda: not cortex.gateway.ledger.open)
     key = cortex.gateway.gatekeeper.static[0]
     return (await cortex.gateway.ledger.budget(key.principal)).spent
 
 
-async def end_in_two_pieces(node: FakeNode, request: web.Request) -> web.StreamResponse:
-    answer = await fake_node.begin(request, CREATED + TEXT, COMPLETED[:100])
+async def end_in_two_chunks(node: FakeNode, request: web.Request) -> web.StreamResponse:
+    response = await fake_node.begin(request, CREATED + TEXT, COMPLETED[:100])
     await node.go_on.wait()
-    await answer.write(COMPLETED[100:])
-    return answer
+    await response.write(COMPLETED[100:])
+    return response
 
 
 async def break_off(node: FakeNode, request: web.Request) -> web.StreamResponse:
-    answer = await fake_node.begin(request, CREATED, TEXT + COMPLETED[:200])
+    response = await fake_node.begin(request, CREATED, TEXT + COMPLETED[:200])
     assert request.transport is not None
     request.transport.close()
-    return answer
+    return response
 
 
-async def test_a_stream_costs_what_its_last_event_says(keyed: Cortex, node: FakeNode) -> None:
-    node.speak = end_in_two_pieces
-    asking = asyncio.create_task(post(keyed, stream=True))
+async def test_stream_is_charged_by_the_usage_in_its_last_event(keyed: Cortex, node: FakeNode) -> None:
+    node.speak = end_in_two_chunks
+    post_task = asyncio.create_task(post(keyed, stream=True))
     await eventually(lambda: node.speaking)
     node.go_on.set()
-    assert await asking == (200, CREATED + TEXT + COMPLETED)
+    assert await post_task == (200, CREATED + TEXT + COMPLETED)
     assert await spent(keyed) == 8
 
 
-async def test_who_hangs_up_pays_for_what_was_sent_and_produced(keyed: Cortex, node: FakeNode) -> None:
-    node.speak = end_in_two_pieces
-    async with keyed.client.post(f"{keyed.url}/v1/responses", json=ASKED | {"stream": True}, headers=HEADERS) as answer:
-        await answer.content.readuntil(b"event: response.completed")
-    assert await spent(keyed) == len(json.dumps(ASKED | {"stream": True})) // 4 + 1
+async def test_disconnected_client_is_charged_for_prompt_and_output(keyed: Cortex, node: FakeNode) -> None:
+    node.speak = end_in_two_chunks
+    async with keyed.client.post(
+        f"{keyed.url}/v1/responses", json=REQUEST | {"stream": True}, headers=HEADERS
+    ) as http_response:
+        await http_response.content.readuntil(b"event: response.completed")
+    assert await spent(keyed) == len(json.dumps(REQUEST | {"stream": True})) // 4 + 1
 
 
-async def test_a_whole_response_costs_what_it_says_at_its_top(keyed: Cortex, node: FakeNode) -> None:
-    async def answer(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        # Servers of other makes may repeat what was asked for behind the usage.
+async def test_non_streaming_response_is_charged_by_its_usage(keyed: Cortex, node: FakeNode) -> None:
+    async def respond(node: FakeNode, request: web.Request) -> web.StreamResponse:
+        # third-party backends may put fields of the request after the usage
         return web.json_response({"usage": USAGE, **{k: v for k, v in response().items() if k != "usage"}})
 
-    node.speak = answer
+    node.speak = respond
     assert (await post(keyed))[0] == 200
     assert await spent(keyed) == 8
 
 
-async def test_a_stream_that_breaks_off_ends_in_an_error_of_its_dialect(keyed: Cortex, node: FakeNode) -> None:
+async def test_broken_stream_ends_with_a_responses_error_event(keyed: Cortex, node: FakeNode) -> None:
     node.speak = break_off
     status, body = await post(keyed, stream=True)
     assert status == 200
-    before, _, rest = body.partition(b"event: error\n")
-    assert before.startswith(CREATED + TEXT)
-    data, end = rest.removeprefix(b"data: ").split(b"\n", 1)
+    events, _, error_event = body.partition(b"event: error\n")
+    assert events.startswith(CREATED + TEXT)
+    data, end = error_event.removeprefix(b"data: ").split(b"\n", 1)
     assert (json.loads(data), end) == (BROKEN | {"sequence_number": 2}, b"\n")
-    assert await spent(keyed) == len(json.dumps(ASKED | {"stream": True})) // 4 + 1
+    assert await spent(keyed) == len(json.dumps(REQUEST | {"stream": True})) // 4 + 1
 
 
-async def test_a_stream_that_fails_is_counted_as_failed(keyed: Cortex, node: FakeNode) -> None:
+async def test_failed_stream_increments_the_error_metric(keyed: Cortex, node: FakeNode) -> None:
     async def fail(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return await fake_node.begin(request, CREATED, event("response.failed", response=response()))
 
@@ -109,9 +111,7 @@ async def test_a_stream_that_fails_is_counted_as_failed(keyed: Cortex, node: Fak
     await eventually(counted)
 
 
-async def test_budgets_hold_every_answer_and_the_conversation_that_is_gone_on_with(
-    keyed: Cortex, node: FakeNode
-) -> None:
+async def test_budget_reserves_every_choice_and_the_previous_response(keyed: Cortex, node: FakeNode) -> None:
     node.models[0]["limit"] = {"context": 4000, "input": 3000, "output": 1000}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1000}
@@ -121,7 +121,7 @@ async def test_budgets_hold_every_answer_and_the_conversation_that_is_gone_on_wi
     assert (await post(keyed))[0] == 200
 
 
-async def test_a_batch_of_texts_is_no_prompt_that_cannot_fit(keyed: Cortex, node: FakeNode) -> None:
+async def test_batch_of_embedding_texts_may_exceed_the_context_in_total(keyed: Cortex, node: FakeNode) -> None:
     node.models[0]["limit"] = {"context": 50}
     await eventually(lambda: any(m.limit for n in keyed.gateway.fleet.view().nodes for m in n.models.values()))
     assert (await post(keyed, "/v1/embeddings", input=["some words"] * 100))[0] == 200
@@ -129,12 +129,12 @@ async def test_a_batch_of_texts_is_no_prompt_that_cannot_fit(keyed: Cortex, node
     assert (status, json.loads(body)["error"]["code"]) == (400, "context_length_exceeded")
 
 
-# What nodes keep
+# Responses stored on nodes
 
 
 @pytest.fixture
 async def nodes() -> AsyncIterator[list[FakeNode]]:
-    """Three nodes with the model, each of which keeps responses."""
+    """Three nodes that serve the model and store responses."""
     async with AsyncExitStack() as stack:
         names = ("n1", "n2", "n3")
         nodes = [
@@ -144,56 +144,58 @@ async def nodes() -> AsyncIterator[list[FakeNode]]:
         yield [await stack.enter_async_context(node.serving()) for node in nodes]
 
 
-async def asked(cortex: Cortex, method: str, id: str, key: str = "capped") -> tuple[int, Any]:
+async def request_stored(cortex: Cortex, method: str, id: str, key: str = "capped") -> tuple[int, Any]:
     headers = {"authorization": f"Bearer {key}"}
     async with cortex.client.request(method, f"{cortex.url}/v1/responses/{id}", headers=headers) as response:
         return response.status, await response.json()
 
 
-async def test_a_conversation_goes_on_at_the_node_that_keeps_it(nodes: list[FakeNode]) -> None:
+async def test_conversation_continues_on_the_node_that_stores_it(nodes: list[FakeNode]) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:
         for _ in range(5):
             for node in nodes:
                 assert (await post(cortex, previous_response_id=f"resp_{node.name}abc"))[0] == 200
         assert [len(node.bodies) for node in nodes] == [5, 5, 5]
         nodes[1].speak = fake_node.refuse
-        assert (await post(cortex, previous_response_id="resp_n2abc"))[0] == 503  # which no other node can mend
+        assert (await post(cortex, previous_response_id="resp_n2abc"))[0] == 503  # not retried on another node
         assert [len(node.bodies) for node in nodes] == [5, 6, 5]
         assert (await post(cortex, previous_response_id="resp_unknown"))[0] == 200
         cortex.gateway.fleet.cordon("n1", True)
-        before = len(nodes[0].bodies)
-        assert (await post(cortex, previous_response_id="resp_n1abc"))[0] == 200  # what another node makes of it
-        assert len(nodes[0].bodies) == before
+        body_count = len(nodes[0].bodies)
+        assert (await post(cortex, previous_response_id="resp_n1abc"))[0] == 200  # sent to another node
+        assert len(nodes[0].bodies) == body_count
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
-async def test_what_is_kept_is_asked_of_whoever_keeps_it(nodes: list[FakeNode], method: str) -> None:
+async def test_stored_response_is_requested_from_the_node_that_has_it(nodes: list[FakeNode], method: str) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:
-        found = {"id": "resp_n2abc", "object": "response", "by": method}
-        assert await asked(cortex, method, "resp_n2abc") == (200, found)
+        stored = {"id": "resp_n2abc", "object": "response", "by": method}
+        assert await request_stored(cortex, method, "resp_n2abc") == (200, stored)
         assert [len(node.headers) for node in nodes] == [0, 1, 0]
         assert nodes[1].headers[0]["x-helexa-account-id"] == "acme"
         assert "authorization" not in nodes[1].headers[0]
         for id, key in (("resp_n2abc", "other"), ("resp_unknown", "capped"), ("resp_n2a%2F..%2Fb", "capped")):
-            status, body = await asked(cortex, method, id, key)
+            status, body = await request_stored(cortex, method, id, key)
             assert (status, body["error"]["code"] in ("response_not_found", "unknown_path")) == (404, True)
-        assert (await asked(cortex, method, "resp_n2abc?include=all"))[1]["error"]["code"] == "unsupported_parameter"
-        assert (await asked(cortex, method, "resp_n2abc", "nobody"))[0] == 401
+        assert (await request_stored(cortex, method, "resp_n2abc?include=all"))[1]["error"][
+            "code"
+        ] == "unsupported_parameter"
+        assert (await request_stored(cortex, method, "resp_n2abc", "nobody"))[0] == 401
         nodes[1].down = True
-        assert (await asked(cortex, method, "resp_n2abc"))[0] == 502
+        assert (await request_stored(cortex, method, "resp_n2abc"))[0] == 502
 
 
-async def test_input_items_are_asked_of_the_node_that_keeps_the_response(nodes: list[FakeNode]) -> None:
+async def test_input_items_are_requested_from_the_storing_node(nodes: list[FakeNode]) -> None:
     async with running_cortex(*nodes, settings=SETTINGS) as cortex:
-        status, body = await asked(cortex, "GET", "resp_n2abc/input_items?limit=2&after=msg_1")
+        status, body = await request_stored(cortex, "GET", "resp_n2abc/input_items?limit=2&after=msg_1")
         assert (status, body["by"]) == (200, "limit=2&after=msg_1")
         assert [len(node.headers) for node in nodes] == [0, 1, 0]
-        assert (await asked(cortex, "GET", "resp_n2abc/input_items?limit=0"))[0] == 400
-        assert (await asked(cortex, "GET", "resp_n2abc/input_items", "other"))[0] == 404
-        assert (await asked(cortex, "GET", "resp_n2abc/input_items", "nobody"))[0] == 401
+        assert (await request_stored(cortex, "GET", "resp_n2abc/input_items?limit=0"))[0] == 400
+        assert (await request_stored(cortex, "GET", "resp_n2abc/input_items", "other"))[0] == 404
+        assert (await request_stored(cortex, "GET", "resp_n2abc/input_items", "nobody"))[0] == 401
 
 
-async def test_a_compaction_is_held_and_charged_like_a_response(node: FakeNode, keyed: Cortex) -> None:
+async def test_compaction_is_reserved_and_charged_like_a_response(node: FakeNode, keyed: Cortex) -> None:
     async def compact(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage = {"input_tokens": 30, "output_tokens": 12, "total_tokens": 42}
         return web.json_response({"id": "r", "object": "response.compaction", "output": [], "usage": usage})

@@ -1,4 +1,4 @@
-"""The rest of the HTTP surface: lists, health, and refusals in one envelope."""
+"""Model list, health, node list, metrics and error responses of the HTTP API."""
 
 import json
 from io import BytesIO
@@ -28,7 +28,7 @@ def listed(*nodes: Node, **catalogue: Any) -> dict[str, Any]:
     return {entry["id"]: entry for entry in entries}
 
 
-def test_an_entry_says_what_is_known_in_the_documented_shape() -> None:
+def test_model_entry_has_the_documented_shape() -> None:
     model = {
         "id": "Org/M",
         "capabilities": ["text", "vision"],
@@ -58,13 +58,13 @@ def test_an_entry_says_what_is_known_in_the_documented_shape() -> None:
     }
 
 
-def test_a_catalogue_says_the_limits_that_no_node_has_said_yet() -> None:
+def test_catalogue_limits_apply_until_a_node_reports_its_own() -> None:
     profile = {"id": "M", "limit": {"context": 9, "output": 4}}
     assert listed(node("n1"), models=[profile])["M"]["max_model_len"] == 9
     assert listed(node("n1", {"id": "M", "limit": {"context": 5}}), models=[profile])["M"]["limit"] == {"context": 5}
 
 
-def test_what_is_unknown_is_absent() -> None:
+def test_unknown_fields_are_absent() -> None:
     cold = listed(node("n1"), models=[{"id": "M", "capabilities": ["text"]}])["M"]
     assert not {"limit", "cost", "max_model_len", "max_input_tokens", "max_output_tokens"} & set(cold)
     assert (cold["loaded"], cold["locations"], cold["capabilities"]) == (False, [], ["text"])
@@ -73,10 +73,10 @@ def test_what_is_unknown_is_absent() -> None:
     assert not {"max_input_tokens", "max_output_tokens"} & set(partly)
 
 
-def test_several_nodes_are_one_entry_with_the_tightest_limit() -> None:
-    one = {"id": "M", "capabilities": ["text"], "limit": {"context": 9000, "output": 10}, "status": "recovering"}
-    two = {"id": "M", "capabilities": ["vision", "text"], "limit": {"context": 4000}, "reasoning": True}
-    entry = listed(node("a", one), node("b", two), node("c", healthy=False), models=[{"id": "M"}])["M"]
+def test_entry_of_several_nodes_has_the_lowest_limit() -> None:
+    on_a = {"id": "M", "capabilities": ["text"], "limit": {"context": 9000, "output": 10}, "status": "recovering"}
+    on_b = {"id": "M", "capabilities": ["vision", "text"], "limit": {"context": 4000}, "reasoning": True}
+    entry = listed(node("a", on_a), node("b", on_b), node("c", healthy=False), models=[{"id": "M"}])["M"]
     assert entry["limit"] == {"context": 4000}
     assert "max_output_tokens" not in entry
     assert (entry["capabilities"], entry["reasoning"], entry["loaded"]) == (["text", "vision"], True, True)
@@ -84,14 +84,14 @@ def test_several_nodes_are_one_entry_with_the_tightest_limit() -> None:
     assert entry["feasible_on"] == ["a", "b"]
 
 
-def test_models_that_a_node_activates_are_loading() -> None:
+def test_activating_models_are_listed_as_loading() -> None:
     activation = {"activation": {"state": "pre_warming", "in_progress": "A", "pending": ["B"]}}
     entries = listed(node("n1", {"id": "A"}, health=Health.model_validate(activation)))
     assert [place["status"] for place in entries["A"]["locations"]] == ["loaded"]
     assert entries["B"]["locations"] == [{"node": "n1", "status": "loading", "vram_estimate_mb": None}]
 
 
-def test_an_alias_is_a_copy_and_a_dangling_one_is_left_out() -> None:
+def test_alias_copies_its_model_and_dangling_alias_is_omitted() -> None:
     entries = listed(node("n1", {"id": "M"}), aliases={"m": "M", "hop": "m", "lost": "Nobody"})
     assert set(entries) == {"M", "m"}
     assert entries["m"] == entries["M"] | {"id": "m"}
@@ -111,7 +111,7 @@ def test_health_is_degraded_impaired_or_ok() -> None:
     assert fleet_health(FleetView((node("a", {"id": "M"}),))) == {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
 
 
-async def test_models_are_listed_and_found_one_by_one(cortex: Cortex) -> None:
+async def test_models_are_listed_and_retrieved_by_id(cortex: Cortex) -> None:
     models = await cortex.get("/v1/models")
     assert models["object"] == "list"
     assert [entry["id"] for entry in models["data"]] == ["Org/M", "small"]
@@ -120,11 +120,11 @@ async def test_models_are_listed_and_found_one_by_one(cortex: Cortex) -> None:
     assert (await cortex.get("/v1/models/nobody"))["error"]["code"] == "model_not_found"
 
 
-async def test_health_is_at_the_root_too(cortex: Cortex) -> None:
+async def test_root_path_returns_health(cortex: Cortex) -> None:
     assert await cortex.get("/") == await cortex.get("/health") == {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
 
 
-async def test_nodes_are_shown_with_all_that_is_known() -> None:
+async def test_node_list_shows_all_known_fields() -> None:
     load = {"id": "Org/M", "in_flight": 2}
     health = {"devices": [{"index": 0, "vram_used_mb": 1, "vram_free_mb": 2}], "models": [load]}
     async with (
@@ -165,7 +165,9 @@ async def test_nodes_are_shown_with_all_that_is_known() -> None:
         (b'{"model":"lost"}', 404, "model_not_found"),
     ],
 )
-async def test_bad_bodies_are_refused_in_the_envelope(cortex: Cortex, body: bytes, status: int, code: str) -> None:
+async def test_invalid_body_is_rejected_with_an_error_object(
+    cortex: Cortex, body: bytes, status: int, code: str
+) -> None:
     async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=body) as response:
         error = (await response.json())["error"]
         assert (response.status, error["code"], error["type"]) == (status, code, "invalid_request_error")
@@ -173,22 +175,22 @@ async def test_bad_bodies_are_refused_in_the_envelope(cortex: Cortex, body: byte
     assert (await cortex.ask())[0] == 200
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused(cortex: Cortex, node: FakeNode) -> None:
+async def test_content_length_above_the_limit_is_413(cortex: Cortex, node: FakeNode) -> None:
     async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BytesIO(bytes((2 << 20) + 1))) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
     assert node.bodies == []
 
 
-async def test_a_body_that_grows_too_large_is_refused_while_it_is_read(cortex: Cortex) -> None:
-    async def pieces() -> Any:
+async def test_chunked_body_above_the_limit_is_413(cortex: Cortex) -> None:
+    async def chunks() -> Any:
         for _ in range(33):
             yield b" " * (1 << 16)
 
-    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=pieces()) as response:
+    async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=chunks()) as response:
         assert (response.status, (await response.json())["error"]["code"]) == (413, "request_too_large")
 
 
-async def test_a_body_just_within_the_limit_passes(cortex: Cortex, node: FakeNode) -> None:
+async def test_body_at_the_size_limit_is_forwarded(cortex: Cortex, node: FakeNode) -> None:
     body = json.dumps({"model": "Org/M"}).encode().ljust(2 << 20)
     async with cortex.client.post(f"{cortex.url}/v1/chat/completions", data=BytesIO(body)) as response:
         assert response.status == 200
@@ -204,7 +206,7 @@ async def test_a_body_just_within_the_limit_passes(cortex: Cortex, node: FakeNod
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
     ],
 )
-async def test_unknown_paths_and_wrong_methods_are_refused_in_the_envelope(
+async def test_unknown_path_or_method_is_rejected_with_an_error_object(
     cortex: Cortex, method: str, path: str, status: int, code: str
 ) -> None:
     async with cortex.client.request(method, cortex.url + path, allow_redirects=False) as response:
@@ -212,7 +214,7 @@ async def test_unknown_paths_and_wrong_methods_are_refused_in_the_envelope(
         assert ("allow" in response.headers) is (status == 405)
 
 
-async def test_metrics_are_histograms_and_counters_in_prometheus_text(cortex: Cortex) -> None:
+async def test_metrics_count_requests_and_tokens(cortex: Cortex) -> None:
     assert (await cortex.ask("small", stream=True))[0] == 200
     assert (await cortex.ask())[0] == 200
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -232,7 +234,7 @@ async def test_metrics_are_histograms_and_counters_in_prometheus_text(cortex: Co
     assert await cortex.sample("cortex_tokens_per_second_count", **labels) == 2
 
 
-async def test_names_that_nobody_knows_make_no_new_series(cortex: Cortex) -> None:
+async def test_unknown_models_create_no_new_series(cortex: Cortex) -> None:
     for name in ("one", "two", "three"):
         assert (await cortex.ask(name))[0] == 404
     async with cortex.client.get(cortex.metrics_url) as response:
@@ -241,7 +243,7 @@ async def test_names_that_nobody_knows_make_no_new_series(cortex: Cortex) -> Non
     assert await cortex.sample("cortex_request_errors_total", model="unknown", node="none") == 3
 
 
-async def test_two_answers_of_one_connection_do_not_mix(cortex: Cortex) -> None:
+async def test_responses_on_one_connection_do_not_mix(cortex: Cortex) -> None:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as client:
         for _ in range(3):
             async with client.post(f"{cortex.url}/v1/chat/completions", data=b'{"model":"Org/M"}') as response:

@@ -1,4 +1,4 @@
-"""What a request goes through on every API: keys, limits, budgets, the bill, and what is remembered of it."""
+"""Keys, rate limits, budgets, charges and the activity log on every API."""
 
 import asyncio
 import json
@@ -44,19 +44,19 @@ def bearer(key: str) -> dict[str, str]:
 
 async def post(cortex: Cortex, path: str, key: str = "capped", **fields: Any) -> tuple[int, bytes, dict[str, str]]:
     async with cortex.client.post(cortex.url + path, json=BODIES[path] | fields, headers=bearer(key)) as response:
-        named = {name.lower(): value for name, value in response.headers.items()}
-        return response.status, await response.read(), named
+        headers = {name.lower(): value for name, value in response.headers.items()}
+        return response.status, await response.read(), headers
 
 
 async def spent(cortex: Cortex, key_id: str) -> tuple[int, int]:
-    """Tokens spent and held by a key, as the ledger has it."""
+    """Return the tokens that the ledger has charged to a key, and the number of open reservations."""
     principal = next(key.principal for key in cortex.gateway.gatekeeper.static if key.principal.key_id == key_id)
     budget = await cortex.gateway.ledger.budget(principal)
     return budget.spent, cortex.gateway.ledger.open
 
 
 async def newest(cortex: Cortex) -> dict[str, Any]:
-    """The newest row of the activity log, which nobody waits for when it is written."""
+    """Return the newest row of the activity log, after waiting until it is written."""
     rows: list[dict[str, Any]] = []
 
     async def written() -> bool:
@@ -69,7 +69,7 @@ async def newest(cortex: Cortex) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_an_answer_is_in_the_ledger_when_its_end_arrives(keyed: Cortex, path: str, stream: bool) -> None:
+async def test_charge_is_in_the_ledger_when_the_response_ends(keyed: Cortex, path: str, stream: bool) -> None:
     status, body, headers = await post(keyed, path, stream=stream)
     assert status == 200, body
     assert await spent(keyed, "capped") == (9, 0)
@@ -87,13 +87,13 @@ async def responses_stream(node: FakeNode, request: Any) -> Any:
     return await fake_node.begin(request, delta, b"event: response.completed\ndata: " + done + b"\n\n")
 
 
-async def test_the_usage_of_responses_has_other_names(keyed: Cortex, node: FakeNode) -> None:
+async def test_usage_of_responses_api_is_charged(keyed: Cortex, node: FakeNode) -> None:
     node.speak = responses_stream
     assert (await post(keyed, "/v1/responses", stream=True))[0] == 200
     assert await spent(keyed, "capped") == (15, 0)
 
 
-async def test_key_of_one_model_reaches_no_other_on_a_backend_with_a_lax_json_parser(node: FakeNode) -> None:
+async def test_duplicate_model_fields_do_not_bypass_a_keys_model_list(node: FakeNode) -> None:
     node.holds("Org/Secret")
     settings = {
         "neurons": [{"name": "n1", "endpoint": node.url, "kind": "openai"}],
@@ -118,7 +118,7 @@ async def test_key_of_one_model_reaches_no_other_on_a_backend_with_a_lax_json_pa
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_cap_is_a_cap_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
+async def test_request_above_the_cap_is_rejected_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
     field = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
     status, body, headers = await post(keyed, path, **{field: 1000})
     error = json.loads(body)["error"]
@@ -130,7 +130,7 @@ async def test_a_cap_is_a_cap_on_every_api(keyed: Cortex, node: FakeNode, path: 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_without_a_key_nothing_is_served(keyed: Cortex, node: FakeNode, path: str) -> None:
+async def test_request_without_a_key_is_401_on_every_api(keyed: Cortex, node: FakeNode, path: str) -> None:
     async with keyed.client.post(keyed.url + path, json=BODIES[path]) as response:
         assert response.status == 401
         error = (await response.json())["error"]
@@ -138,14 +138,14 @@ async def test_without_a_key_nothing_is_served(keyed: Cortex, node: FakeNode, pa
     assert node.bodies == []
 
 
-async def test_either_header_shows_a_key(keyed: Cortex) -> None:
+async def test_key_is_read_from_x_api_key_or_authorization(keyed: Cortex) -> None:
     for headers in ({"x-api-key": "free"}, {"Authorization": "bearer free"}):
         async with keyed.client.post(f"{keyed.url}/v1/messages", json=MESSAGES, headers=headers) as response:
             assert response.status == 200
     assert (await spent(keyed, "free"))[0] == 18
 
 
-async def test_a_key_may_use_and_see_its_models_only(keyed: Cortex, node: FakeNode) -> None:
+async def test_key_lists_and_uses_only_its_models(keyed: Cortex, node: FakeNode) -> None:
     node.holds("Org/Other")
 
     async def listed(key: str) -> set[str]:
@@ -162,7 +162,7 @@ async def test_a_key_may_use_and_see_its_models_only(keyed: Cortex, node: FakeNo
     assert (await post(keyed, "/v1/chat/completions", "other", model="Org/Other"))[0] == 200
 
 
-async def test_a_minute_has_its_limit(keyed: Cortex) -> None:
+async def test_requests_per_minute_are_limited(keyed: Cortex) -> None:
     first, second = [await post(keyed, "/v1/chat/completions", "slow") for _ in range(2)]
     assert first[0] == 200
     assert first[2]["x-ratelimit-remaining-requests"] == "0"
@@ -170,7 +170,7 @@ async def test_a_minute_has_its_limit(keyed: Cortex) -> None:
     assert 1 <= int(second[2]["retry-after"]) <= 60
 
 
-async def test_who_hangs_up_pays_for_what_was_produced(keyed: Cortex, node: FakeNode) -> None:
+async def test_disconnected_client_is_charged_for_generated_tokens(keyed: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.never_end
     async with keyed.client.post(
         f"{keyed.url}/v1/chat/completions", json=CHAT | {"stream": True}, headers=bearer("capped")
@@ -178,47 +178,51 @@ async def test_who_hangs_up_pays_for_what_was_produced(keyed: Cortex, node: Fake
         await response.content.readuntil(b'"a"')
 
     async def closed() -> bool:
-        tokens, held = await spent(keyed, "capped")
-        return held == 0 and tokens == len(json.dumps(CHAT | {"stream": True})) // 4 + 1
+        tokens, open_reservations = await spent(keyed, "capped")
+        return open_reservations == 0 and tokens == len(json.dumps(CHAT | {"stream": True})) // 4 + 1
 
     await eventually(closed)
     row = await newest(keyed)
     assert (row["client_gone"], row["status"], row["completion"]) == (True, 499, 1)
 
 
-async def test_a_node_that_breaks_off_is_paid_for_what_it_said(keyed: Cortex, node: FakeNode) -> None:
+async def test_broken_stream_is_charged_for_received_tokens(keyed: Cortex, node: FakeNode) -> None:
     node.speak = fake_node.die_within_an_event
     await post(keyed, "/v1/chat/completions", stream=True)
-    tokens, held = await spent(keyed, "capped")
-    assert (tokens > 0, held) == (True, 0)
+    tokens, open_reservations = await spent(keyed, "capped")
+    assert (tokens > 0, open_reservations) == (True, 0)
 
 
 @pytest.mark.parametrize("speak", [fake_node.refuse, fake_node.die_before_the_first_byte])
-async def test_what_nobody_answered_costs_nothing(keyed: Cortex, node: FakeNode, speak: fake_node.Speak) -> None:
+async def test_request_without_a_response_costs_nothing(keyed: Cortex, node: FakeNode, speak: fake_node.Speak) -> None:
     node.speak = speak
     assert (await post(keyed, "/v1/chat/completions"))[0] >= 500
     assert await spent(keyed, "capped") == (0, 0)
 
 
-async def test_many_at_once_never_pass_the_cap(keyed: Cortex) -> None:
-    answers = await asyncio.gather(*(post(keyed, "/v1/chat/completions") for _ in range(60)))
-    served = [status for status, _, _ in answers].count(200)
-    assert {status for status, _, _ in answers} <= {200, 429}
-    tokens, held = await spent(keyed, "capped")
-    assert (tokens, held) == (9 * served, 0)
+async def test_concurrent_requests_stay_within_the_cap(keyed: Cortex) -> None:
+    responses = await asyncio.gather(*(post(keyed, "/v1/chat/completions") for _ in range(60)))
+    served = [status for status, _, _ in responses].count(200)
+    assert {status for status, _, _ in responses} <= {200, 429}
+    tokens, open_reservations = await spent(keyed, "capped")
+    assert (tokens, open_reservations) == (9 * served, 0)
     assert 0 < tokens <= 1000
 
 
-async def test_identity_is_stamped_and_not_believed(keyed: Cortex, node: FakeNode) -> None:
+async def test_gateway_replaces_identity_headers_of_clients(keyed: Cortex, node: FakeNode) -> None:
     claimed = {"x-helexa-account-id": "boss", "x-request-id": "mine-1"} | bearer("free")
     async with keyed.client.post(f"{keyed.url}/v1/chat/completions", json=CHAT, headers=claimed) as response:
         assert response.headers["x-request-id"] == "mine-1"
-    seen = node.headers[0]
-    assert (seen["x-helexa-account-id"], seen["x-helexa-key-id"], seen["x-request-id"]) == ("acme", "free", "mine-1")
-    assert "authorization" not in seen
+    headers = node.headers[0]
+    assert (headers["x-helexa-account-id"], headers["x-helexa-key-id"], headers["x-request-id"]) == (
+        "acme",
+        "free",
+        "mine-1",
+    )
+    assert "authorization" not in headers
 
 
-async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(keyed: Cortex, node: FakeNode) -> None:
+async def test_prompt_above_the_context_limit_is_400(keyed: Cortex, node: FakeNode) -> None:
     node.models[0]["limit"] = {"context": 50}
 
     async def refused() -> bool:
@@ -231,7 +235,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_it_is_sent(keyed: Cort
     await eventually(refused)
 
 
-async def test_views_of_the_fleet_are_for_admins_where_keys_are_required(keyed: Cortex) -> None:
+async def test_fleet_endpoints_require_an_admin_key(keyed: Cortex) -> None:
     for path in ("/api/nodes", "/api/activity", "/api/explain?model=small", "/api/keys"):
         for key, status in (("free", 403), ("boss", 200)):
             async with keyed.client.get(keyed.url + path, headers=bearer(key)) as response:
@@ -242,7 +246,7 @@ async def test_views_of_the_fleet_are_for_admins_where_keys_are_required(keyed: 
         assert response.status == 403
 
 
-async def test_tokens_are_counted_by_the_node_or_estimated(keyed: Cortex, node: FakeNode) -> None:
+async def test_count_tokens_costs_nothing(keyed: Cortex, node: FakeNode) -> None:
     async with keyed.client.post(
         f"{keyed.url}/v1/messages/count_tokens", json=MESSAGES, headers=bearer("capped")
     ) as response:
@@ -253,7 +257,9 @@ async def test_tokens_are_counted_by_the_node_or_estimated(keyed: Cortex, node: 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-async def test_who_hangs_up_ends_the_work_on_every_api(keyed: Cortex, node: FakeNode, path: str, stream: bool) -> None:
+async def test_disconnect_cancels_the_node_request_on_every_api(
+    keyed: Cortex, node: FakeNode, path: str, stream: bool
+) -> None:
     node.speak = fake_node.never_end if stream else fake_node.never_begin
     asking = asyncio.create_task(post(keyed, path, stream=stream))
     await eventually(lambda: node.speaking)
@@ -264,7 +270,7 @@ async def test_who_hangs_up_ends_the_work_on_every_api(keyed: Cortex, node: Fake
     assert keyed.gateway.fleet.view().in_flight == {}
 
 
-async def test_strangers_get_tool_arguments_as_text_and_our_nodes_as_objects(node: FakeNode) -> None:
+async def test_tool_arguments_are_text_for_backends_and_objects_for_neurons(node: FakeNode) -> None:
     use = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "sky"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "blue"}
     messages = [
@@ -279,19 +285,19 @@ async def test_strangers_get_tool_arguments_as_text_and_our_nodes_as_objects(nod
             {"name": "box", "endpoint": box.url, "kind": "openai"},
         ]
         async with running_cortex(node, ready=False, settings={"neurons": neurons}) as cortex:
-            seen = {}
-            for name, asked in (("Org/M", node), ("Box/M", box)):
+            arguments = {}
+            for name, target in (("Org/M", node), ("Box/M", box)):
 
                 async def served(name: str = name) -> bool:
-                    async with cortex.client.post(f"{cortex.url}/v1/messages", json=body | {"model": name}) as answer:
-                        return answer.status == 200
+                    async with cortex.client.post(f"{cortex.url}/v1/messages", json=body | {"model": name}) as response:
+                        return response.status == 200
 
                 await eventually(served)
-                seen[name] = json.loads(asked.bodies[-1])["messages"][1]["tool_calls"][0]["function"]["arguments"]
-    assert seen == {"Org/M": {"at": "sky"}, "Box/M": '{"at":"sky"}'}
+                arguments[name] = json.loads(target.bodies[-1])["messages"][1]["tool_calls"][0]["function"]["arguments"]
+    assert arguments == {"Org/M": {"at": "sky"}, "Box/M": '{"at":"sky"}'}
 
 
-async def test_a_node_that_asks_for_a_key_is_shown_its_own_at_every_call() -> None:
+async def test_node_bearer_is_sent_with_every_call_to_the_node() -> None:
     async with FakeNode().serving() as node:
         neurons = [{"name": "n1", "endpoint": node.url, "bearer": "the-nodes"}]
         async with running_cortex(node, settings={"neurons": neurons}, models=[{"id": "Org/Cold"}]) as cortex:
@@ -302,4 +308,4 @@ async def test_a_node_that_asks_for_a_key_is_shown_its_own_at_every_call() -> No
                 assert response.status == 200
         assert node.loads
         assert node.headers[-1]["authorization"] == "Bearer the-nodes"
-        assert set(node.shown) == {"Bearer the-nodes"}
+        assert set(node.authorizations) == {"Bearer the-nodes"}

@@ -1,4 +1,4 @@
-"""Nodes that send nothing for longer than the idle timeout: living ones are awaited, dead ones are given up."""
+"""Nodes that send nothing for longer than the idle timeout. The gateway waits only for live nodes."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ def frequent_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def serving(node: FakeNode, **timeouts: float) -> AsyncIterator[Cortex]:
-    """A gateway with these `[gateway]` timeouts, which requires `KEY`."""
+    """Run a gateway that requires `KEY`, with `timeouts` in its `[gateway]` section."""
     settings = {"gateway": timeouts, "entitlements": {"require_auth": True, "keys": [KEY]}}
     async with running_cortex(node, settings=settings) as cortex:
         yield cortex
@@ -47,35 +47,35 @@ def code(body: bytes) -> str:
 
 
 def count_checks(cortex: Cortex, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Count how often the gateway, past the idle timeout, looks whether the node lives."""
-    lives, checks = cortex.gateway.fleet.lives, 0
+    """Return a function that returns how often the gateway has checked whether a silent node is alive."""
+    is_alive, checks = cortex.gateway.fleet.is_alive, 0
 
     def counting(name: str) -> bool:
         nonlocal checks
         checks += 1
-        return lives(name)
+        return is_alive(name)
 
-    monkeypatch.setattr(cortex.gateway.fleet, "lives", counting)
+    monkeypatch.setattr(cortex.gateway.fleet, "is_alive", counting)
     return lambda: checks
 
 
 async def answer_late(node: FakeNode, request: web.Request) -> web.StreamResponse:
     await node.go_on.wait()
-    return await fake_node.answer(node, request)
+    return await fake_node.respond(node, request)
 
 
 async def stream_late(node: FakeNode, request: web.Request) -> web.StreamResponse:
-    """As vLLM does: the head at once, the first event after the prefill."""
+    """Send the head at once and the first event after the prefill, as vLLM does."""
     response = await fake_node.begin(request)
     await node.go_on.wait()
-    for piece in STREAM:
-        await response.write(piece)
+    for event in STREAM:
+        await response.write(event)
     return response
 
 
 @pytest.mark.parametrize("kind", ["neuron", "openai"])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_answer_of_a_slow_living_node_arrives_and_is_charged(
+async def test_response_of_a_slow_live_node_arrives_and_is_charged(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch, stream: bool, kind: str
 ) -> None:
     node.speak = stream_late if stream else answer_late
@@ -84,32 +84,30 @@ async def test_the_answer_of_a_slow_living_node_arrives_and_is_charged(
         cortex.gateway.fleet.configure([section])
         await eventually(lambda: cortex.gateway.fleet.view().knows("Org/M"))
         checks = count_checks(cortex, monkeypatch)
-        asking = asyncio.create_task(ask(cortex, stream=stream))
+        ask_task = asyncio.create_task(ask(cortex, stream=stream))
         await eventually(lambda: checks() > 2)
         node.go_on.set()
-        status, body = await asking
+        status, body = await ask_task
         assert status == 200
         assert body.endswith(DONE) if stream else json.loads(body)["usage"]["completion_tokens"] == 2
         assert await spent(cortex) == 9
 
 
-async def test_silence_of_a_dead_node_fails_requests_and_opens_the_breaker(node: FakeNode) -> None:
+async def test_silent_dead_node_fails_requests_and_opens_the_breaker(node: FakeNode) -> None:
     node.speak = fake_node.never_begin
     async with serving(node, idle_timeout_secs=0.05) as cortex:
-        asking = [asyncio.create_task(ask(cortex)) for _ in range(3)]
+        ask_task = [asyncio.create_task(ask(cortex)) for _ in range(3)]
         await eventually(lambda: node.speaking == 3)
-        assert not any(task.done() for task in asking)
+        assert not any(task.done() for task in ask_task)
         node.down = True
-        outcomes = await asyncio.gather(*asking)
+        outcomes = await asyncio.gather(*ask_task)
         assert [(status, code(body)) for status, body in outcomes] == [(504, "upstream_timeout")] * 3
         assert cortex.gateway.fleet.view().open == {("n1", "Org/M")}
         assert await spent(cortex) == 0
 
 
 @pytest.mark.parametrize("speak", [fake_node.never_begin, fake_node.never_go_on])
-async def test_requests_given_up_at_a_living_node_leave_the_breaker_closed(
-    node: FakeNode, speak: fake_node.Speak
-) -> None:
+async def test_timeout_at_a_live_node_leaves_the_breaker_closed(node: FakeNode, speak: fake_node.Speak) -> None:
     node.speak = speak
     async with serving(node, answer_timeout_secs=0.05) as cortex:
         for _ in range(4):
@@ -122,7 +120,7 @@ async def test_requests_given_up_at_a_living_node_leave_the_breaker_closed(
         assert (await ask(cortex))[0] == 200
 
 
-async def test_a_request_given_up_at_a_living_node_is_charged_what_the_node_reports(node: FakeNode) -> None:
+async def test_timeout_at_a_live_node_is_charged_the_reported_usage(node: FakeNode) -> None:
     async def generate_and_be_silent(node: FakeNode, request: web.Request) -> web.StreamResponse:
         usage_id = request.headers["x-helexa-usage-id"]
         node.usages[usage_id] = {"prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0}
@@ -135,7 +133,7 @@ async def test_a_request_given_up_at_a_living_node_is_charged_what_the_node_repo
         assert await spent(cortex) == 7
 
 
-async def test_the_timeout_of_a_proxy_before_a_living_node_leaves_the_breaker_closed(node: FakeNode) -> None:
+async def test_timeout_of_a_proxy_leaves_the_breaker_closed(node: FakeNode) -> None:
     async def time_out(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.Response(status=504, text="<html>Gateway Timeout</html>", content_type="text/html")
 
@@ -157,13 +155,13 @@ async def test_silence_within_a_stream_ends_it_with_an_error_event(node: FakeNod
         assert not cortex.gateway.fleet.view().open
 
 
-async def test_own_nodes_are_asked_for_interim_responses_of_whole_answers(node: FakeNode) -> None:
+async def test_non_streaming_requests_to_neurons_ask_for_interim_responses(node: FakeNode) -> None:
     ports: list[int] = []
 
     async def note_port(node: FakeNode, request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
         ports.append(request.transport.get_extra_info("peername")[1])
-        return await fake_node.answer(node, request)
+        return await fake_node.respond(node, request)
 
     node.speak = note_port
     async with serving(node) as cortex:
@@ -173,8 +171,8 @@ async def test_own_nodes_are_asked_for_interim_responses_of_whole_answers(node: 
         cortex.gateway.fleet.configure([section])
         await eventually(lambda: cortex.gateway.fleet.view().knows("Org/M"))
         await ask(cortex)
-    wishes = [headers.get("x-helexa-keep-alive") for headers in node.headers]
-    assert wishes == [f"15; from=127.0.0.1:{ports[0]}", None, None]
+    keep_alive_headers = [headers.get("x-helexa-keep-alive") for headers in node.headers]
+    assert keep_alive_headers == [f"15; from=127.0.0.1:{ports[0]}", None, None]
 
 
 async def test_timeouts_follow_the_configuration(node: FakeNode) -> None:

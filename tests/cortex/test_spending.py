@@ -1,4 +1,4 @@
-"""What each API's requests can make a node use, and the body that enforces it."""
+"""The most tokens that a request can use, and the forwarded body that enforces this limit."""
 
 import json
 from typing import Any
@@ -29,7 +29,7 @@ def ask(path: str = CHAT, **fields: Any) -> ClientRequest:
 
 
 def output_of(path: str, output: int = 10, **fields: Any) -> int:
-    """Tokens of all answers at most, with `output` tokens for an answer of a request that states no limit."""
+    """Return the most output tokens of all choices. `output` is the limit per choice if the request has none."""
     spending = ask(path, **fields).spending
     return spending.most_tokens(output if spending.output is None else spending.output, None) - spending.prompt
 
@@ -55,7 +55,7 @@ def output_of(path: str, output: int = 10, **fields: Any) -> int:
         (IMAGES, {"prompt": "x", "n": 2}, 2 * 8192),
     ],
 )
-def test_output_follows_from_the_fields_that_an_api_honors(path: str, fields: dict[str, Any], tokens: int) -> None:
+def test_output_follows_the_fields_that_the_api_supports(path: str, fields: dict[str, Any], tokens: int) -> None:
     assert output_of(path, **fields) == tokens
 
 
@@ -73,38 +73,38 @@ def test_output_follows_from_the_fields_that_an_api_honors(path: str, fields: di
         (IMAGES, "n"),
     ],
 )
-def test_numbers_of_the_wrong_type_or_sign_are_rejected_by_name(path: str, name: str, value: Any) -> None:
+def test_number_of_wrong_type_or_sign_is_rejected_with_its_name(path: str, name: str, value: Any) -> None:
     if (path, name, value) == (COMPLETIONS, "max_tokens", 0) and value is not False:
-        return  # a prompt that is only scored
+        return  # valid: the prompt is only scored
     with pytest.raises(ApiError) as caught:
         ask(path, **{name: value})
     expected = (400, None if value == 1e999 else name)  # infinity is not JSON
     assert (caught.value.status, caught.value.param) == expected
 
 
-def test_too_many_answers_are_rejected() -> None:
+def test_too_many_choices_are_rejected() -> None:
     assert output_of(CHAT, n=128) == 1280
     with pytest.raises(ApiError, match="n: must be at least 1 and at most 128"):
         ask(n=129)
 
 
-def test_the_context_bounds_what_is_held() -> None:
-    def held(output: int, context: int | None, **fields: Any) -> int:
+def test_context_limit_bounds_the_reservation() -> None:
+    def reserved(output: int, context: int | None, **fields: Any) -> int:
         return ask(**fields).spending.most_tokens(output, context)
 
     text = {"messages": [{"role": "user", "content": "x" * 5000}]}
     body = len(json.dumps({"model": "a", **text}))
-    assert held(100, None, **text) == body + PROMPT_OVERHEAD + 100
-    assert held(100, 1 << 20, **text) == body + PROMPT_OVERHEAD + 100
-    assert held(100, 1000, **text) == held(BIG, 1000, **text) == 1000
-    assert held(100, 1000, n=4, **text) == 900 + 400
-    assert held(BIG, 1000, n=4, **text) == 4000
+    assert reserved(100, None, **text) == body + PROMPT_OVERHEAD + 100
+    assert reserved(100, 1 << 20, **text) == body + PROMPT_OVERHEAD + 100
+    assert reserved(100, 1000, **text) == reserved(BIG, 1000, **text) == 1000
+    assert reserved(100, 1000, n=4, **text) == 900 + 400
+    assert reserved(BIG, 1000, n=4, **text) == 4000
     spending = ask(EMBEDDINGS, input=["x" * 5000, "y"]).spending
     assert spending.most_tokens(0, 512) == 1024
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, IMAGES])
-def test_a_prompt_that_fills_the_context_holds_no_more_with_images(path: str) -> None:
+def test_images_add_nothing_to_a_prompt_that_fills_the_context(path: str) -> None:
     fields = {"input": ["x" * 3000] * 2} if path == EMBEDDINGS else {"prompt": "x" * 3000}
     spending = ask(path, **fields).spending
     with_image = replace(spending, prompt=spending.prompt + IMAGE_TOKENS)
@@ -113,7 +113,7 @@ def test_a_prompt_that_fills_the_context_holds_no_more_with_images(path: str) ->
         assert spending.fills(context) == same == (context == 2000 and path != IMAGES)
 
 
-def test_images_count_whatever_the_length_of_their_url() -> None:
+def test_image_tokens_do_not_depend_on_the_url() -> None:
     image = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
     with_image, without = ask(messages=[{"content": [image]}]), ask(messages=[{"content": []}])
     assert media_tokens(with_image.body) - media_tokens(without.body) == IMAGE_TOKENS
@@ -132,21 +132,21 @@ def test_images_count_whatever_the_length_of_their_url() -> None:
         (b'{"type":"text","my_image_url":"u","image_url_of":"u"}', 0),
     ],
 )
-def test_images_count_however_their_type_is_spelled_or_without_one(parts: bytes, count: int) -> None:
+def test_images_are_counted_by_type_or_url_field(parts: bytes, count: int) -> None:
     body = b'{"model":"a","messages":[{"role":"user","content":[%s]}]}' % parts
     assert media_tokens(body) == count * IMAGE_TOKENS
 
 
-def test_a_stored_conversation_can_fill_the_context() -> None:
+def test_stored_conversation_reserves_the_context() -> None:
     spending = ask(RESPONSES, input="x", max_output_tokens=10, previous_response_id="resp_1").spending
     assert spending.most_tokens(10, 1000) == 1000
     assert spending.most_tokens(10, None) == UNKNOWN_CONTEXT + 10
 
 
-def test_limits_per_minute_hold_an_estimate() -> None:
+def test_rate_limits_use_an_estimate() -> None:
     def estimate(limit: Limit | None, path: str = CHAT, **fields: Any) -> int:
-        question = ask(path, **fields)
-        return question.tokens(limit) - question.prompt_estimate
+        request = ask(path, **fields)
+        return request.tokens(limit) - request.prompt_estimate
 
     assert estimate(LIMIT, max_tokens=10, n=3) == 30
     assert parse_question(COMPLETIONS, [], b'{"model":"a","prompt":"","max_tokens":0}').tokens(LIMIT) < 30
@@ -156,11 +156,11 @@ def test_limits_per_minute_hold_an_estimate() -> None:
     assert 650 < estimate(LIMIT, RESPONSES, input="x", max_output_tokens=10, previous_response_id="r") <= 710
 
 
-def enforced(question: ClientRequest, output: int, kind: str) -> Any:
-    return json.loads(replace(question, enforced=output, metered=True).body_for("Org/M", kind))
+def enforced(request: ClientRequest, output: int, kind: str) -> Any:
+    return json.loads(replace(request, enforced=output, metered=True).body_for("Org/M", kind))
 
 
-def test_a_node_gets_the_limit_that_is_held_and_the_clients_bytes_if_they_state_it() -> None:
+def test_reserved_limit_is_added_unless_the_body_states_it() -> None:
     body = b'{"max_tokens": 7,  "model":"Org/M"}'
     stated = parse_question(CHAT, [], body)
     assert replace(stated, enforced=7).body_for("Org/M") == body
@@ -174,7 +174,7 @@ def test_a_node_gets_the_limit_that_is_held_and_the_clients_bytes_if_they_state_
     assert enforced(embedding, 9, "neuron") == enforced(embedding, 9, "openai") == {"model": "Org/M", "input": "x"}
 
 
-def test_a_third_party_backend_gets_each_field_once_and_one_limit() -> None:
+def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
     body = (
         b'{"model":"a","max_tokens":1,"max_completion_tokens":1,"max_tokens":100000,"Max_Tokens":5,"n_predict":9,'
         b'"N":7,"max_to\\u212aens":8,"best_of":3,"temperature":1.0,"options":{"num_predict":8},"messages":[{"x":1.50}]}'
@@ -195,8 +195,8 @@ def test_a_third_party_backend_gets_each_field_once_and_one_limit() -> None:
     assert enforced(response, 4, "openai") == {"model": "Org/M", "input": "x", "max_output_tokens": 4}
 
 
-def test_without_a_budget_a_third_party_backend_gets_each_field_once_too() -> None:
+def test_third_party_backend_gets_unique_fields_without_a_budget() -> None:
     body = b'{"model":"a", "max_tokens":1,"max_tokens":2,"x":1.50,"Stream":true,"n_predict":3}'
-    question = parse_question(CHAT, [], body)
-    assert question.body_for("Org/M", "openai") == b'{"model":"Org/M","max_tokens":2,"x":1.50,"n_predict":3}'
-    assert question.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
+    request = parse_question(CHAT, [], body)
+    assert request.body_for("Org/M", "openai") == b'{"model":"Org/M","max_tokens":2,"x":1.50,"n_predict":3}'
+    assert request.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')

@@ -1,4 +1,4 @@
-"""What a model's tokenizer answers, asked through the gateway."""
+"""The tokenizer endpoints through the gateway."""
 
 import json
 from typing import Any
@@ -27,23 +27,23 @@ async def echo(node: FakeNode, request: web.Request) -> web.StreamResponse:
 async def ask(cortex: Cortex, path: str, key: str | None = "all", **body: Any) -> tuple[int, Any]:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     if path == "/tokenizer_info":
-        asked = cortex.client.get(cortex.url + path, params=body, headers=headers)
+        request = cortex.client.get(cortex.url + path, params=body, headers=headers)
     else:
-        asked = cortex.client.post(cortex.url + path, json=body, headers=headers)
-    async with asked as response:
+        request = cortex.client.post(cortex.url + path, json=body, headers=headers)
+    async with request as response:
         return response.status, await response.json()
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_node_that_has_the_model_answers(node: FakeNode, path: str) -> None:
+async def test_tokenizer_request_goes_to_the_node_with_the_model(node: FakeNode, path: str) -> None:
     node.speak = echo
     async with running_cortex(node, settings=SETTINGS, aliases={"small": "Org/M"}) as cortex:
         for name in ("Org/M", "small"):
-            status, reply = await ask(cortex, path, model=name, prompt="hi", tokens=[1])
-            assert (status, reply["body"]) == (200, {"model": "Org/M", "prompt": "hi", "tokens": [1]})
+            status, content = await ask(cortex, path, model=name, prompt="hi", tokens=[1])
+            assert (status, content["body"]) == (200, {"model": "Org/M", "prompt": "hi", "tokens": [1]})
         assert node.headers[-1]["x-helexa-key-id"] == "all"
-        status, reply = await ask(cortex, path, prompt="hi")
-        assert (status, reply["body"]["model"]) == (200, "Org/M")  # the only one
+        status, content = await ask(cortex, path, prompt="hi")
+        assert (status, content["body"]["model"]) == (200, "Org/M")  # the only model
 
 
 async def test_third_party_backend_gets_no_identity(node: FakeNode) -> None:
@@ -54,7 +54,7 @@ async def test_third_party_backend_gets_no_identity(node: FakeNode) -> None:
     assert not [name for name in node.headers[-1] if name.lower().startswith("x-helexa-")]
 
 
-async def test_the_tokenizers_description_is_passed_on(node: FakeNode) -> None:
+async def test_tokenizer_info_is_forwarded(node: FakeNode) -> None:
     node.speak = echo
     async with running_cortex(node, settings=SETTINGS) as cortex:
         assert await ask(cortex, "/tokenizer_info", model="Org/M") == (200, {"body": None, "query": "model=Org/M"})
@@ -63,7 +63,7 @@ async def test_the_tokenizers_description_is_passed_on(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/tokenizer_info"])
-async def test_keys_and_limits_hold(node: FakeNode, path: str) -> None:
+async def test_keys_and_limits_apply_to_tokenizer_endpoints(node: FakeNode, path: str) -> None:
     node.speak = echo
     async with running_cortex(node, settings=SETTINGS) as cortex:
         assert (await ask(cortex, path, None, model="Org/M"))[0] == 401
@@ -75,7 +75,7 @@ async def test_keys_and_limits_hold(node: FakeNode, path: str) -> None:
     assert bodies == 1
 
 
-async def test_a_node_that_breaks_off_is_a_bad_gateway_and_its_refusals_are_passed_on(node: FakeNode) -> None:
+async def test_broken_connection_is_502_and_node_errors_are_forwarded(node: FakeNode) -> None:
     async def refuse(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no"}}, status=400)
 
@@ -88,17 +88,17 @@ async def test_a_node_that_breaks_off_is_a_bad_gateway_and_its_refusals_are_pass
         node.speak = refuse
         assert await ask(cortex, "/tokenize", None, model="Org/M") == (400, {"error": {"message": "no"}})
         node.speak = die
-        status, reply = await ask(cortex, "/tokenize", None, model="Org/M")
-        assert (status, reply["error"]["code"]) == (502, "upstream_connection_error")
+        status, content = await ask(cortex, "/tokenize", None, model="Org/M")
+        assert (status, content["error"]["code"]) == (502, "upstream_connection_error")
         async with cortex.client.post(f"{cortex.url}/tokenize", data=b'{"model": 5}') as response:
             assert response.status == 400
 
 
-async def test_a_model_that_is_not_loaded_is_not_loaded_for_it(node: FakeNode) -> None:
+async def test_tokenizer_request_does_not_load_a_model(node: FakeNode) -> None:
     node.models = []
     models = [{"id": "Org/M", "harness": "torch"}]
     async with running_cortex(node, models=models) as cortex:
-        status, reply = await ask(cortex, "/tokenize", None, model="Org/M", prompt="x")
-        assert (status, reply["error"]["code"]) == (503, "service_unavailable")
+        status, content = await ask(cortex, "/tokenize", None, model="Org/M", prompt="x")
+        assert (status, content["error"]["code"]) == (503, "service_unavailable")
         assert (await ask(cortex, "/tokenize", None, prompt="x"))[1]["error"]["code"] == "missing_model_field"
     assert not node.loads

@@ -1,4 +1,4 @@
-"""Requests whose body is not sent to its end."""
+"""Requests whose body is incomplete: rate limits and the memory budget."""
 
 import json
 from contextlib import AsyncExitStack
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.raw import answer, connected
+from cortex.raw import connected, read_response
 from cortex.running import Cortex, eventually, running_cortex
 
 HEAD = b"POST %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\nContent-Length: %d\r\n\r\n"
@@ -23,13 +23,13 @@ def running_requests(cortex: Cortex) -> int:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_concurrency_limit_counts_a_request_whose_body_is_not_complete(node: FakeNode, path: bytes) -> None:
+async def test_concurrency_limit_counts_a_request_with_incomplete_body(node: FakeNode, path: bytes) -> None:
     async with running_cortex(node, settings=with_key(concurrency=1)) as cortex:
         async with connected(cortex) as (_, first), connected(cortex) as (reader, second):
             first.write(HEAD % (path, 100) + b"{")
             await eventually(lambda: running_requests(cortex) == 1)
             second.write(HEAD % (path, 100) + b"{")
-            status, headers, body = await answer(reader)
+            status, headers, body = await read_response(reader)
         assert (status, headers[b"retry-after"]) == (429, b"1")
         assert "1 requests at a time" in json.loads(body)["error"]["message"]
         await eventually(lambda: running_requests(cortex) == 0)
@@ -37,7 +37,7 @@ async def test_concurrency_limit_counts_a_request_whose_body_is_not_complete(nod
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_requests_per_minute_count_requests_whose_body_never_came(node: FakeNode, path: bytes) -> None:
+async def test_requests_per_minute_count_a_request_without_its_body(node: FakeNode, path: bytes) -> None:
     async with running_cortex(node, settings=with_key(requests_per_minute=1)) as cortex:
         async with connected(cortex) as (_, first):
             first.write(HEAD % (path, 100) + b"{")
@@ -45,26 +45,26 @@ async def test_requests_per_minute_count_requests_whose_body_never_came(node: Fa
         await eventually(lambda: running_requests(cortex) == 0)
         async with connected(cortex) as (reader, second):
             second.write(HEAD % (path, 100) + b"{")
-            status, _, body = await answer(reader)
+            status, _, body = await read_response(reader)
         assert status == 429
         assert "1 requests a minute" in json.loads(body)["error"]["message"]
 
 
-async def test_request_behind_one_that_is_rejected_before_its_body_is_answered(node: FakeNode) -> None:
+async def test_request_after_an_early_rejection_is_served(node: FakeNode) -> None:
     body = b'{"model":"Org/M","messages":[]}'
     async with (
         running_cortex(node, settings=with_key(concurrency=1)) as cortex,
         connected(cortex) as (reader, writer),
-        connected(cortex) as (_, other),
+        connected(cortex) as (_, blocker),
     ):
-        other.write(HEAD % (PATHS[0], 100))
+        blocker.write(HEAD % (PATHS[0], 100))
         await eventually(lambda: running_requests(cortex) == 1)
         writer.write(HEAD % (PATHS[0], len(body)))
-        assert (await answer(reader))[0] == 429
-        other.close()
+        assert (await read_response(reader))[0] == 429
+        blocker.close()
         await eventually(lambda: running_requests(cortex) == 0)
         writer.write(body + HEAD % (PATHS[0], len(body)) + body)
-        assert (await answer(reader))[0] == 200
+        assert (await read_response(reader))[0] == 200
     assert node.bodies == [body]
 
 
@@ -73,14 +73,14 @@ async def test_bodies_over_the_memory_budget_get_a_retryable_503(node: FakeNode)
     size = 1 << 20
     async with AsyncExitStack() as stack:
         cortex = await stack.enter_async_context(running_cortex(node, settings=settings))
-        for held in (1, 2):
+        for count in (1, 2):
             _, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (PATHS[0], size) + b"{")
-            await eventually(lambda held=held: cortex.gateway.bodies.held == held * size)
+            await eventually(lambda count=count: cortex.gateway.bodies.held == count * size)
         for path in PATHS:
             reader, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (path, size) + b"{")
-            status, headers, body = await answer(reader)
+            status, headers, body = await read_response(reader)
             assert (status, headers[b"retry-after"]) == (503, b"2"), path
             assert "memory" in json.loads(body)["error"]["message"]
     assert cortex.gateway.bodies.held == 0

@@ -1,4 +1,4 @@
-"""The data path's HTTP client against servers that say exactly these bytes."""
+"""The HTTP client for requests to nodes, against servers that send scripted bytes."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cortex.running import eventually
 from helexa.cortex.upstream import client as upstream_client
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.errors import BrokenOff, NotReached, Silent
 from helexa.cortex.upstream.origin import parse_base
 
@@ -24,15 +24,18 @@ CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nhel\r\n2\r
 
 
 class Server:
-    """Answers each request with the next of `answers`, and keeps what it was asked.
+    """A server that answers each request with the next of `answers` and records the requests.
 
-    Request number `unanswered` ends its connection.
+    Args:
+        close: close the connection after each response.
+        pieces: bytes per write; 0 writes a response at once.
+        unanswered: number of the request after which the connection is closed without a response.
     """
 
-    def __init__(self, *answers: bytes, close: bool = False, pieces: int = 0, unanswered: int = 0) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: bytes, close: bool = False, write_size: int = 0, unanswered: int = 0) -> None:
+        self.responses = list(responses)
         self.close = close
-        self.pieces = pieces
+        self.write_size = write_size
         self.unanswered = unanswered
         self.requests: list[bytes] = []
         self.connections = 0
@@ -43,17 +46,17 @@ class Server:
         self.connections += 1
         self.open += 1
         try:
-            while self.answers:
+            while self.responses:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
                 self.requests.append(head + await reader.readexactly(length))
                 if len(self.requests) == self.unanswered:
                     return
-                answer = self.answers.pop(0)
-                for start in range(0, len(answer), self.pieces or len(answer) or 1):
-                    writer.write(answer[start : start + (self.pieces or len(answer))])
+                response_bytes = self.responses.pop(0)
+                for start in range(0, len(response_bytes), self.write_size or len(response_bytes) or 1):
+                    writer.write(response_bytes[start : start + (self.write_size or len(response_bytes))])
                     await writer.drain()
-                    if self.pieces:
+                    if self.write_size:
                         await asyncio.sleep(0)
                 if self.close:
                     return
@@ -82,50 +85,50 @@ async def client() -> AsyncIterator[Upstream]:
     await asyncio.sleep(0)
 
 
-async def ask(client: Upstream, server: Server, body: bytes = b"{}") -> Answer:
+async def ask(client: Upstream, server: Server, body: bytes = b"{}") -> UpstreamResponse:
     return await client.ask(b"POST", server.url, "/v1/x", [(b"x-a", b"1")], body)
 
 
-async def read(answer: Answer) -> bytes:
+async def read(response_bytes: UpstreamResponse) -> bytes:
     body = b""
-    while chunk := await answer.chunk():
+    while chunk := await response_bytes.chunk():
         body += chunk
-    answer.close()
+    response_bytes.close()
     return body
 
 
-@pytest.mark.parametrize("pieces", [0, 1, 7])
+@pytest.mark.parametrize("write_size", [0, 1, 7])
 @pytest.mark.parametrize(
-    "answer", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
+    "response_bytes", [OK, CHUNKED, *(b"HTTP/1.1 %d\r\nx-early: 1\r\n\r\n" % n * 3 + OK for n in (100, 102))]
 )
-async def test_an_answer_arrives_however_it_is_cut_and_the_connection_is_used_again(
-    client: Upstream, answer: bytes, pieces: int
+async def test_split_response_arrives_and_the_connection_is_reused(
+    client: Upstream, response_bytes: bytes, write_size: int
 ) -> None:
-    async with Server(answer, answer, pieces=pieces).serving() as server:
+    async with Server(response_bytes, response_bytes, write_size=write_size).serving() as server:
         for _ in range(2):
-            got = await ask(client, server, b"body")
-            assert got.status == 200
-            assert b"x-early" not in dict(got.headers)
-            assert await read(got) == b"hello"
+            response = await ask(client, server, b"body")
+            assert response.status == 200
+            assert b"x-early" not in dict(response.headers)
+            assert await read(response) == b"hello"
         assert server.connections == 1
         host = server.url.split("/")[2].encode()
         expected = b"POST /base/v1/x HTTP/1.1\r\nhost: %s\r\nx-a: 1\r\ncontent-length: 4\r\n\r\nbody" % host
         assert server.requests == [expected] * 2
 
 
-async def test_a_body_without_a_length_ends_with_the_connection(client: Upstream) -> None:
+async def test_body_without_a_length_ends_with_the_connection(client: Upstream) -> None:
     async with Server(b"HTTP/1.1 200 OK\r\n\r\nhello", close=True).serving() as server:
         assert await read(await ask(client, server)) == b"hello"
 
 
-async def test_a_large_body_is_sent_whole(client: Upstream) -> None:
+async def test_large_request_body_is_sent_completely(client: Upstream) -> None:
     body = bytes(range(256)) * (8 << 10)
     async with Server(OK).serving() as server:
         assert await read(await ask(client, server, body)) == b"hello"
         assert server.requests[0].endswith(body)
 
 
-async def test_nobody_listens(client: Upstream) -> None:
+async def test_refused_connection_raises_not_reached(client: Upstream) -> None:
     async with Server().serving() as server:
         pass
     with pytest.raises(NotReached):
@@ -133,7 +136,7 @@ async def test_nobody_listens(client: Upstream) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response_bytes",
     [
         b"",
         b"HTTP/1.1 200 OK\r\nconte",
@@ -145,52 +148,52 @@ async def test_nobody_listens(client: Upstream) -> None:
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (40 << 10) + b"\r\n",
     ],
 )
-async def test_what_is_no_answer_is_an_error_before_it_begins(client: Upstream, answer: bytes) -> None:
-    async with Server(answer, close=True).serving() as server:
+async def test_invalid_response_head_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
+    async with Server(response_bytes, close=True).serving() as server:
         with pytest.raises(BrokenOff):
             await ask(client, server)
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response_bytes",
     [
         b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\nzz\r\n",
     ],
 )
-async def test_a_body_that_breaks_off_is_an_error_after_what_came(client: Upstream, answer: bytes) -> None:
-    async with Server(answer, close=True).serving() as server:
-        got = await ask(client, server)
+async def test_truncated_body_raises_broken_off(client: Upstream, response_bytes: bytes) -> None:
+    async with Server(response_bytes, close=True).serving() as server:
+        response = await ask(client, server)
         with pytest.raises(BrokenOff):
-            await read(got)
-        got.close()
+            await read(response)
+        response.close()
 
 
-async def test_silence_is_told_from_an_end(client: Upstream) -> None:
+async def test_idle_timeout_raises_silent(client: Upstream) -> None:
     client.idle_timeout_secs = 0.05
     async with Server(b"").serving() as server:
         with pytest.raises(Silent):
             await ask(client, server)
     async with Server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello").serving() as server:
-        got = await ask(client, server)
-        assert await got.chunk() == b"hello"
+        response = await ask(client, server)
+        assert await response.chunk() == b"hello"
         with pytest.raises(Silent):
-            await got.chunk()
+            await response.chunk()
 
 
-async def test_the_answer_timeout_holds_on_a_connection_whose_alarm_is_set_for_later(client: Upstream) -> None:
+async def test_shorter_answer_timeout_applies_to_a_reused_connection(client: Upstream) -> None:
     async with Server(OK, b"").serving() as server, asyncio.timeout(30):
         assert await read(await ask(client, server)) == b"hello"
         client.answer_timeout_secs = 0.05
         with pytest.raises(Silent):
-            await client.ask(b"POST", server.url, "/", [], b"", lives=lambda: True)
+            await client.ask(b"POST", server.url, "/", [], b"", is_alive=lambda: True)
         assert server.connections == 1
 
 
-async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
+async def test_tcp_keepalive_probes_idle_connections(client: Upstream) -> None:
     async with Server(OK).serving() as server:
-        got = await ask(client, server)
+        response = await ask(client, server)
         port = int(server.url.split(":")[2].split("/")[0])
 
         def probed() -> bool:
@@ -201,10 +204,10 @@ async def test_the_kernel_probes_idle_connections(client: Upstream) -> None:
             return False
 
         await eventually(probed)
-        got.close()
+        response.close()
 
 
-async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(
+async def test_pooled_connection_closed_by_the_server_is_replaced(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)
@@ -215,7 +218,7 @@ async def test_a_kept_connection_that_was_closed_meanwhile_costs_nothing(
         assert server.connections == 2
 
 
-async def test_post_that_a_kept_connection_may_have_delivered_is_not_sent_again(client: Upstream) -> None:
+async def test_post_is_not_resent_after_a_pooled_connection_ends(client: Upstream) -> None:
     async with Server(OK, OK, unanswered=2).serving() as server:
         assert await read(await ask(client, server)) == b"hello"
         with pytest.raises(BrokenOff):
@@ -224,7 +227,7 @@ async def test_post_that_a_kept_connection_may_have_delivered_is_not_sent_again(
 
 
 @pytest.mark.parametrize(("method", "repeatable"), [(b"GET", False), (b"POST", True)])
-async def test_harmless_request_is_sent_again_when_its_kept_connection_ends(
+async def test_repeatable_request_is_resent_after_a_pooled_connection_ends(
     client: Upstream, method: bytes, repeatable: bool
 ) -> None:
     async with Server(OK, OK, unanswered=2).serving() as server:
@@ -233,8 +236,8 @@ async def test_harmless_request_is_sent_again_when_its_kept_connection_ends(
         assert (len(server.requests), server.connections) == (3, 2)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not tell that a connection was closed")
-async def test_connection_that_the_event_loop_does_not_know_to_be_closed_is_not_used(
+@pytest.mark.skipif(sys.platform != "linux", reason="other kernels do not report that a connection was closed")
+async def test_connection_closed_unseen_by_the_event_loop_is_not_used(
     client: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upstream_client, "UNCHECKED_SECS", 0.0)
@@ -255,31 +258,31 @@ async def test_connection_that_the_event_loop_does_not_know_to_be_closed_is_not_
             (await serving).close()  # the event loop runs next when the next request is written
 
 
-async def test_bytes_that_nobody_asked_for_end_the_connection(client: Upstream) -> None:
+async def test_unrequested_bytes_close_the_connection(client: Upstream) -> None:
     async with Server(OK + OK, OK).serving() as server:
         for _ in range(2):
             assert await read(await ask(client, server)) == b"hello"
         assert server.connections == 2
 
 
-async def test_an_answer_that_is_let_go_early_closes_the_connection(client: Upstream) -> None:
+async def test_response_closed_early_closes_the_connection(client: Upstream) -> None:
     async with Server(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello").serving() as server:
-        got = await ask(client, server)
-        assert await got.chunk() == b"hello"
-        got.close()
+        response = await ask(client, server)
+        assert await response.chunk() == b"hello"
+        response.close()
         await eventually(lambda: server.open == 0)
 
 
-async def test_a_request_that_is_cancelled_closes_the_connection(client: Upstream) -> None:
+async def test_cancelled_request_closes_the_connection(client: Upstream) -> None:
     async with Server(b"").serving() as server:
-        asking = asyncio.create_task(ask(client, server))
+        ask_task = asyncio.create_task(ask(client, server))
         await eventually(lambda: server.requests)
-        asking.cancel()
-        await asyncio.wait((asking,))
+        ask_task.cancel()
+        await asyncio.wait((ask_task,))
         await eventually(lambda: server.open == 0)
 
 
-async def test_what_nobody_reads_is_not_held(client: Upstream) -> None:
+async def test_unread_body_is_not_buffered(client: Upstream) -> None:
     size = 24 << 20
     sent = 0
 
@@ -295,34 +298,34 @@ async def test_what_nobody_reads_is_not_held(client: Upstream) -> None:
 
     async with await asyncio.start_server(flood, "127.0.0.1", 0) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        got = await client.ask(b"POST", url, "/", [], b"")
-        before = -1
-        while sent != before:  # until the server can send no more
-            before = sent
+        response = await client.ask(b"POST", url, "/", [], b"")
+        previous_sent = -1
+        while sent != previous_sent:  # until the server can send no more
+            previous_sent = sent
             await asyncio.sleep(0.05)
         assert sent < size // 2
-        assert len(await read(got)) == size
+        assert len(await read(response)) == size
 
 
 @settings(max_examples=40, deadline=None)
 @given(body=st.binary(max_size=300), size=st.integers(1, 50), chunked=st.booleans())
-def test_any_body_in_any_pieces(body: bytes, size: int, chunked: bool) -> None:
+def test_any_body_arrives_at_any_chunk_size(body: bytes, size: int, chunked: bool) -> None:
     if chunked:
-        parts = [body[i : i + size] for i in range(0, len(body), size)]
-        coded = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-        answer = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + coded
+        chunks = [body[i : i + size] for i in range(0, len(body), size)]
+        coded = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in chunks) + b"0\r\n\r\n"
+        response_bytes = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + coded
     else:
-        answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+        response_bytes = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
 
-    async def once() -> bytes:
+    async def request_once() -> bytes:
         client = Upstream()
-        async with Server(answer, pieces=size).serving() as server:
+        async with Server(response_bytes, write_size=size).serving() as server:
             try:
                 return await read(await ask(client, server))
             finally:
                 client.close()
 
-    assert asyncio.run(once()) == body
+    assert asyncio.run(request_once()) == body
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def cut(request: web.Request) -> None:
 async def slow(node: FakeNode, request: web.Request) -> web.StreamResponse:
     if not (await request.json()).get("stream"):
         await asyncio.sleep(0.02)
-        return await fake_node.answer(node, request)
+        return await fake_node.respond(node, request)
     response = await begin(request)
     for piece in STREAM:
         await asyncio.sleep(0.005)
@@ -273,7 +273,7 @@ async def test_a_storm(seed: int) -> None:
         async def make_trouble() -> None:
             while not over.is_set():
                 host = chance.choice(fleet.hosts)
-                host.node.speak = now_and_then(chance, fake_node.answer, slow, *chance.sample(ILLS, 3))
+                host.node.speak = now_and_then(chance, fake_node.respond, slow, *chance.sample(ILLS, 3))
                 host.node.down = chance.random() < 0.2
                 if chance.random() < 0.3:
                     await host.kill()

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cortex.raw import CHUNKED, GET, answer, chunked, post
+from cortex.raw import CHUNKED, GET, read_response, chunked, post
 from helexa.http.connections import call, connection
 from helexa.http.listener import Listener, bind
 from helexa.neuron.config import read_config
@@ -39,7 +39,7 @@ async def connected() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.Strea
 
 
 async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
-    status, _, content = await answer(reader)
+    status, _, content = await read_response(reader)
     return status, json.loads(content)["error"]["code"]
 
 
@@ -55,7 +55,7 @@ async def test_a_head_may_have_what_a_gateway_adds_and_no_more() -> None:
     headers = b"".join(b"X-%d: a\r\n" % number for number in range(NodeConnection.max_headers - 2))
     async with connected() as (reader, writer):
         writer.write(GET % headers)
-        assert (await answer(reader))[0] == 200
+        assert (await read_response(reader))[0] == 200
         writer.write(GET % (headers + b"X-A: b\r\nX-B: c\r\n"))
         assert await refusal(reader) == (431, "request_head_too_large")
 

@@ -1,4 +1,4 @@
-"""`python -m helexa.cortex`: the same as the `cortex` command."""
+"""Entry point of `python -m helexa.cortex`, which runs the `cortex` command."""
 
 from helexa.cortex.cli import main
 

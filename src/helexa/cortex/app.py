@@ -28,7 +28,7 @@ from helexa.cortex.routes.keys import key_routes
 from helexa.cortex.routes.models import get_model, list_models
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.cortex.routes.openapi import get_document
-from helexa.cortex.routes.responses import input_items, kept_response
+from helexa.cortex.routes.responses import input_items, stored_response
 from helexa.cortex.routes.tokens import ask_tokenizer, get_tokenizer_info
 from helexa.cortex.usage.token_limit import CHAT, COMPACT, COMPLETIONS, EMBEDDINGS, IMAGES, RESPONSES
 
@@ -51,7 +51,7 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
     Route("/tokenizer_info", user(get_tokenizer_info)),
     Route("/v1/models", user(list_models)),
     Route("/v1/models/{model:path}", user(get_model)),
-    Route("/v1/responses/{response_id}", user(kept_response), methods=["GET", "DELETE"]),
+    Route("/v1/responses/{response_id}", user(stored_response), methods=["GET", "DELETE"]),
     Route("/v1/responses/{response_id}/input_items", user(input_items), methods=["GET"]),
     Route("/v1/messages/count_tokens", count_message_tokens, methods=["POST"]),
     Route("/api/nodes", viewer(list_nodes)),
@@ -69,9 +69,9 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
 
 
 class HotPaths:
-    """Dispatches POST requests for the most frequent paths directly, and passes all others to an application.
+    """ASGI application that dispatches POST requests for frequent paths itself, and all other requests to `app`.
 
-    For these paths, a router and its middleware would cost more than the rest of the processing before routing.
+    For the frequent paths, Starlette's router and middleware would cost more than all other work before forwarding.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:
@@ -79,7 +79,7 @@ class HotPaths:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one ASGI request."""
         endpoint = self._endpoints.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if endpoint is None:
             await self._app(scope, receive, send)

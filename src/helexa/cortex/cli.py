@@ -11,23 +11,21 @@ from helexa.core.version import __version__
 from helexa.cortex.commands.api_client import GatewayApi
 
 app = App(name="cortex", help="The gateway: one address in front of any number of nodes.", version=__version__)
-keys = App(name="keys", help="Make, list and revoke keys, on the host of the ledger.")
+keys = App(name="keys", help="Create, list and revoke keys, on the host of the ledger.")
 app.command(keys)
-keys.command(
-    "helexa.cortex.commands.key_commands:create", name="create", help="Make a key; its secret is shown this once."
-)
-keys.command("helexa.cortex.commands.key_commands:list_keys", name="list", help="List all keys, not their secrets.")
-keys.command("helexa.cortex.commands.key_commands:revoke", name="revoke", help="End a key for good.")
-app.command("helexa.cortex.commands.check:check", help="Say what is wrong with the files, or what they serve.")
-app.command("helexa.cortex.commands.top:top", help="Show the newest requests, refreshed each second.")
-app.command("helexa.cortex.commands.fleet_commands:explain", help="Say where a request for a model would go, and why.")
-app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send nothing new to a node.")
-app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests to a node again.")
-app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node and wait until nothing runs there.")
+keys.command("helexa.cortex.commands.key_commands:create", name="create", help="Create a key and show its secret once.")
+keys.command("helexa.cortex.commands.key_commands:list_keys", name="list", help="List all keys without their secrets.")
+keys.command("helexa.cortex.commands.key_commands:revoke", name="revoke", help="Revoke a key permanently.")
+app.command("helexa.cortex.commands.check:check", help="Check the configuration files and show what they serve.")
+app.command("helexa.cortex.commands.top:top", help="Show the newest requests, refreshed every second.")
+app.command("helexa.cortex.commands.fleet_commands:explain", help="Explain where a request for a model would be sent.")
+app.command("helexa.cortex.commands.fleet_commands:cordon", help="Send no new requests and loads to a node.")
+app.command("helexa.cortex.commands.fleet_commands:uncordon", help="Send requests and loads to a node again.")
+app.command("helexa.cortex.commands.fleet_commands:drain", help="Cordon a node and wait until its requests have ended.")
 
 EXIT_FAILED = 1
 _ID_COLUMNS = 40
-_HERE = GatewayApi()
+_DEFAULT_API = GatewayApi()
 
 
 @app.command
@@ -72,7 +70,7 @@ def serve(
 
 
 @app.command
-def status(*, api: GatewayApi = _HERE) -> None:
+def status(*, api: GatewayApi = _DEFAULT_API) -> None:
     """Show a running gateway's health and where its models are loaded."""
     import json
 
@@ -80,7 +78,7 @@ def status(*, api: GatewayApi = _HERE) -> None:
     try:
         lines = [_model_line(model) for model in models["data"]]
     except (KeyError, TypeError):
-        raise HelexaError(f"{api.endpoint} does not answer as a gateway does") from None
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
     print(json.dumps(health, indent=2), *lines, sep="\n")
 
 

@@ -29,8 +29,9 @@ class GatewaySection(config.Section):
         poll_interval_secs: seconds between two polls of a node.
         load_timeout_secs: longest time that a load may take without progress.
         load_wait_secs: longest time that a request waits for its model to load.
-        idle_timeout_secs: longest silence of a node within a response, and before it if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response from a living node; 0 for no limit.
+        idle_timeout_secs: longest time without data from a node within a response, or before a response if the node
+            is down.
+        answer_timeout_secs: longest wait for the first byte of a response from a node that is up; 0 for no limit.
     """
 
     listen: Listen = Address("127.0.0.1", 31313)
@@ -63,11 +64,13 @@ class RoutingSection(config.Section):
     """`[routing]`.
 
     Attributes:
-        affinity: send requests with the same beginning to the node that has it cached, unless the node is too busy.
-        affinity_min_bytes: shorter prompts go to the node with the lowest load.
+        affinity: send requests with the same prompt beginning to the same node, whose prefix cache contains it,
+            unless the node is too busy.
+        affinity_min_bytes: minimum length of a prompt for affinity; shorter prompts go to the node with the lowest
+        load.
         affinity_load_factor: maximum load of a preferred node: this multiple of the average load, plus one request.
         breaker_failures: transport failures in a row after which a node gets no requests for a model.
-        breaker_reset_secs: seconds until the node gets a probe request.
+        breaker_reset_secs: seconds until this node gets a probe request for the model.
     """
 
     affinity: bool = True
@@ -85,8 +88,8 @@ class EvictionSection(config.Section):
         defrag_after_cycles: warn after this number of unloads on a node; 0 for never.
         min_residency_secs: minimum time between a model's load and its eviction.
         idle_ttl_secs: unload models without requests for this time; 0 for never.
-        swap_wait_secs: longest time that requests wait for the requests of a loaded model to end, before that model is
-            evicted for them.
+        swap_wait_secs: longest time that a waiting request lets a busy model continue before that model is drained
+            and evicted.
     """
 
     strategy: Literal["lru", "priority"] = "lru"
@@ -105,12 +108,12 @@ class WindowSection(config.Section):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.kind == "rolling") != (self.seconds > 0):
-            raise ValueError("a rolling window needs seconds, a balance has none")
+            raise ValueError("a rolling window needs 'seconds'; a balance must not have 'seconds'")
         return self
 
 
 class KeySection(config.Section):
-    """One `[[entitlements.keys]]` entry: a static key. See `Principal` for the attributes."""
+    """One `[[entitlements.keys]]` entry: a static key. The attributes are those of `Principal`."""
 
     key: SecretStr
     account_id: str = Field(min_length=1)
@@ -173,7 +176,7 @@ class NeuronSection(config.Section):
 
 
 class CortexConfig(config.Section):
-    """The whole file."""
+    """The contents of cortex.toml."""
 
     gateway: GatewaySection = Field(default_factory=GatewaySection)
     routing: RoutingSection = Field(default_factory=RoutingSection)
@@ -193,12 +196,12 @@ class CortexConfig(config.Section):
 
 
 def load(path: Path | None) -> CortexConfig:
-    """Read the file and the `CORTEX_` variables.
+    """Return the configuration from the file and the `CORTEX_` environment variables.
 
     A relative `models_config` is relative to the file's directory.
 
     Raises:
-        ConfigError: one line naming the wrong value.
+        ConfigError: the file is missing or a value is invalid; the message is one line that names the key.
     """
     settings = config.load(CortexConfig, path, env_prefix=ENV_PREFIX)
     if path is not None:
@@ -207,5 +210,5 @@ def load(path: Path | None) -> CortexConfig:
 
 
 def log_unknown_variables() -> None:
-    """Log one line about `CORTEX_` variables that set nothing."""
+    """Log a warning about `CORTEX_` environment variables that match no configuration key."""
     variables.log_unknown_variables(CortexConfig, prefix=ENV_PREFIX)

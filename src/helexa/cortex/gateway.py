@@ -38,10 +38,11 @@ METRICS_CONNECTIONS = ConnectionLimits(total=32, per_address=32, rejected=4)
 
 
 class Gateway:
-    """The components of a gateway, as routes use them.
+    """The components of a running gateway, shared by all routes.
 
     Attributes:
-        config, catalogue: the last loaded configuration and catalogue.
+        config: the current configuration.
+        catalogue: the current model catalogue.
         bodies: the memory limit for request bodies, which the listener of the API enforces.
     """
 
@@ -81,7 +82,7 @@ class Gateway:
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the API's listener.
 
-        Each request may need a second descriptor, to its node.
+        Each client connection counts as two descriptors, because its request may need a connection to a node.
         """
         section = self._started
         return ConnectionLimits.within(
@@ -98,12 +99,12 @@ class Gateway:
         return self.config.gateway.max_body_mb << 20
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
-        """Apply another configuration.
+        """Apply a new configuration and catalogue.
 
-        Changed listeners, CORS origins and ledgers take effect at the next start only.
+        Changes of listeners, CORS origins and the ledger take effect only at the next start.
 
         Raises:
-            ConfigError: the configuration contradicts itself; nothing has changed.
+            ConfigError: the configuration is inconsistent; nothing was changed.
         """
         keys = static_keys(config.entitlements)
         check_exposure(config.model_copy(update={"gateway": self._started}))  # the address does not change
@@ -117,17 +118,17 @@ class Gateway:
         self.upstream.answer_timeout_secs = config.gateway.answer_timeout_secs
         self.lifecycle.configure(config, catalogue)
 
-    def observe(self, exchange: RequestRecord) -> None:
-        """Count a finished request, and log it in the ledger."""
-        self.metrics.observe(exchange)
-        self.ledger.record(exchange.activity())
+    def observe(self, record: RequestRecord) -> None:
+        """Add a finished request to the metrics and to the ledger's activity log."""
+        self.metrics.observe(record)
+        self.ledger.record(record.activity())
 
 
 @asynccontextmanager
 async def running(
     config: CortexConfig, catalogue: Catalogue, metrics: Metrics, path: Path | None = None
 ) -> AsyncIterator[Gateway]:
-    """Start a gateway's components and keep them running until the block ends.
+    """Start a gateway's components, yield the gateway, and stop them when the block ends.
 
     Args:
         config: the configuration.
@@ -136,7 +137,7 @@ async def running(
         path: path of cortex.toml, which is reloaded when it changes; None without a file.
 
     Raises:
-        HelexaError: the database cannot be opened, or another gateway has exclusive use of it.
+        HelexaError: the database cannot be opened, or is in exclusive use by another gateway.
     """
     async with AsyncExitStack() as stack:
         database = await open_database(config.ledger.url.get_secret_value())

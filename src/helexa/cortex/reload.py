@@ -30,19 +30,19 @@ _ONLY_AT_START = (
     "gateway.max_connections",
     "ledger",
 )
-_MAX_SAID = 20
+_MAX_LOGGED = 20
 
 _Stamp = tuple[int, int, int] | None
 Apply = Callable[[CortexConfig, Catalogue], None]
 
 
 class Reloader:
-    """Watches the files of one gateway.
+    """Watches the configuration files of a gateway and applies changes.
 
     Args:
-        path: path of cortex.toml; None if the configuration came from variables alone.
+        path: path of cortex.toml; None if the configuration comes only from environment variables.
         config, catalogue: the current configuration and catalogue.
-        apply: applies a new pair, or raises `HelexaError` and changes nothing.
+        apply: applies a new configuration and catalogue, or raises `HelexaError` and changes nothing.
     """
 
     def __init__(self, path: Path | None, config: CortexConfig, catalogue: Catalogue, apply: Apply) -> None:
@@ -50,56 +50,56 @@ class Reloader:
         self._config = config
         self._catalogue = catalogue
         self._apply = apply
-        self._seen = self._stamps()
+        self._last_stamps = self._stamps()
 
     async def run(self) -> None:
         """Check the files every second, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_SECS)
             file_stamps = await asyncio.to_thread(self._stamps)
-            if file_stamps != self._seen:
-                self._seen = file_stamps
+            if file_stamps != self._last_stamps:
+                self._last_stamps = file_stamps
                 await self.reload()
 
     async def reload(self) -> None:
-        """Reload both files now."""
+        """Read both files again and apply their changes. Log an error if a file is invalid."""
         try:
             config, catalogue = await asyncio.to_thread(self._read)
             self._apply(config, catalogue)
         except HelexaError as error:
-            log.error("not reloaded, and nothing changed: %s", error)
+            log.error("reload failed, configuration unchanged: %s", error)
             return
         changed = [*differences(self._config, config), *differences(self._catalogue, catalogue)]
         self._config, self._catalogue = config, catalogue
-        self._seen = self._stamps()
-        for line in changed[:_MAX_SAID]:
+        self._last_stamps = self._stamps()
+        for line in changed[:_MAX_LOGGED]:
             start_only_note = " (takes effect at the next start)" if line.startswith(_ONLY_AT_START) else ""
             log.info("reloaded: %s%s", line, start_only_note)
-        if len(changed) > _MAX_SAID:
-            log.info("reloaded: and %d more", len(changed) - _MAX_SAID)
+        if len(changed) > _MAX_LOGGED:
+            log.info("reloaded: %d more changes", len(changed) - _MAX_LOGGED)
 
     def _read(self) -> tuple[CortexConfig, Catalogue]:
         config = configs.load(self._path)
         if self._catalogue.models and not config.models_config.exists():  # an editor may be replacing the file
-            raise ConfigError(f"{config.models_config} is gone")
+            raise ConfigError(f"{config.models_config} does not exist")
         return config, catalogues.load(config.models_config)
 
     def _stamps(self) -> tuple[_Stamp, _Stamp]:
         return _stamp(self._path), _stamp(self._config.models_config)
 
 
-def differences(before: BaseModel, after: BaseModel) -> list[str]:
-    """Return the changes between two configurations, one line each. Secrets are not shown."""
-    old, new = dict(_leaves("", before)), dict(_leaves("", after))
+def differences(previous: BaseModel, current: BaseModel) -> list[str]:
+    """Return the differences between two configurations, one line per changed value. Secrets are not shown."""
+    old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
     return lines + [f"{key} is gone" for key in old if key not in new]
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all values with their dotted names.
+    """Yield all values of a configuration with their dotted names.
 
-    Entries of lists are named by an identifying attribute.
+    A list entry is named by its id, name or key id, or else by its position.
     """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = None) -> None:
-    """Serve until SIGINT or SIGTERM. Streams that are still open one second later are ended.
+    """Run the API and metrics listeners until SIGINT or SIGTERM. Streams still open one second later are ended.
 
     Args:
         config: the configuration.
@@ -44,7 +44,7 @@ async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = 
             stop_on_signals(*listeners)
             collect_seldom()
             if not config.neurons:
-                log.warning("no [[neurons]] configured: every request will be refused")
+                log.warning("no [[neurons]] configured: every request will be rejected")
             addresses = [Address(*sock.getsockname()[:2]) for sock in (api, scrape)]
             log.info("listening on http://%s, metrics on http://%s/metrics", *addresses)
             log.info("connections=%d per_address=%d open_files=%d", limits.total, limits.per_address, descriptors)

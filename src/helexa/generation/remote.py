@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from helexa.core.errors import ApiError
 from helexa.core.sse import EventParser
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.errors import NotReached, Silent, UpstreamError
 from helexa.generation import environment
 from helexa.generation.completion import Delta, FinishReason, Usage
@@ -135,7 +135,7 @@ class Remote:
         """Close the connections."""
         self._upstream.close()
 
-    async def _ask_with_retries(self, data: bytes) -> Answer:
+    async def _ask_with_retries(self, data: bytes) -> UpstreamResponse:
         for attempt in range(1, _TRIES + 1):
             try:
                 return await self._ask(b"POST", "/v1/chat/completions", data)
@@ -145,7 +145,7 @@ class Remote:
                 await asyncio.sleep(min(busy_error.seconds, _LONGEST_PAUSE_SECONDS))
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _ask(self, method: bytes, path: str, data: bytes = b"") -> Answer:
+    async def _ask(self, method: bytes, path: str, data: bytes = b"") -> UpstreamResponse:
         try:
             response = await self._upstream.ask(method, self.url, path, self._headers, data)
             self._was_reached = True
@@ -160,7 +160,7 @@ class Remote:
             raise _BusyError(error, int(retry_after))
         raise error
 
-    async def _read_body(self, response: Answer) -> bytes:
+    async def _read_body(self, response: UpstreamResponse) -> bytes:
         body = bytearray()
         try:
             while chunk := await response.chunk():

@@ -32,7 +32,7 @@ def chat(cortex: Cortex, stream: bool = True, **headers: str) -> "aiohttp.client
 @pytest.mark.parametrize(
     "speak",
     [
-        fake_node.answer,
+        fake_node.respond,
         fake_node.fail_within_a_stream,
         fake_node.die_within_an_event,
         fake_node.die_within_json,
@@ -82,7 +82,7 @@ async def test_many_at_once_are_never_more_than_two(edged: Cortex, node: FakeNod
         nonlocal most
         most = max(most, node.speaking)
         await asyncio.sleep(0)
-        return fake_node.web.Response(body=fake_node.ANSWER, content_type="application/json")
+        return fake_node.web.Response(body=fake_node.COMPLETION, content_type="application/json")
 
     async def status() -> int:
         async with chat(edged, stream=False) as response:

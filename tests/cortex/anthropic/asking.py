@@ -1,4 +1,4 @@
-"""Requests of Anthropic's API, in short."""
+"""Short builders of Messages API requests, turns and content blocks."""
 
 from typing import Any
 
@@ -24,8 +24,8 @@ def assistant(*content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": list(content)}
 
 
-def text(said: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "text", "text": said, **fields}
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **fields}
 
 
 def use(call_id: str, name: str, **arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A request as Claude Code sends it: all kinds of blocks that it uses, in the order in which it uses them."""
+"""A request of Claude Code, with every kind of content block that Claude Code sends."""
 
 from typing import Any
 

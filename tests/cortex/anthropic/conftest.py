@@ -1,4 +1,4 @@
-"""Anthropic's own client, in front of a gateway."""
+"""Fixture: Anthropic's Python client, connected to a gateway."""
 
 from collections.abc import AsyncIterator
 

@@ -1,4 +1,4 @@
-"""Pieces of streams as nodes send them."""
+"""Builders of chat completion chunks, as nodes stream them."""
 
 import json
 from typing import Any
@@ -15,19 +15,21 @@ def delta(**fields: Any) -> bytes:
     return event({"id": "c1", "model": "Org/M", "choices": [{"index": 0, "delta": fields, "finish_reason": None}]})
 
 
-def said(text: str) -> bytes:
+def text_chunk(text: str) -> bytes:
     return delta(content=text)
 
 
-def thought(text: str) -> bytes:
+def thinking_chunk(text: str) -> bytes:
     return delta(reasoning_content=text)
 
 
-def calls(*pieces: Any) -> bytes:
-    return delta(tool_calls=list(pieces))
+def calls(*deltas: Any) -> bytes:
+    return delta(tool_calls=list(deltas))
 
 
-def piece(index: int | None, arguments: Any = "", *, name: str | None = None, id: str | None = None) -> dict[str, Any]:
+def call_delta(
+    index: int | None, arguments: Any = "", *, name: str | None = None, id: str | None = None
+) -> dict[str, Any]:
     function = {"arguments": arguments} | ({"name": name} if name is not None else {})
     numbered = {} if index is None else {"index": index}
     return numbered | {"function": function} | ({"id": id, "type": "function"} if id is not None else {})
@@ -45,14 +47,16 @@ FIRST = ("call_1", "Bash", {"command": "ls"})
 SECOND = ("call_2", "Read", {"file_path": "/a", "lines": [1, 2]})
 
 
-def pieces_of(index: int | None, call: tuple[str, str, Any], size: int = 7) -> list[dict[str, Any]]:
+def call_deltas(index: int | None, call: tuple[str, str, Any], size: int = 7) -> list[dict[str, Any]]:
     text = json.dumps(call[2])
-    cut = [text[at : at + size] for at in range(0, len(text), size)]
-    return [piece(index, "", name=call[1], id=call[0]), *(piece(index, part) for part in cut)]
+    fragments = [text[at : at + size] for at in range(0, len(text), size)]
+    return [call_delta(index, "", name=call[1], id=call[0]), *(call_delta(index, fragment) for fragment in fragments)]
 
 
-ONE_BY_ONE = [*pieces_of(0, FIRST), *pieces_of(1, SECOND)]
-MIXED = [pieces[at] for at in range(9) for pieces in (pieces_of(0, FIRST), pieces_of(1, SECOND)) if at < len(pieces)]
+SEQUENTIAL = [*call_deltas(0, FIRST), *call_deltas(1, SECOND)]
+INTERLEAVED = [
+    deltas[at] for at in range(9) for deltas in (call_deltas(0, FIRST), call_deltas(1, SECOND)) if at < len(deltas)
+]
 
 ROLE = delta(role="assistant", content="")
 CACHED = {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 1}}

@@ -1,4 +1,4 @@
-"""What Anthropic's own client makes of a stream, and the order of events that it and others rely on."""
+"""Parsing of event streams with Anthropic's client library, and checks of the event order."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def parsed(stream: bytes) -> list[dict[str, Any]]:
-    """The events of a stream, pings left out, each checked against the client's own types."""
+    """Return the events of a stream without pings. Each event is validated with the client's types."""
     assert stream.endswith(b"\n\n")
-    found = []
+    parsed_events = []
     for event in EventParser().feed(stream):
         content = TypeAdapter(dict[str, Any]).validate_json(event.data)
         assert content["type"] == event.event
@@ -26,12 +26,12 @@ def parsed(stream: bytes) -> list[dict[str, Any]]:
             continue
         else:
             EVENTS.validate_json(event.data)
-        found.append(content)
-    return found
+        parsed_events.append(content)
+    return parsed_events
 
 
 def check_order(events: list[dict[str, Any]]) -> None:
-    """One message, its blocks one after another, then its end; or an error, with nothing after it."""
+    """Assert that the events form one message with blocks in sequence, or end with an error."""
     kinds = [event["type"] for event in events]
     assert kinds[0] == "message_start" and kinds.count("message_start") == 1
     assert kinds[-1] in ("message_stop", "error")
@@ -39,18 +39,18 @@ def check_order(events: list[dict[str, Any]]) -> None:
     if kinds[-1] == "message_stop":
         assert kinds[-2] == "message_delta"
         assert kinds.count("content_block_start") == kinds.count("content_block_stop") > 0
-    open_block, begun = None, 0
+    open_block, next_index = None, 0
     for event in events[1:]:
         match event["type"]:
             case "content_block_start":
-                assert (open_block, event["index"]) == (None, begun)
-                open_block, begun = event["content_block"]["type"], begun + 1
+                assert (open_block, event["index"]) == (None, next_index)
+                open_block, next_index = event["content_block"]["type"], next_index + 1
             case "content_block_delta":
-                assert event["index"] == begun - 1
+                assert event["index"] == next_index - 1
                 expected = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "thinking"}
                 assert expected.get(event["delta"]["type"], "tool_use") == open_block
             case "content_block_stop":
-                assert open_block is not None and event["index"] == begun - 1
+                assert open_block is not None and event["index"] == next_index - 1
                 open_block = None
             case "message_delta":
                 assert open_block is None
@@ -59,7 +59,7 @@ def check_order(events: list[dict[str, Any]]) -> None:
 
 
 def message(stream: bytes) -> Message:
-    """The message that the client puts together from a stream that succeeded."""
+    """Return the message that the client accumulates from a successful stream."""
     events = parsed(stream)
     check_order(events)
     assert events[-1]["type"] == "message_stop", events[-1]
@@ -71,7 +71,7 @@ def message(stream: bytes) -> Message:
 
 
 def failure(stream: bytes) -> dict[str, Any]:
-    """What a stream failed with."""
+    """Return the error of a failed stream."""
     events = parsed(stream)
     check_order(events)
     assert events[-1]["type"] == "error"
@@ -79,6 +79,6 @@ def failure(stream: bytes) -> dict[str, Any]:
 
 
 def translated(*chunks: bytes, **options: Any) -> bytes:
-    """What becomes of a stream of these pieces."""
+    """Return the Messages API stream that the gateway makes from a node's `chunks`."""
     stream = MessageStream("small", "msg_1", input_tokens=11, request_id="req_1", **options)
     return b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()

@@ -1,4 +1,4 @@
-"""What a scripted node says, and how Anthropic's own client asks for it."""
+"""Scripted responses of a fake node, and Anthropic's client for a gateway."""
 
 import json
 from collections.abc import AsyncIterator
@@ -13,12 +13,12 @@ from cortex.anthropic.openai_stream import (
     CACHED,
     DONE,
     KEEP_ALIVE,
+    call_delta,
     calls,
     delta,
     finish,
-    piece,
-    said,
-    thought,
+    text_chunk,
+    thinking_chunk,
     usage,
 )
 from cortex.fake_node import FakeNode, Speak, begin
@@ -30,14 +30,14 @@ TOOLS: list[Any] = [BASH, READ]
 STREAM = [
     delta(role="assistant", content=""),
     KEEP_ALIVE,
-    thought("They "),
-    thought("greet."),
-    said("Hel"),
-    said("lo é"),
-    calls(piece(0, "", name="Bash", id="call_1")),
-    calls(piece(0, '{"command":')),
-    calls(piece(1, '{"file_path": "/a"}', name="Read", id="call_2")),
-    calls(piece(0, ' "ls"}')),
+    thinking_chunk("They "),
+    thinking_chunk("greet."),
+    text_chunk("Hel"),
+    text_chunk("lo é"),
+    calls(call_delta(0, "", name="Bash", id="call_1")),
+    calls(call_delta(0, '{"command":')),
+    calls(call_delta(1, '{"file_path": "/a"}', name="Read", id="call_2")),
+    calls(call_delta(0, ' "ls"}')),
     finish("tool_calls"),
     usage(7, 9, **CACHED),
     DONE,
@@ -57,7 +57,7 @@ USAGE = {
     "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
     "service_tier": "standard",
 }
-WHOLE: dict[str, Any] = {
+COMPLETION: dict[str, Any] = {
     "id": "c1",
     "choices": [
         {
@@ -88,7 +88,7 @@ WHOLE: dict[str, Any] = {
 
 @asynccontextmanager
 async def talking(cortex: Cortex, secret: str = "any") -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """The official client, which must see every failure and so never retries."""
+    """Connect Anthropic's client, without retries, so that tests see every failure."""
     options: dict[str, Any] = {"base_url": cortex.url, "api_key": secret, "max_retries": 0}
     http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
     async with anthropic.AsyncAnthropic(http_client=http, **options) as client:
@@ -101,14 +101,14 @@ def error_type(error: anthropic.APIStatusError) -> str:
     return body["error"]["type"]
 
 
-def says(*chunks: bytes) -> Speak:
+def streams(*chunks: bytes) -> Speak:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         return await begin(request, *chunks)
 
     return speak
 
 
-def replies(body: Any, status: int = 200, **headers: str) -> Speak:
+def responds(body: Any, status: int = 200, **headers: str) -> Speak:
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
         text = body if isinstance(body, str) else json.dumps(body)
         return web.Response(text=text, status=status, content_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Streams of any bytes, cut anywhere, as events of Anthropic's API."""
+"""Translation of arbitrary node streams, split at any byte, into Messages API events."""
 
 from typing import Any
 
@@ -9,35 +9,42 @@ from cortex.anthropic import sdk
 from cortex.anthropic.openai_stream import (
     CACHED,
     DONE,
+    INTERLEAVED,
     KEEP_ALIVE,
-    MIXED,
     ROLE,
+    call_deltas,
     calls,
     event,
     finish,
-    pieces_of,
-    said,
-    thought,
+    text_chunk,
+    thinking_chunk,
     usage,
 )
 from cortex.anthropic.sdk import translated
 from helexa.cortex.anthropic.responses.stream import MessageStream
 
-WHOLE = [ROLE, thought("hm"), KEEP_ALIVE, said("Grüße 🦊"), *[calls(one) for one in MIXED], finish("tool_calls")]
-WHOLE += [usage(7, 2, **CACHED), DONE]
+STREAM = [
+    ROLE,
+    thinking_chunk("hm"),
+    KEEP_ALIVE,
+    text_chunk("Grüße 🦊"),
+    *[calls(delta) for delta in INTERLEAVED],
+    finish("tool_calls"),
+]
+STREAM += [usage(7, 2, **CACHED), DONE]
 
 
 @given(st.data(), st.sampled_from([b"\n", b"\r\n", b"\r"]))
-def test_however_it_is_cut_the_events_are_the_same(data: st.DataObject, newline: bytes) -> None:
-    raw = b"".join(WHOLE).replace(b"\n", newline)
+def test_events_do_not_depend_on_chunk_boundaries(data: st.DataObject, newline: bytes) -> None:
+    raw = b"".join(STREAM).replace(b"\n", newline)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     chunks = [raw[start:end] for start, end in zip([0, *cuts], [*cuts, len(raw)], strict=True)]
-    assert translated(*chunks) == translated(*WHOLE)
+    assert translated(*chunks) == translated(*STREAM)
 
 
-def test_byte_by_byte_the_events_are_the_same() -> None:
-    raw = b"".join(WHOLE)
-    assert translated(*[raw[at : at + 1] for at in range(len(raw))]) == translated(*WHOLE)
+def test_events_are_the_same_byte_by_byte() -> None:
+    raw = b"".join(STREAM)
+    assert translated(*[raw[at : at + 1] for at in range(len(raw))]) == translated(*STREAM)
 
 
 JSON = st.recursive(
@@ -45,7 +52,7 @@ JSON = st.recursive(
     lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3),
     max_leaves=5,
 )
-PIECES = st.fixed_dictionaries(
+TOOL_CALL_DELTAS = st.fixed_dictionaries(
     {},
     optional={
         "index": st.integers(0, 2) | JSON,
@@ -64,7 +71,7 @@ DELTAS = st.fixed_dictionaries(
         "reasoning_content": st.text(max_size=5) | JSON,
         "reasoning": JSON,
         "refusal": JSON,
-        "tool_calls": st.lists(PIECES | JSON, max_size=3) | JSON,
+        "tool_calls": st.lists(TOOL_CALL_DELTAS | JSON, max_size=3) | JSON,
     },
 )
 CHOICES = st.fixed_dictionaries(
@@ -79,7 +86,7 @@ CHUNKS = st.one_of(
 
 
 @given(st.lists(CHUNKS, max_size=12))
-def test_whatever_a_node_sends_the_client_gets_a_message_or_an_error(chunks: list[bytes]) -> None:
+def test_any_chunks_become_a_message_or_an_error(chunks: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1")
     sent = b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
     events = sdk.parsed(sent)
@@ -89,21 +96,21 @@ def test_whatever_a_node_sends_the_client_gets_a_message_or_an_error(chunks: lis
         sdk.message(sent)
 
 
-SAYINGS = st.lists(st.tuples(st.sampled_from(["text", "thinking"]), st.text(min_size=1, max_size=6)), max_size=8)
+CONTENT = st.lists(st.tuples(st.sampled_from(["text", "thinking"]), st.text(min_size=1, max_size=6)), max_size=8)
 
 
-@given(SAYINGS, st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=3), st.randoms())
-def test_nothing_that_a_node_says_is_lost(sayings: Any, arguments: list[Any], random: Any) -> None:
-    spoken = [said(text) if kind == "text" else thought(text) for kind, text in sayings]
-    called = [pieces_of(index, (f"c{index}", "f", value), 2) for index, value in enumerate(arguments)]
-    while called:  # the pieces of all calls, mixed, each call's in their order
-        chosen = random.choice(called)
-        spoken.insert(random.randint(len(sayings), len(spoken)), b"") if random.random() < 0.1 else None
-        spoken.append(calls(chosen.pop(0)))
-        called = [left for left in called if left]
-    content = sdk.message(translated(*spoken, finish("tool_calls"), DONE)).content
+@given(CONTENT, st.lists(st.dictionaries(st.text(max_size=3), JSON, max_size=3), max_size=3), st.randoms())
+def test_no_text_or_call_of_a_node_is_lost(contents: Any, arguments: list[Any], random: Any) -> None:
+    chunks = [text_chunk(text) if kind == "text" else thinking_chunk(text) for kind, text in contents]
+    remaining_calls = [call_deltas(index, (f"c{index}", "f", value), 2) for index, value in enumerate(arguments)]
+    while remaining_calls:  # interleave the deltas of all calls, each call's deltas in order
+        chosen = random.choice(remaining_calls)
+        chunks.insert(random.randint(len(contents), len(chunks)), b"") if random.random() < 0.1 else None
+        chunks.append(calls(chosen.pop(0)))
+        remaining_calls = [deltas for deltas in remaining_calls if deltas]
+    content = sdk.message(translated(*chunks, finish("tool_calls"), DONE)).content
     for kind in ("text", "thinking"):
         texts = "".join([block.to_dict()[kind] for block in content if block.type == kind])
-        assert texts == "".join([text for its, text in sayings if its == kind])
+        assert texts == "".join([text for text_kind, text in contents if text_kind == kind])
     uses = {block.id: block.input for block in content if block.type == "tool_use"}
     assert uses == {f"c{index}": value for index, value in enumerate(arguments)}

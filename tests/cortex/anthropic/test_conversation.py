@@ -1,4 +1,4 @@
-"""Conversations of Anthropic's API, as the messages of a chat request."""
+"""Translation of Messages API conversations into chat messages."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from helexa.cortex.anthropic.requests.strict import strict_body
 from helexa.neuron.text.templates.chat_template import ChatTemplate
 
 
-def test_all_system_texts_become_one_message_in_their_order() -> None:
+def test_system_texts_are_joined_in_order_as_one_message() -> None:
     turns = [HI, {"role": "system", "content": " b "}, assistant(text("yes")), HI]
     turns.append({"role": "developer", "content": [text("c", cache_control={"type": "ephemeral"}), text("d\n")]})
     for first in ("a", [text("a", cache_control={"type": "ephemeral"})]):
@@ -30,22 +30,22 @@ def test_all_system_texts_become_one_message_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("content", ["", [], None, [text("")]])
-def test_a_conversation_says_something(content: Any) -> None:
+def test_empty_conversation_is_rejected(content: Any) -> None:
     with pytest.raises(ApiError) as caught:
         messages({"role": "system", "content": content}, system="")
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_anthropic_body", "messages")
 
 
-def test_what_only_anthropic_accounts_with_is_no_prompt() -> None:
+def test_billing_header_text_is_removed_from_the_system_prompt() -> None:
     line = "x-anthropic-billing-header: cc_version=2; cch=fa690;"
     assert messages(HI, system=[text(line), text("a")])[0]["content"] == "a"
     assert messages({"role": "user", "content": line})[0]["content"] == line
 
 
-def test_results_of_tools_come_before_what_the_user_says() -> None:
+def test_tool_results_precede_the_user_text() -> None:
     calls = assistant(text("a"), use("1", "f", x=[1, {"é": None}]), text("b"), use("2", "g"))
-    answers = user(text("so?"), result("2", [text("p"), text("q")]), result("1", "r"), text("well?"))
-    assert messages(HI, calls, answers)[1:] == [
+    results = user(text("so?"), result("2", [text("p"), text("q")]), result("1", "r"), text("well?"))
+    assert messages(HI, calls, results)[1:] == [
         {
             "role": "assistant",
             "content": "a\nb",
@@ -60,7 +60,7 @@ def test_results_of_tools_come_before_what_the_user_says() -> None:
     ]
 
 
-def test_results_may_be_errors_images_or_nothing() -> None:
+def test_tool_results_may_be_errors_images_or_empty() -> None:
     (error, image, nothing) = messages(
         user(
             result("1", "late", is_error=True),
@@ -73,20 +73,20 @@ def test_results_may_be_errors_images_or_nothing() -> None:
     assert nothing == {"role": "tool", "tool_call_id": "toolu_unknown", "content": ""}
 
 
-def test_images_and_documents_become_parts() -> None:
+def test_images_and_documents_become_content_parts() -> None:
     url = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
     page = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "page"}}
     album = {"type": "document", "source": {"type": "content", "content": [text("leaf"), PIXEL]}}
-    found = {"type": "search_result", "title": "S", "source": "https://s", "content": [text("hit")]}
-    (turn,) = messages(user(text("a"), url, page, album, found))
+    search_result = {"type": "search_result", "title": "S", "source": "https://s", "content": [text("hit")]}
+    (turn,) = messages(user(text("a"), url, page, album, search_result))
     linked = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    texts = [text(said) for said in ("T", "page", "leaf")]
+    texts = [text(line) for line in ("T", "page", "leaf")]
     assert turn["content"] == [text("a"), linked, *texts, PIXEL_PART, text("S"), text("https://s"), text("hit")]
     assert all(ChatMessage.model_validate(turn).content == turn["content"] for turn in messages(user(PIXEL)))
     assert messages(user(page)) == [{"role": "user", "content": "T\npage"}]
 
 
-def test_thinking_stays_thinking_and_unknown_blocks_stay_readable() -> None:
+def test_thinking_is_kept_and_unknown_blocks_become_json_text() -> None:
     thoughts = [{"type": "thinking", "thinking": thought, "signature": "x"} for thought in ("hm", "", "ah")]
     hidden = {"type": "redacted_thinking", "data": "zzz"}
     search = {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "q"}, "cache_control": {}}
@@ -95,10 +95,10 @@ def test_thinking_stays_thinking_and_unknown_blocks_stay_readable() -> None:
     assert orjson.loads(turn["content"]) == {name: search[name] for name in ("type", "id", "name", "input")}
 
 
-def test_an_answer_that_is_begun_is_continued() -> None:
-    asked = chat(messages=[HI, {"role": "assistant", "content": "The answer is ("}])
-    assert asked["chat_template_kwargs"]["continue_final_message"] is True
-    assert asked["chat_template_kwargs"]["add_generation_prompt"] is False
+def test_final_assistant_text_is_continued() -> None:
+    chat_request = chat(messages=[HI, {"role": "assistant", "content": "The answer is ("}])
+    assert chat_request["chat_template_kwargs"]["continue_final_message"] is True
+    assert chat_request["chat_template_kwargs"]["add_generation_prompt"] is False
     for last in (HI, assistant(use("1", "f")), {"role": "assistant", "content": ""}):
         assert "continue_final_message" not in chat(messages=[HI, last])["chat_template_kwargs"]
 
@@ -124,9 +124,11 @@ HERMES = """
 {% if not enable_thinking %}<think></think>{% endif %}{% endif %}"""
 
 
-def test_a_request_of_claude_code_renders_with_everything_in_it() -> None:
-    asked = to_chat(REQUEST)
-    prompt = ChatTemplate(HERMES).render(asked["messages"], tools=asked["tools"], **asked["chat_template_kwargs"])
+def test_claude_code_request_renders_completely() -> None:
+    chat_request = to_chat(REQUEST)
+    prompt = ChatTemplate(HERMES).render(
+        chat_request["messages"], tools=chat_request["tools"], **chat_request["chat_template_kwargs"]
+    )
     head, *turns = prompt.split("<|im_start|>")[1:]
     assert head.startswith(
         "system\nYou are Claude Code.\nBe concise.\n\n# Tone \n\nThe plan mode is off.\n\n"
@@ -143,9 +145,9 @@ def test_a_request_of_claude_code_renders_with_everything_in_it() -> None:
         "user\n<system-reminder>Mind the todo list.</system-reminder><|im_end|>\n",
         "assistant\n",
     ]
-    assert asked["max_tokens"] == 32000
-    assert not {"context_management", "betas", "service_tier", "metadata", "thinking", "system"} & asked.keys()
-    assert to_prompt(REQUEST)["messages"] == asked["messages"]
+    assert chat_request["max_tokens"] == 32000
+    assert not {"context_management", "betas", "service_tier", "metadata", "thinking", "system"} & chat_request.keys()
+    assert to_prompt(REQUEST)["messages"] == chat_request["messages"]
 
 
 # Any conversation
@@ -161,45 +163,47 @@ THOUGHTS = WORDS.map(lambda thought: {"type": "thinking", "thinking": thought, "
 USES = st.builds(lambda call_id, name, value: use(call_id, name, x=value), WORDS, WORDS, JSON)
 RESULTS = st.builds(result, WORDS, WORDS | st.lists(TEXTS, max_size=2))
 TURNS = st.one_of(
-    st.builds(lambda said: {"role": "user", "content": said}, WORDS | st.lists(TEXTS | st.just(PIXEL), max_size=4)),
+    st.builds(
+        lambda content: {"role": "user", "content": content}, WORDS | st.lists(TEXTS | st.just(PIXEL), max_size=4)
+    ),
     st.lists(TEXTS | USES | THOUGHTS, max_size=4).map(lambda content: assistant(*content)),
     st.lists(TEXTS | RESULTS, max_size=4).map(lambda content: user(*content)),
-    st.builds(lambda said: {"role": "system", "content": said}, WORDS),
+    st.builds(lambda content: {"role": "system", "content": content}, WORDS),
 )
 
 
 def strings(value: Any) -> list[str]:
-    """All texts in a value, wherever they are, those of dictionaries' keys left out."""
+    """Return all strings in a JSON value, without the keys of objects."""
     if isinstance(value, str):
         return [value]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [found for item in items for found in strings(item)]
+    return [string for item in items for string in strings(item)]
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6))
-def test_no_text_and_no_call_is_lost(turns: list[dict[str, Any]]) -> None:
-    asked = messages(*turns)
+def test_no_text_or_tool_call_is_lost(turns: list[dict[str, Any]]) -> None:
+    chat_request = messages(*turns)
     blocks = [block for turn in turns if isinstance(turn["content"], list) for block in turn["content"]]
-    said = "\0".join(strings(asked))
+    prompt_text = "\0".join(strings(chat_request))
     for turn in turns:
         if isinstance(turn["content"], str):
-            assert turn["content"] in said
+            assert turn["content"] in prompt_text
     for block in blocks:
         for word in strings([block.get(name) for name in ("text", "thinking", "content")]):
-            assert word in said or word == "text"  # which is the type of a block
+            assert word in prompt_text or word == "text"  # also the type of a block
     uses = [(block["id"], block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
-    calls = [call for turn in asked for call in turn.get("tool_calls", ())]
+    calls = [call for turn in chat_request for call in turn.get("tool_calls", ())]
     assert [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls] == uses
     results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
-    assert [turn["tool_call_id"] for turn in asked if turn["role"] == "tool"] == results
-    assert [turn["role"] for turn in asked[1:]].count("system") == 0
+    assert [turn["tool_call_id"] for turn in chat_request if turn["role"] == "tool"] == results
+    assert [turn["role"] for turn in chat_request[1:]].count("system") == 0
 
 
 @given(st.lists(TURNS, min_size=1, max_size=6))
-def test_for_strangers_arguments_are_text(turns: list[dict[str, Any]]) -> None:
-    asked = chat(messages=turns)
-    strict = orjson.loads(strict_body(orjson.dumps(asked)))
+def test_strict_body_has_arguments_as_text(turns: list[dict[str, Any]]) -> None:
+    chat_request = chat(messages=turns)
+    strict = orjson.loads(strict_body(orjson.dumps(chat_request)))
     for turn in strict["messages"]:
         for call in turn.get("tool_calls", ()):
             call["function"]["arguments"] = orjson.loads(call["function"]["arguments"])
-    assert strict == asked
+    assert strict == chat_request

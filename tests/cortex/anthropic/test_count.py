@@ -1,4 +1,4 @@
-"""Counting a prompt's tokens."""
+"""The token count endpoint of the Messages API."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 from cortex.anthropic.claude_code import REQUEST
 from helexa.core.errors import ApiError
 from helexa.core.wire.tokenize import TokenizeRequest
-from helexa.cortex.anthropic.count import CountRequest, count_tokens, counted
+from helexa.cortex.anthropic.count import CountRequest, count_tokens, parse_count
 from helexa.cortex.anthropic.translation import Translation
 
 HI = {"role": "user", "content": "Hi"}
@@ -17,40 +17,40 @@ def request(**fields: object) -> CountRequest:
     return CountRequest.parse(json.dumps({"model": "m", "messages": [HI], **fields}).encode())
 
 
-def test_a_node_is_asked_for_the_prompt_that_it_would_be_given() -> None:
+def test_counted_prompt_equals_the_generated_prompt() -> None:
     body = json.dumps(REQUEST).encode()
-    asked, chat = json.loads(CountRequest.parse(body).body), json.loads(Translation.parse(body).body)
+    tokenize_request, chat = json.loads(CountRequest.parse(body).body), json.loads(Translation.parse(body).body)
     for name in ("model", "messages", "tools", "chat_template_kwargs"):
-        assert asked[name] == chat[name]
+        assert tokenize_request[name] == chat[name]
     TokenizeRequest.parse(CountRequest.parse(body).body)
 
 
-def test_an_answer_that_is_begun_is_counted_as_such() -> None:
-    asked = json.loads(request(messages=[HI, {"role": "assistant", "content": "He"}]).body)
-    assert (asked["add_generation_prompt"], asked["continue_final_message"]) == (False, True)
-    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+def test_final_assistant_text_is_counted_without_a_generation_prompt() -> None:
+    tokenize_request = json.loads(request(messages=[HI, {"role": "assistant", "content": "He"}]).body)
+    assert (tokenize_request["add_generation_prompt"], tokenize_request["continue_final_message"]) == (False, True)
+    assert tokenize_request["chat_template_kwargs"] == {"enable_thinking": False}
 
 
-async def test_without_a_node_there_is_an_estimate() -> None:
-    async def nobody(body: bytes) -> None:
+async def test_count_is_estimated_without_a_node() -> None:
+    async def no_response(body: bytes) -> None:
         return None
 
-    async def somebody(body: bytes) -> tuple[int, bytes]:
+    async def node_response(body: bytes) -> tuple[int, bytes]:
         return 200, b'{"count": 12, "max_model_len": 9, "tokens": []}'
 
     count = request(messages=[{"role": "user", "content": "é" * 196}])
-    assert await count_tokens(count, "Org/M", nobody) == b'{"input_tokens":100}'
-    assert await count_tokens(count, "Org/M", somebody) == b'{"input_tokens":12}'
+    assert await count_tokens(count, "Org/M", no_response) == b'{"input_tokens":100}'
+    assert await count_tokens(count, "Org/M", node_response) == b'{"input_tokens":12}'
 
 
 @pytest.mark.parametrize(
-    "reply", [(500, b'{"count": 1}'), (200, b""), (200, b"[]"), (200, b'{"count": true}'), (200, b'{"count": -1}')]
+    "node_reply", [(500, b'{"count": 1}'), (200, b""), (200, b"[]"), (200, b'{"count": true}'), (200, b'{"count": -1}')]
 )
-def test_a_reply_that_is_no_count(reply: tuple[int, bytes]) -> None:
-    assert counted(*reply) is None
+def test_invalid_count_response_is_none(node_reply: tuple[int, bytes]) -> None:
+    assert parse_count(*node_reply) is None
 
 
-def test_an_estimate_grows_with_all_that_is_in_a_prompt() -> None:
+def test_estimate_covers_every_part_of_a_prompt() -> None:
     tool = {"name": "f", "description": "x" * 400, "input_schema": {"type": "object"}}
     image = {"type": "image", "source": {"type": "base64", "data": "x" * 9_000_000}}
     use = {"type": "tool_use", "id": "1", "name": "f", "input": {"a": "x" * 400}}
@@ -63,7 +63,7 @@ def test_an_estimate_grows_with_all_that_is_in_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"model": "m"}', b'{"model":"m","messages":"x"}'])
-def test_what_cannot_be_read_is_refused(body: bytes) -> None:
+def test_malformed_count_request_is_400(body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         CountRequest.parse(body)
     assert refused.value.status == 400
@@ -71,7 +71,7 @@ def test_what_cannot_be_read_is_refused(body: bytes) -> None:
         Translation.parse(body)
 
 
-def test_json_of_any_depth_is_refused_or_taken() -> None:
+def test_json_of_any_depth_is_rejected_or_accepted() -> None:
     for depth in (10, 200, 1000, 100_000):
         nested = b"[" * depth + b"]" * depth
         for kind in (b"tool_use", b"unknown"):

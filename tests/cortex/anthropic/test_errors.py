@@ -1,4 +1,4 @@
-"""Errors, in Anthropic's shape."""
+"""Error responses in the Messages API's format."""
 
 import json
 from typing import Any
@@ -31,7 +31,7 @@ from helexa.cortex.anthropic.errors import error_headers, node_error, streamed_e
         (529, "overloaded_error"),
     ],
 )
-def test_the_status_decides_the_type(status: int, kind: str) -> None:
+def test_error_type_follows_the_status(status: int, kind: str) -> None:
     assert to_anthropic_error(ApiError(status, "any", "text"), "req_1") == {
         "type": "error",
         "error": {"type": kind, "message": "text"},
@@ -39,7 +39,7 @@ def test_the_status_decides_the_type(status: int, kind: str) -> None:
     }
 
 
-def test_a_retry_is_asked_for_where_it_helps() -> None:
+def test_retry_headers_follow_the_error() -> None:
     assert error_headers(overloaded("full", 7)) == {"Retry-After": "7"}
     spent = ApiError(429, "insufficient_quota", "spent", type="insufficient_quota")
     assert error_headers(spent) == {"x-should-retry": "false"}
@@ -84,7 +84,7 @@ VLLM = "This model's maximum context length is 4096 tokens. However, you request
         ),
     ],
 )
-def test_what_does_not_fit_is_told_in_the_words_that_agents_look_for(error: ApiError, expected: str) -> None:
+def test_overlong_prompt_message_has_the_wording_that_agents_parse(error: ApiError, expected: str) -> None:
     assert message(error) == expected
 
 
@@ -92,7 +92,7 @@ def envelope(**fields: Any) -> bytes:
     return json.dumps({"error": {"message": "m", "type": "api_error", "code": "c", "param": None, **fields}}).encode()
 
 
-def test_a_refusal_in_our_envelope_keeps_its_text_and_its_meaning() -> None:
+def test_helexa_error_keeps_its_text_and_code() -> None:
     error = node_error(422, envelope(code="template_render_failed"), 5)
     assert (error.status, error.code, str(error), error.retry_after) == (422, "template_render_failed", "m", 5)
     assert str(node_error(500, envelope(code=None))) == "m"
@@ -101,7 +101,7 @@ def test_a_refusal_in_our_envelope_keeps_its_text_and_its_meaning() -> None:
     assert message(node_error(400, sizes)) == "prompt is too long: 9 tokens > 5 maximum"
 
 
-def test_a_stranger_may_say_that_a_prompt_is_too_long() -> None:
+def test_backend_message_about_a_long_prompt_is_recognized() -> None:
     body = {"error": {"message": VLLM + "5000 tokens (4999 in the messages, 1 in the completion).", "code": 400}}
     assert message(node_error(400, json.dumps(body).encode())) == "prompt is too long: 4999 tokens > 4096 maximum"
 
@@ -114,7 +114,7 @@ def test_a_stranger_may_say_that_a_prompt_is_too_long() -> None:
         b'{"error": {"message": "m", "type": "t"}}',
     ],
 )
-def test_of_anybody_elses_words_only_the_status_is_told(body: bytes) -> None:
+def test_text_of_other_errors_is_replaced_by_the_status(body: bytes) -> None:
     for status in (400, 503):
         assert str(node_error(status, body, 7)) == f"upstream returned {status}"
         assert node_error(status, body, 7).retry_after == 7
@@ -132,7 +132,7 @@ JSON = st.recursive(
 
 
 @given(st.integers(100, 999), st.binary(max_size=30) | JSON.map(lambda value: json.dumps(value).encode()), JSON)
-def test_whatever_a_node_says_becomes_an_error(status: int, body: bytes, value: Any) -> None:
+def test_any_node_error_becomes_an_api_error(status: int, body: bytes, value: Any) -> None:
     for error in (node_error(status, body), streamed_error(value)):
         assert 400 <= error.status < 600
         assert isinstance(message(error), str)

@@ -1,4 +1,4 @@
-"""What Anthropic's own client is told where there is no answer."""
+"""Failures as Anthropic's client sees them."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,15 +11,15 @@ from cortex.anthropic import sdk
 from cortex.anthropic.openai_stream import (
     DONE,
     event,
-    said,
+    text_chunk,
 )
-from cortex.anthropic.talk import ASK, CONTENT, STREAM, WHOLE, error_type, replies, says, talking
+from cortex.anthropic.talk import ASK, COMPLETION, CONTENT, STREAM, error_type, responds, streams, talking
 from cortex.fake_node import FakeNode, Speak, begin, die_within_an_event, die_within_json, refuse
 from cortex.running import Cortex, eventually, running_cortex
 from helexa.cortex.forwarding import load_wait
 
 
-async def test_a_refusal_of_the_node_keeps_its_sense(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_node_error_keeps_its_status_and_retry_after(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     node.speak = refuse
     for stream in (False, True):
         with pytest.raises(anthropic.APIStatusError) as refused:
@@ -41,10 +41,10 @@ TOO_LONG = {
 }
 
 
-async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(
+async def test_overlong_prompt_error_has_the_wording_that_agents_parse(
     node: FakeNode, client: anthropic.AsyncAnthropic
 ) -> None:
-    node.speak = replies({"error": TOO_LONG}, 400)
+    node.speak = responds({"error": TOO_LONG}, 400)
     with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 120 tokens > 100 maximum"):
         await client.messages.create(**ASK)
 
@@ -57,7 +57,7 @@ async def test_a_prompt_that_is_too_long_is_told_in_the_words_that_agents_know(
         ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_request_error"),
     ],
 )
-async def test_what_the_gateway_refuses(
+async def test_invalid_request_is_rejected_by_the_gateway(
     client: anthropic.AsyncAnthropic, fields: dict[str, Any], status: int, kind: str
 ) -> None:
     with pytest.raises(anthropic.APIStatusError) as refused:
@@ -69,50 +69,52 @@ async def test_what_the_gateway_refuses(
     "speak",
     [
         die_within_an_event,
-        says(said("a")),
-        says(said("a"), b"data: {oops\n\n", DONE),
-        says(said("a"), event({"error": {"message": "m", "type": "api_error", "code": None, "param": None}}), DONE),
+        streams(text_chunk("a")),
+        streams(text_chunk("a"), b"data: {oops\n\n", DONE),
+        streams(
+            text_chunk("a"), event({"error": {"message": "m", "type": "api_error", "code": None, "param": None}}), DONE
+        ),
     ],
     ids=["dies", "ends early", "garbage", "error"],
 )
-async def test_a_stream_that_fails_ends_in_an_error(
+async def test_failed_stream_ends_with_an_error_event(
     node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic, speak: Speak
 ) -> None:
     node.speak = speak
-    heard: list[str] = []
+    received: list[str] = []
     with pytest.raises(anthropic.APIStatusError):
         async with client.messages.stream(**ASK) as stream:
             async for text in stream.text_stream:
-                heard.append(text)  # noqa: PERF401
-    assert heard == ["a"]
+                received.append(text)  # noqa: PERF401
+    assert received == ["a"]
     async with cortex.client.post(f"{cortex.url}/v1/messages", json=ASK | {"stream": True}) as response:
         assert sdk.failure(await response.read())["type"] == "api_error"
     await eventually(lambda: node.speaking == 0)
 
 
 @pytest.mark.parametrize(
-    "speak", [die_within_json, replies("[]"), replies("oops"), replies({"choices": []}), says(DONE)]
+    "speak", [die_within_json, responds("[]"), responds("oops"), responds({"choices": []}), streams(DONE)]
 )
-async def test_an_answer_that_is_none_is_an_error(
-    node: FakeNode, client: anthropic.AsyncAnthropic, speak: Speak
-) -> None:
+async def test_invalid_response_is_502(node: FakeNode, client: anthropic.AsyncAnthropic, speak: Speak) -> None:
     node.speak = speak
     with pytest.raises(anthropic.APIStatusError) as failed:
         await client.messages.create(**ASK)
     assert (failed.value.status_code, error_type(failed.value)) == (502, "api_error")
 
 
-async def test_no_text_of_a_stranger_is_passed_on(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
+async def test_text_of_unknown_errors_is_not_forwarded(node: FakeNode, client: anthropic.AsyncAnthropic) -> None:
     for body in ("at /srv/secret.py:7", {"error": {"message": "at /srv/secret.py:7", "code": 500}}, {"detail": "/srv"}):
-        node.speak = replies(body, 500)
+        node.speak = responds(body, 500)
         with pytest.raises(anthropic.InternalServerError, match="upstream returned 500") as failed:
             await client.messages.create(**ASK)
         assert "srv" not in str(failed.value.body)
 
 
-async def test_who_hangs_up_ends_the_work(node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic) -> None:
+async def test_disconnect_cancels_the_node_request(
+    node: FakeNode, cortex: Cortex, client: anthropic.AsyncAnthropic
+) -> None:
     async def never_end(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        response = await begin(request, said("a"))
+        response = await begin(request, text_chunk("a"))
         await node.go_on.wait()
         return response
 
@@ -124,7 +126,7 @@ async def test_who_hangs_up_ends_the_work(node: FakeNode, cortex: Cortex, client
 
 @pytest.fixture
 async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cortex]:
-    """A gateway that has to load `Org/Cold` first, and says so at once."""
+    """A gateway that must load `Org/Cold` first and sends pings at once."""
     monkeypatch.setattr(load_wait, "KEEP_ALIVE_AFTER_SECS", 0.01)
     monkeypatch.setattr(load_wait, "KEEP_ALIVE_SECS", 0.01)
     async with running_cortex(node, models=[{"id": "Org/Cold"}]) as cortex:
@@ -132,23 +134,23 @@ async def cold(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 @pytest.mark.parametrize("refusal", [None, (500, "boom")])
-async def test_who_waits_for_a_load_hears_pings(node: FakeNode, cold: Cortex, refusal: Any) -> None:
-    node.speak, node.load_refusal = says(*STREAM), refusal
+async def test_pings_are_sent_during_a_load(node: FakeNode, cold: Cortex, refusal: Any) -> None:
+    node.speak, node.load_refusal = streams(*STREAM), refusal
     node.may_load.clear()
     ask = ASK | {"model": "Org/Cold", "stream": True}
     async with cold.client.post(f"{cold.url}/v1/messages", json=ask) as response:
-        heard = b""
-        while heard.count(b"event: ping") < 3:
-            heard += await response.content.readany()
+        received = b""
+        while received.count(b"event: ping") < 3:
+            received += await response.content.readany()
         node.may_load.set()
-        heard += await response.read()
+        received += await response.read()
     if refusal is None:
-        assert [block.to_dict() for block in sdk.message(heard).content] == CONTENT
+        assert [block.to_dict() for block in sdk.message(received).content] == CONTENT
     else:
-        assert "could not be loaded" in sdk.failure(heard)["message"]
+        assert "could not be loaded" in sdk.failure(received)["message"]
 
 
-async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> None:
+async def test_keys_and_budgets_apply_to_messages(node: FakeNode) -> None:
     key = {"key": "alice's", "account_id": "alice", "hard_cap": 2000}
     settings = {"entitlements": {"require_auth": True, "keys": [key]}}
     async with running_cortex(node, settings=settings, aliases={"small": "Org/M"}) as cortex:
@@ -157,9 +159,9 @@ async def test_keys_and_budgets_hold_as_they_do_elsewhere(node: FakeNode) -> Non
                 await client.messages.create(**ASK)
             assert error_type(refused.value) == "authentication_error"
         async with talking(cortex, "alice's") as client:
-            node.speak = replies(WHOLE)
-            await client.messages.create(**ASK)  # 16 tokens, though many more had to be free for it
-            node.speak = says(*STREAM)
+            node.speak = responds(COMPLETION)
+            await client.messages.create(**ASK)  # costs 16 tokens; the reservation was larger
+            node.speak = streams(*STREAM)
             async with client.messages.stream(**ASK) as stream:
                 await stream.until_done()
             with pytest.raises(anthropic.RateLimitError) as refused:

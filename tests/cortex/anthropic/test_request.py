@@ -1,4 +1,4 @@
-"""Requests of Anthropic's API, as chat requests."""
+"""Translation of Messages API requests into chat requests."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from helexa.cortex.anthropic.errors import to_anthropic_error
 from helexa.cortex.anthropic.requests.request import to_chat
 
 
-def test_a_plain_request_asks_for_the_same() -> None:
+def test_plain_request_is_translated() -> None:
     assert to_chat(ASK) == {
         "model": "m",
         "max_tokens": 9,
@@ -23,7 +23,7 @@ def test_a_plain_request_asks_for_the_same() -> None:
 # Tools
 
 
-def test_tools_are_reshaped() -> None:
+def test_tools_become_functions() -> None:
     plain, bare = {"type": "function", "function": {"name": "h"}}, {"name": "b"}
     assert chat(tools=[BASH, READ, plain, bare])["tools"] == [
         {
@@ -53,20 +53,22 @@ def test_tools_are_reshaped() -> None:
         (None, {}),
     ],
 )
-def test_the_choice_of_tools(choice: Any, expected: dict[str, Any]) -> None:
-    asked = chat(tools=[BASH], tool_choice=choice)
-    assert {name: asked[name] for name in ("tool_choice", "parallel_tool_calls") if name in asked} == expected
+def test_tool_choice_is_translated(choice: Any, expected: dict[str, Any]) -> None:
+    chat_request = chat(tools=[BASH], tool_choice=choice)
+    assert {
+        name: chat_request[name] for name in ("tool_choice", "parallel_tool_calls") if name in chat_request
+    } == expected
 
 
-def test_a_choice_among_no_tools_is_no_choice() -> None:
+def test_tool_choice_without_tools_is_omitted() -> None:
     assert "tool_choice" not in chat(tool_choice={"type": "auto"})
 
 
-# The rest
+# Other parameters
 
 
-def test_parameters_keep_their_sense() -> None:
-    asked = chat(
+def test_parameters_are_translated() -> None:
+    chat_request = chat(
         stream=True,
         temperature=0.5,
         top_p=0.9,
@@ -80,7 +82,7 @@ def test_parameters_keep_their_sense() -> None:
         container=None,
         output_config={"effort": "max", "format": {"type": "json_schema", "schema": {"type": "object"}}},
     )
-    assert {name: value for name, value in asked.items() if name not in ASK} == {
+    assert {name: value for name, value in chat_request.items() if name not in ASK} == {
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0.5,
@@ -107,11 +109,11 @@ def test_parameters_keep_their_sense() -> None:
         ({"type": "enabled", "budget_tokens": 1024}, {"enable_thinking": True, "thinking_budget": 1024}),
     ],
 )
-def test_thinking_is_asked_of_the_template(thinking: Any, expected: dict[str, Any]) -> None:
+def test_thinking_becomes_template_variables(thinking: Any, expected: dict[str, Any]) -> None:
     assert chat(thinking=thinking)["chat_template_kwargs"] == expected
 
 
-def test_who_names_template_variables_himself_gets_them() -> None:
+def test_explicit_template_variables_are_forwarded() -> None:
     variables = {"enable_thinking": True, "custom": 1}
     assert chat(chat_template_kwargs=variables)["chat_template_kwargs"] == variables
 
@@ -173,7 +175,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("fields", "field"), WRONG)
-def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_named_in_the_error(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(ApiError) as refused:
         chat(**fields)
     assert (refused.value.status, refused.value.code) == (400, "invalid_anthropic_body")
@@ -181,19 +183,19 @@ def test_what_is_wrong_is_named(fields: dict[str, Any], field: str) -> None:
     assert str(refused.value).startswith(f"{field}: ")
 
 
-def test_a_request_without_a_model_is_refused() -> None:
+def test_request_without_a_model_is_rejected() -> None:
     with pytest.raises(ApiError, match="model"):
         chat(model=None)
 
 
-# Threads, which the tool runners of Anthropic's libraries ask for
+# Threads, which the tool runners of Anthropic's client libraries use
 
 
-def test_a_thread_that_begins_is_accepted() -> None:
+def test_new_thread_is_accepted() -> None:
     assert chat(thread={"type": "create"}) == chat(thread=None) == to_chat(ASK)
 
 
-def test_a_thread_that_continues_is_not_found() -> None:
+def test_continued_thread_is_not_found() -> None:
     with pytest.raises(ApiError) as caught:
         to_chat({"thread": {"type": "continue", "previous_message_id": "msg_1"}, "messages": []})
     assert (caught.value.status, caught.value.code) == (404, "thread_not_found")
@@ -202,7 +204,7 @@ def test_a_thread_that_continues_is_not_found() -> None:
 
 
 @pytest.mark.parametrize("thread", [{}, {"type": "fork"}, "create"])
-def test_a_thread_of_another_type_is_refused(thread: Any) -> None:
+def test_thread_of_unknown_type_is_rejected(thread: Any) -> None:
     with pytest.raises(ApiError) as caught:
         chat(thread=thread)
     assert caught.value.param == "thread.type"

@@ -1,4 +1,4 @@
-"""Whole answers of nodes, as messages."""
+"""Translation of non-streaming chat completions into messages."""
 
 import json
 from typing import Any
@@ -26,15 +26,19 @@ def call(name: str, arguments: Any, call_id: str = "c1") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def answered(message: Any, reason: Any = "stop", **fields: Any) -> dict[str, Any]:
-    answer = to_message(chat(message, reason, **fields), "small", message_id="msg_1", stop_sequences=["END"])
-    Message.model_validate(answer)
-    return answer
+def translated(message: Any, reason: Any = "stop", **fields: Any) -> dict[str, Any]:
+    message = to_message(chat(message, reason, **fields), "small", message_id="msg_1", stop_sequences=["END"])
+    Message.model_validate(message)
+    return message
 
 
-def test_a_message_says_what_the_node_said() -> None:
-    said = {"content": "Hello", "reasoning_content": "Hm", "tool_calls": [call("f", '{"a": [1]}'), call("g", "", "c2")]}
-    assert answered(said, "tool_calls") == {
+def test_completion_becomes_a_message() -> None:
+    completion = {
+        "content": "Hello",
+        "reasoning_content": "Hm",
+        "tool_calls": [call("f", '{"a": [1]}'), call("g", "", "c2")],
+    }
+    assert translated(completion, "tool_calls") == {
         "id": "msg_1",
         "type": "message",
         "role": "assistant",
@@ -59,26 +63,28 @@ def test_a_message_says_what_the_node_said() -> None:
 
 
 @pytest.mark.parametrize("arguments", ["ls -l", '{"a": ', "[1]", "null", '"x"', "{} {}"])
-def test_a_call_that_cannot_be_made_comes_as_text(arguments: str) -> None:
-    answer = answered({"content": None, "tool_calls": [call("Bash", arguments)]}, "tool_calls")
-    (block,) = answer["content"]
+def test_invalid_tool_call_becomes_text(arguments: str) -> None:
+    message = translated({"content": None, "tool_calls": [call("Bash", arguments)]}, "tool_calls")
+    (block,) = message["content"]
     assert orjson.loads(block["text"]) == {"name": "Bash", "arguments": arguments}
-    assert answer["stop_reason"] == "end_turn"
+    assert message["stop_reason"] == "end_turn"
 
 
-def test_why_it_stopped() -> None:
-    said = {"content": "x"}
-    assert answered(said, "length")["stop_reason"] == "max_tokens"
-    assert answered({"tool_calls": [call("f", "{}")]}, "stop")["stop_reason"] == "tool_use"
-    assert answered(said, "stop", stop_reason="END")["stop_sequence"] == "END"
-    assert answered(said, "stop", stop_reason="other")["stop_reason"] == "end_turn"
-    assert answered({"content": ""})["content"] == [{"type": "text", "text": "", "citations": None}]
+def test_finish_reason_becomes_a_stop_reason() -> None:
+    completion = {"content": "x"}
+    assert translated(completion, "length")["stop_reason"] == "max_tokens"
+    assert translated({"tool_calls": [call("f", "{}")]}, "stop")["stop_reason"] == "tool_use"
+    assert translated(completion, "stop", stop_reason="END")["stop_sequence"] == "END"
+    assert translated(completion, "stop", stop_reason="other")["stop_reason"] == "end_turn"
+    assert translated({"content": ""})["content"] == [{"type": "text", "text": "", "citations": None}]
 
 
-@pytest.mark.parametrize("said", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [5]}, {"choices": {"a": 1}}])
-def test_an_answer_without_a_message_is_malformed(said: Any) -> None:
+@pytest.mark.parametrize(
+    "completion", [{}, {"choices": []}, {"choices": [{}]}, {"choices": [5]}, {"choices": {"a": 1}}]
+)
+def test_completion_without_a_message_is_502(completion: Any) -> None:
     with pytest.raises(ApiError) as refused:
-        to_message(said, "m", message_id="msg_1")
+        to_message(completion, "m", message_id="msg_1")
     assert (refused.value.status, refused.value.code) == (502, "upstream_malformed_response")
 
 
@@ -94,15 +100,15 @@ MESSAGES = st.fixed_dictionaries(
 
 
 @given(MESSAGES, st.sampled_from(["stop", "tool_calls", "length", "content_filter"]))
-def test_streamed_or_whole_the_message_is_the_same(said: dict[str, Any], reason: str) -> None:
-    for index, one in enumerate(said.get("tool_calls", [])):
-        one |= {"id": f"c{index}", "index": index}
+def test_streamed_and_non_streaming_messages_are_equal(completion: dict[str, Any], reason: str) -> None:
+    for index, tool_call in enumerate(completion.get("tool_calls", [])):
+        tool_call |= {"id": f"c{index}", "index": index}
     stream = MessageStream("small", "msg_1")
-    texts = {name: text for name, text in said.items() if name != "tool_calls"}
-    sent = stream.feed(delta(**texts) + calls(*said.get("tool_calls", [])) + finish(reason))
+    texts = {name: text for name, text in completion.items() if name != "tool_calls"}
+    sent = stream.feed(delta(**texts) + calls(*completion.get("tool_calls", [])) + finish(reason))
     sent += stream.feed(usage(7, 9, prompt_tokens_details={"cached_tokens": 3}) + DONE)
     streamed = sdk.message(sent)
-    assert streamed == Message.model_validate(answered(said, reason))
+    assert streamed == Message.model_validate(translated(completion, reason))
 
 
 JSON = st.recursive(
@@ -111,18 +117,18 @@ JSON = st.recursive(
     max_leaves=5,
 )
 NAMES = ["choices", "message", "content", "tool_calls", "function", "name", "arguments", "usage", "finish_reason", "id"]
-ANSWERS = st.recursive(
+VALUES = st.recursive(
     JSON,
     lambda children: st.lists(children, max_size=2) | st.dictionaries(st.sampled_from(NAMES), children, max_size=5),
     max_leaves=12,
 )
 
 
-@given(st.fixed_dictionaries({"message": st.dictionaries(st.sampled_from(NAMES), ANSWERS)}, optional={"usage": JSON}))
-def test_whatever_a_node_answers_it_is_a_message_or_an_error(choice: dict[str, Any]) -> None:
+@given(st.fixed_dictionaries({"message": st.dictionaries(st.sampled_from(NAMES), VALUES)}, optional={"usage": JSON}))
+def test_any_completion_becomes_a_message_or_an_error(choice: dict[str, Any]) -> None:
     try:
-        answer = to_message({"choices": [choice], "usage": choice.get("usage")}, "m", message_id="msg_1")
+        message = to_message({"choices": [choice], "usage": choice.get("usage")}, "m", message_id="msg_1")
     except ApiError as error:
         assert error.code == "upstream_malformed_response"
     else:
-        assert Message.model_validate(orjson.loads(orjson.dumps(answer))).content
+        assert Message.model_validate(orjson.loads(orjson.dumps(message))).content

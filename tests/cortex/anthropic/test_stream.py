@@ -1,4 +1,4 @@
-"""Streams of nodes, as events of Anthropic's API."""
+"""Translation of chat completion streams into Messages API events."""
 
 import json
 from typing import Any
@@ -10,19 +10,19 @@ from cortex.anthropic.openai_stream import (
     CACHED,
     DONE,
     FIRST,
+    INTERLEAVED,
     KEEP_ALIVE,
-    MIXED,
-    ONE_BY_ONE,
     ROLE,
     SECOND,
+    SEQUENTIAL,
+    call_delta,
+    call_deltas,
     calls,
     delta,
     event,
     finish,
-    piece,
-    pieces_of,
-    said,
-    thought,
+    text_chunk,
+    thinking_chunk,
     usage,
 )
 from cortex.anthropic.sdk import translated
@@ -35,8 +35,8 @@ def types(stream: bytes) -> list[str]:
     return [event["type"] for event in sdk.parsed(stream)]
 
 
-def test_text_comes_as_anthropic_sends_it() -> None:
-    stream = translated(ROLE, said("Hel"), said("lo é"), finish(), usage(7, 2, **CACHED), DONE)
+def test_text_stream_has_anthropics_events() -> None:
+    stream = translated(ROLE, text_chunk("Hel"), text_chunk("lo é"), finish(), usage(7, 2, **CACHED), DONE)
     assert stream.decode() == (
         'event: message_start\ndata: {"type":"message_start","message":{"id":"msg_1","type":"message",'
         '"role":"assistant","model":"small","content":[],"stop_reason":null,"stop_sequence":null,"usage":'
@@ -58,31 +58,33 @@ def test_text_comes_as_anthropic_sends_it() -> None:
     )
 
 
-def test_the_client_puts_the_message_together() -> None:
-    message = sdk.message(translated(ROLE, said("Hel"), said("lo é"), finish(), usage(7, 2, **CACHED), DONE))
+def test_client_accumulates_the_message() -> None:
+    message = sdk.message(
+        translated(ROLE, text_chunk("Hel"), text_chunk("lo é"), finish(), usage(7, 2, **CACHED), DONE)
+    )
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "Hello é", "citations": None}]
     assert (message.id, message.model, message.stop_reason) == ("msg_1", "small", "end_turn")
     counts = message.usage
     assert (counts.input_tokens, counts.cache_read_input_tokens, counts.output_tokens) == (4, 3, 2)
 
 
-def test_each_piece_is_passed_on_when_it_comes() -> None:
+def test_each_chunk_is_translated_at_once() -> None:
     stream = MessageStream("small", "msg_1")
     assert stream.feed(ROLE) == b""
-    first = stream.feed(said("a"))
+    first = stream.feed(text_chunk("a"))
     assert b"message_start" in first and b'"text":"a"' in first
-    first, rest = said("b")[:20], said("b")[20:]
+    first, remaining = text_chunk("b")[:20], text_chunk("b")[20:]
     assert stream.feed(first) == b""
-    assert b'"text":"b"' in stream.feed(rest)
-    assert b'"partial_json":"{"' in stream.feed(calls(piece(0, "{", name="f", id="1")))
-    assert b'"partial_json":"}"' in stream.feed(calls(piece(0, "}")))
+    assert b'"text":"b"' in stream.feed(remaining)
+    assert b'"partial_json":"{"' in stream.feed(calls(call_delta(0, "{", name="f", id="1")))
+    assert b'"partial_json":"}"' in stream.feed(calls(call_delta(0, "}")))
     assert stream.feed(finish("tool_calls")) == b""
     assert stream.feed(DONE).endswith(b'event: message_stop\ndata: {"type":"message_stop"}\n\n')
-    assert stream.feed(said("more")) == stream.finish() == stream.fail(ApiError(500, None, "late")) == b""
+    assert stream.feed(text_chunk("more")) == stream.finish() == stream.fail(ApiError(500, None, "late")) == b""
     assert stream.failure is None
 
 
-def test_silence_is_filled_with_pings() -> None:
+def test_keep_alive_comments_become_pings() -> None:
     stream = MessageStream("small", "msg_1")
     assert stream.feed(KEEP_ALIVE) == PING
     assert stream.feed(KEEP_ALIVE[:5]) == b""
@@ -92,12 +94,12 @@ def test_silence_is_filled_with_pings() -> None:
 COUNTS = event({"choices": [], "helexa_prompt": {"prompt_tokens": 7, "cached_tokens": 3}})
 
 
-@pytest.mark.parametrize("before", [[], [ROLE], [KEEP_ALIVE, ROLE, KEEP_ALIVE]])
-def test_the_first_event_has_the_prompt_counts_of_the_last(before: list[bytes]) -> None:
+@pytest.mark.parametrize("chunks_before", [[], [ROLE], [KEEP_ALIVE, ROLE, KEEP_ALIVE]])
+def test_first_event_has_the_final_prompt_counts(chunks_before: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1", input_tokens=11)
-    assert b"message_start" not in b"".join(map(stream.feed, before))
+    assert b"message_start" not in b"".join(map(stream.feed, chunks_before))
     sent = stream.feed(COUNTS)
-    start, sent = sdk.parsed(sent)[0], sent + stream.feed(said("x") + finish() + usage(7, 2, **CACHED) + DONE)
+    start, sent = sdk.parsed(sent)[0], sent + stream.feed(text_chunk("x") + finish() + usage(7, 2, **CACHED) + DONE)
     last: Any = sdk.parsed(sent)[-2]
     names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     assert [start["message"]["usage"][name] for name in names] == [last["usage"][name] for name in names] == [4, 3, 0]
@@ -110,15 +112,15 @@ def test_usage_in_the_first_chunk_of_a_third_party_backend_counts_the_prompt() -
     assert (start["message"]["usage"]["input_tokens"], start["message"]["usage"]["output_tokens"]) == (9, 0)
 
 
-def test_thinking_has_a_block_of_its_own() -> None:
+def test_thinking_has_a_separate_block() -> None:
     for name in ("reasoning_content", "reasoning"):
-        pieces = [delta(**{name: text}) for text in ("Hm", ", yes")]
-        message = sdk.message(translated(ROLE, *pieces, said("Yes"), finish(), DONE))
+        deltas = [delta(**{name: text}) for text in ("Hm", ", yes")]
+        message = sdk.message(translated(ROLE, *deltas, text_chunk("Yes"), finish(), DONE))
         assert [block.to_dict() for block in message.content] == [
             {"type": "thinking", "thinking": "Hm, yes", "signature": "unsigned"},
             {"type": "text", "text": "Yes", "citations": None},
         ]
-    order = types(translated(thought("Hm"), said("Yes"), finish(), DONE))
+    order = types(translated(thinking_chunk("Hm"), text_chunk("Yes"), finish(), DONE))
     assert order[1:4] == ["content_block_start", "content_block_delta", "content_block_delta"]
 
 
@@ -131,74 +133,87 @@ def tool_uses(stream: bytes) -> list[tuple[str, str, Any]]:
 @pytest.mark.parametrize(
     "sent",
     [
-        [calls(one) for one in ONE_BY_ONE],
-        [calls(*ONE_BY_ONE)],
-        [calls(one) for one in MIXED],
-        [calls(one) for one in [*pieces_of(None, FIRST), *pieces_of(None, SECOND)]],
-        [calls(one) for one in [*pieces_of(0, FIRST), *pieces_of(0, SECOND)]],
-        [calls(piece(0, json.dumps(call[2]), name=call[1], id=call[0])) for call in (FIRST, SECOND)],
-        [calls(piece(index, call[2], name=call[1], id=call[0])) for index, call in enumerate((FIRST, SECOND))],
-        [calls(pieces_of(7, FIRST)[0], pieces_of(3, SECOND)[0], *pieces_of(7, FIRST)[1:], *pieces_of(3, SECOND)[1:])],
+        [calls(call_delta_) for call_delta_ in SEQUENTIAL],
+        [calls(*SEQUENTIAL)],
+        [calls(call_delta_) for call_delta_ in INTERLEAVED],
+        [calls(call_delta_) for call_delta_ in [*call_deltas(None, FIRST), *call_deltas(None, SECOND)]],
+        [calls(call_delta_) for call_delta_ in [*call_deltas(0, FIRST), *call_deltas(0, SECOND)]],
+        [calls(call_delta(0, json.dumps(call[2]), name=call[1], id=call[0])) for call in (FIRST, SECOND)],
+        [calls(call_delta(index, call[2], name=call[1], id=call[0])) for index, call in enumerate((FIRST, SECOND))],
+        [
+            calls(
+                call_deltas(7, FIRST)[0],
+                call_deltas(3, SECOND)[0],
+                *call_deltas(7, FIRST)[1:],
+                *call_deltas(3, SECOND)[1:],
+            )
+        ],
     ],
     ids=["in order", "at once", "mixed", "no index", "one index", "whole", "objects", "late"],
 )
 def test_tool_calls_in_parallel(sent: list[bytes]) -> None:
-    assert tool_uses(translated(ROLE, said("Let me see."), *sent, finish("tool_calls"), DONE)) == [FIRST, SECOND]
+    assert tool_uses(translated(ROLE, text_chunk("Let me see."), *sent, finish("tool_calls"), DONE)) == [FIRST, SECOND]
 
 
-def test_a_call_that_the_node_ends_with_stop_is_a_call() -> None:
-    assert tool_uses(translated(*[calls(one) for one in pieces_of(0, FIRST)], finish("stop"), DONE)) == [FIRST]
+def test_call_finished_with_stop_is_a_call() -> None:
+    assert tool_uses(
+        translated(*[calls(call_delta_) for call_delta_ in call_deltas(0, FIRST)], finish("stop"), DONE)
+    ) == [FIRST]
 
 
-def test_a_call_without_arguments() -> None:
-    sent = [calls(piece(0, "", name="now", id="1")), calls(piece(1, " ", name="here"))]
+def test_call_without_arguments_has_empty_input() -> None:
+    sent = [calls(call_delta(0, "", name="now", id="1")), calls(call_delta(1, " ", name="here"))]
     assert tool_uses(translated(*sent, finish("tool_calls"), DONE)) == [("1", "now", {}), ("toolu_1", "here", {})]
 
 
-def test_a_call_that_never_was_one_comes_as_text() -> None:
-    garbage = calls(piece(0, "ls -l", name="Bash", id="1"))
-    message = sdk.message(translated(said("So:"), garbage, finish("tool_calls"), DONE))
+def test_call_with_invalid_arguments_becomes_text() -> None:
+    garbage = calls(call_delta(0, "ls -l", name="Bash", id="1"))
+    message = sdk.message(translated(text_chunk("So:"), garbage, finish("tool_calls"), DONE))
     assert [block.type for block in message.content] == ["text", "text"]
     assert message.content[1].to_dict()["text"] == '{"name":"Bash","arguments":"ls -l"}'
     assert message.stop_reason == "end_turn"
 
 
 @pytest.mark.parametrize("reason", ["stop", "tool_calls"])
-def test_a_call_that_breaks_off_stays_what_it_is_and_what_waits_follows(reason: str) -> None:
-    broken = calls(piece(0, '{"command": "l', name="Bash", id="1"))
-    stream = translated(*[calls(one) for one in pieces_of(7, SECOND)], broken, said("So."), finish(reason), DONE)
+def test_truncated_call_is_kept_before_buffered_content(reason: str) -> None:
+    broken = calls(call_delta(0, '{"command": "l', name="Bash", id="1"))
+    stream = translated(
+        *[calls(call_delta_) for call_delta_ in call_deltas(7, SECOND)], broken, text_chunk("So."), finish(reason), DONE
+    )
     message = sdk.message(stream)
     assert [block.type for block in message.content] == ["tool_use", "tool_use", "text"]
     assert [block.to_dict().get("name") for block in message.content] == ["Read", "Bash", None]
     assert types(stream)[-3:] == ["content_block_stop", "message_delta", "message_stop"]
-    assert message.stop_reason == "end_turn"  # nobody is to run it
+    assert message.stop_reason == "end_turn"  # the client must not run the truncated call
 
 
-def test_a_broken_call_that_waits_comes_as_text_behind_another() -> None:
-    first, second = calls(piece(0, '{"a": ', name="f", id="1")), calls(piece(1, '{"b": ', name="g", id="2"))
+def test_second_truncated_call_becomes_text() -> None:
+    first, second = calls(call_delta(0, '{"a": ', name="f", id="1")), calls(call_delta(1, '{"b": ', name="g", id="2"))
     content = sdk.message(translated(first, second, finish(), DONE)).content
     assert [block.type for block in content] == ["tool_use", "text"]
     assert content[1].to_dict()["text"] == '{"name":"g","arguments":"{\\"b\\": "}'
 
 
-def test_a_call_that_goes_on_after_its_end_is_an_error() -> None:
-    whole = [calls(piece(0, "{}", name="f", id="1")), said("x"), calls(piece(0, "{}"))]
-    assert sdk.failure(translated(*whole, finish("tool_calls"), DONE))["type"] == "api_error"
+def test_call_continued_after_its_end_is_an_error() -> None:
+    chunks = [calls(call_delta(0, "{}", name="f", id="1")), text_chunk("x"), calls(call_delta(0, "{}"))]
+    assert sdk.failure(translated(*chunks, finish("tool_calls"), DONE))["type"] == "api_error"
 
 
-def test_a_call_that_is_cut_off_is_told_as_such() -> None:
-    message = sdk.message(translated(calls(piece(0, '{"command": "l', name="Bash", id="1")), finish("length"), DONE))
+def test_call_cut_off_by_length_has_stop_reason_max_tokens() -> None:
+    message = sdk.message(
+        translated(calls(call_delta(0, '{"command": "l', name="Bash", id="1")), finish("length"), DONE)
+    )
     assert message.stop_reason == "max_tokens"
     assert message.content[0].type == "tool_use"
 
 
-def test_text_between_calls_keeps_its_place() -> None:
+def test_text_after_a_call_starts_is_sent_after_the_call() -> None:
     stream = translated(
-        calls(piece(0, '{"a"', name="f", id="1")),
-        said("between"),
-        thought("hm"),
-        calls(piece(0, ":1}")),
-        said("after"),
+        calls(call_delta(0, '{"a"', name="f", id="1")),
+        text_chunk("between"),
+        thinking_chunk("hm"),
+        calls(call_delta(0, ":1}")),
+        text_chunk("after"),
         finish("tool_calls"),
         DONE,
     )
@@ -207,7 +222,7 @@ def test_text_between_calls_keeps_its_place() -> None:
     assert (content[0]["input"], content[1]["text"], content[3]["text"]) == ({"a": 1}, "between", "after")
 
 
-def test_nothing_said_is_an_empty_text() -> None:
+def test_empty_completion_is_an_empty_text() -> None:
     message = sdk.message(translated(ROLE, finish(), DONE))
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "", "citations": None}]
 
@@ -225,28 +240,30 @@ def test_nothing_said_is_an_empty_text() -> None:
         ("abort", {}, ("end_turn", None)),
     ],
 )
-def test_why_it_stopped(reason: str, fields: dict[str, Any], expected: tuple[str, str | None]) -> None:
-    message = sdk.message(translated(said("x"), finish(reason, **fields), DONE, stop_sequences=["END"]))
+def test_finish_reason_becomes_a_stop_reason_in_a_stream(
+    reason: str, fields: dict[str, Any], expected: tuple[str, str | None]
+) -> None:
+    message = sdk.message(translated(text_chunk("x"), finish(reason, **fields), DONE, stop_sequences=["END"]))
     assert (message.stop_reason, message.stop_sequence) == expected
 
 
-def test_timings_are_passed_on() -> None:
+def test_numeric_timings_are_forwarded() -> None:
     deep: Any = {}
     for _ in range(300):
         deep = {"a": deep}
-    told = usage(7, 2, helexa_timing={"prefill_ms": 41, "decode_ms": 3.5, "odd": deep, "text": "no"})
-    ending: Any = sdk.parsed(translated(said("x"), finish(), told, DONE))[-2]
+    usage_chunk = usage(7, 2, helexa_timing={"prefill_ms": 41, "decode_ms": 3.5, "odd": deep, "text": "no"})
+    ending: Any = sdk.parsed(translated(text_chunk("x"), finish(), usage_chunk, DONE))[-2]
     assert ending["usage"]["helexa_timing"] == {"prefill_ms": 41, "decode_ms": 3.5}
 
 
-def test_a_node_that_counts_nothing_is_counted_for() -> None:
-    message = sdk.message(translated(said("a"), said("b"), finish(), DONE))
+def test_missing_usage_is_counted_by_the_gateway() -> None:
+    message = sdk.message(translated(text_chunk("a"), text_chunk("b"), finish(), DONE))
     assert (message.usage.input_tokens, message.usage.output_tokens) == (11, 2)
 
 
-def test_the_end_may_come_without_the_last_word() -> None:
-    assert sdk.message(translated(said("a"), finish(), usage(1, 1))).stop_reason == "end_turn"
-    assert sdk.message(translated(said("a"), DONE)).stop_reason == "end_turn"
+def test_stream_may_end_without_done_or_finish_reason() -> None:
+    assert sdk.message(translated(text_chunk("a"), finish(), usage(1, 1))).stop_reason == "end_turn"
+    assert sdk.message(translated(text_chunk("a"), DONE)).stop_reason == "end_turn"
 
 
 # Failures
@@ -264,8 +281,8 @@ ENVELOPE = {"message": "the engine died", "type": "api_error", "code": None, "pa
         ("at /srv/node.py:7", {"type": "api_error", "message": "upstream returned 500"}),
     ],
 )
-def test_an_error_in_a_stream_ends_it(error: Any, expected: dict[str, Any]) -> None:
-    stream = translated(said("a"), event({"error": error}), said("b"), finish(), DONE)
+def test_error_chunk_ends_the_stream(error: Any, expected: dict[str, Any]) -> None:
+    stream = translated(text_chunk("a"), event({"error": error}), text_chunk("b"), finish(), DONE)
     assert sdk.failure(stream) == expected
     assert b'"text":"a"' in stream and b'"text":"b"' not in stream
     assert b'"request_id":"req_1"' in stream
@@ -276,8 +293,8 @@ def test_an_error_in_a_stream_ends_it(error: Any, expected: dict[str, Any]) -> N
     [
         [],
         [ROLE],
-        [said("a")],
-        [said("a")[:-10]],
+        [text_chunk("a")],
+        [text_chunk("a")[:-10]],
         [b"data: {]\n\n"],
         [b"data: [1]\n\n"],
         [b"<html>502 Bad Gateway</html>"],
@@ -285,37 +302,39 @@ def test_an_error_in_a_stream_ends_it(error: Any, expected: dict[str, Any]) -> N
         [b"data: \xff\xfe\n\n"],
     ],
 )
-def test_a_stream_without_an_end_is_an_error(chunks: list[bytes]) -> None:
+def test_truncated_or_malformed_stream_is_an_error(chunks: list[bytes]) -> None:
     stream = MessageStream("small", "msg_1")
     sent = b"".join([stream.feed(chunk) for chunk in chunks]) + stream.finish()
     assert sdk.failure(sent)["type"] == "api_error"
     assert stream.failure is not None and stream.failure.code == "upstream_malformed_response"
 
 
-def test_what_the_gateway_fails_with_is_the_last_event() -> None:
+def test_gateway_error_is_the_last_event() -> None:
     stream = MessageStream("small", "msg_1")
-    sent = stream.feed(said("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
+    sent = stream.feed(text_chunk("a")) + stream.fail(ApiError(529, None, "full")) + stream.finish()
     assert sdk.failure(sent) == {"type": "overloaded_error", "message": "full"}
 
 
-def test_an_empty_piece_of_a_call_is_nothing() -> None:
+def test_empty_call_delta_is_ignored() -> None:
     empty = [calls({"index": 0}), calls({"index": 0, "function": None}), calls({"index": 1, "function": {}})]
-    (block,) = sdk.message(translated(*empty, said("x"), finish(), DONE)).content
+    (block,) = sdk.message(translated(*empty, text_chunk("x"), finish(), DONE)).content
     assert block.to_dict()["text"] == "x"
 
 
-def test_what_a_node_nests_too_deeply_is_malformed() -> None:
+def test_too_deeply_nested_arguments_are_malformed() -> None:
     arguments: Any = {}
     for _ in range(300):
         arguments = {"a": arguments}
-    assert "ecursion" in sdk.failure(translated(calls(piece(0, arguments, name="f"))))["message"]
+    assert "ecursion" in sdk.failure(translated(calls(call_delta(0, arguments, name="f"))))["message"]
 
 
-def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "MAX_HELD_CHARS", 10_000)
-    unfinished = calls(piece(0, '{"a": "', name="f", id="1"))
-    assert "without an end" in sdk.failure(translated(unfinished, *[calls(piece(0, "x" * 99))] * 200))["message"]
-    assert "without an end" in sdk.failure(translated(unfinished, *[said("x" * 99)] * 200))["message"]
-    assert sdk.message(translated(*[said("x" * 99), thought("y" * 99)] * 200, finish(), DONE))
-    assert "no end" in sdk.failure(translated(calls(piece(0, "{}", name="f" * 2000))))["message"]
-    assert "tool calls" in sdk.failure(translated(calls(*[piece(n, "{}", name="f") for n in range(600)])))["message"]
+def test_buffered_content_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "MAX_BUFFERED_CHARS", 10_000)
+    unfinished = calls(call_delta(0, '{"a": "', name="f", id="1"))
+    assert "is buffered" in sdk.failure(translated(unfinished, *[calls(call_delta(0, "x" * 99))] * 200))["message"]
+    assert "is buffered" in sdk.failure(translated(unfinished, *[text_chunk("x" * 99)] * 200))["message"]
+    assert sdk.message(translated(*[text_chunk("x" * 99), thinking_chunk("y" * 99)] * 200, finish(), DONE))
+    assert "too long" in sdk.failure(translated(calls(call_delta(0, "{}", name="f" * 2000))))["message"]
+    assert (
+        "tool calls" in sdk.failure(translated(calls(*[call_delta(n, "{}", name="f") for n in range(600)])))["message"]
+    )

@@ -1,4 +1,4 @@
-"""Circuit breakers, on a clock that only tests move."""
+"""Circuit breakers with a scripted clock."""
 
 from typing import Any
 
@@ -21,13 +21,13 @@ def failed(times: int, now: float = 0.0, breaker: Breaker | None = None) -> Brea
     return breaker
 
 
-def test_faults_in_a_row_open_it_and_one_answer_between_them_does_not() -> None:
+def test_consecutive_faults_open_the_breaker() -> None:
     assert failed(2).state(0) == "closed"
     assert failed(3).state(0) == "open"
     assert failed(2, breaker=failed(2).ok(0)).state(0) == "closed"
 
 
-def test_after_its_time_it_lets_one_request_through() -> None:
+def test_one_probe_is_admitted_after_the_reset_time() -> None:
     breaker = failed(3)
     assert breaker.state(RESET - 0.01) == "open"
     assert breaker.state(RESET) == "half-open"
@@ -36,22 +36,22 @@ def test_after_its_time_it_lets_one_request_through() -> None:
     assert not breaker.began(RESET - 0.01).probing
 
 
-def test_the_probe_closes_it_or_opens_it_again() -> None:
+def test_probe_closes_or_reopens_the_breaker() -> None:
     probing = failed(3).began(RESET)
     assert probing.ok(RESET).state(RESET) == "closed"
     again = probing.fault(RESET, 3, RESET)
     assert again.state(2 * RESET - 0.01) == "open"
     assert again.state(2 * RESET) == "half-open"
-    assert probing.ended().state(RESET) == "half-open"  # its client left: nothing is known
+    assert probing.ended().state(RESET) == "half-open"  # the probe's client disconnected: no result
 
 
-def test_late_words_on_old_questions_change_nothing_while_it_is_open() -> None:
+def test_late_results_do_not_change_an_open_breaker() -> None:
     opened = failed(3)
     assert opened.ok(1.0).state(1.0) == "open"
     assert failed(5, 1.0, opened).state(RESET) == "half-open"
 
 
-def test_who_failed_or_was_busy_is_wary_for_a_moment() -> None:
+def test_pair_is_wary_briefly_after_a_fault_or_busy_response() -> None:
     breakers = Breakers(3, RESET)
     breakers.fault(PAIR, 0.0)
     assert (breakers.wary(WARY_SECS / 2), breakers.changes_at(WARY_SECS / 2)) == ({PAIR}, WARY_SECS)
@@ -67,10 +67,10 @@ moves = st.lists(st.tuples(st.sampled_from(["ok", "fault", "began", "ended", "bu
 
 
 @given(moves, st.integers(1, 5))
-def test_whatever_happens_it_admits_one_probe_at_a_time_and_always_comes_back(story: Any, failures: int) -> None:
+def test_any_events_admit_one_probe_at_a_time_and_recover(events: Any, failures: int) -> None:
     breakers, now, probes = Breakers(failures, RESET), 0.0, 0
-    in_a_row = 0
-    for move, secs in story:
+    consecutive_faults = 0
+    for move, secs in events:
         was_open = PAIR in breakers.open(now)
         if move == "wait":
             now += secs
@@ -83,13 +83,13 @@ def test_whatever_happens_it_admits_one_probe_at_a_time_and_always_comes_back(st
             probes = 0
         elif move == "ok":
             breakers.ok(PAIR, now)
-            in_a_row = 0
+            consecutive_faults = 0
             probes = 0 if PAIR not in breakers.open(now) else probes
         elif move == "fault":
-            in_a_row += 1
+            consecutive_faults += 1
             state = breakers.fault(PAIR, now)
             probes = 0
-            assert state == "open" or in_a_row < failures
+            assert state == "open" or consecutive_faults < failures
         elif move == "busy":
             breakers.busy(PAIR, now, secs)
             assert (PAIR in breakers.open(now)) is was_open
@@ -114,7 +114,7 @@ def fleet_with(clock: Clock, **settings: Any) -> Fleet:
     return fleet
 
 
-def test_the_fleets_picture_follows_its_breakers_by_itself() -> None:
+def test_fleet_view_follows_the_breakers() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=2, breaker_reset_secs=RESET)
     fleet.transport_fault("n1", "M")
@@ -124,16 +124,16 @@ def test_the_fleets_picture_follows_its_breakers_by_itself() -> None:
     clock.now += RESET
     assert fleet.view().open == frozenset()
     with fleet.request("n1", "M"):
-        assert fleet.view().open == {PAIR}  # the probe is out
-    assert fleet.view().open == frozenset()  # it learnt nothing
+        assert fleet.view().open == {PAIR}  # the probe is in progress
+    assert fleet.view().open == frozenset()  # the probe had no result
     with fleet.request("n1", "M"):
         fleet.transport_ok("n1", "M")
         assert fleet.view().open == frozenset()
     fleet.transport_fault("n1", "M")
-    assert fleet.view().open == frozenset()  # closed: it takes two again
+    assert fleet.view().open == frozenset()  # closed: two faults are needed again
 
 
-def test_a_busy_node_is_passed_over_for_a_bounded_moment() -> None:
+def test_busy_time_is_bounded() -> None:
     clock = Clock()
     fleet = fleet_with(clock)
     fleet.busy("n1", "M", 1e9)
@@ -142,7 +142,7 @@ def test_a_busy_node_is_passed_over_for_a_bounded_moment() -> None:
     assert fleet.view().wary == frozenset()
 
 
-def test_a_model_that_went_and_a_node_that_is_not_configured_leave_no_breaker() -> None:
+def test_breakers_of_removed_models_and_nodes_are_deleted() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1)
     fleet.transport_fault("n1", "M")
@@ -155,7 +155,7 @@ def test_a_model_that_went_and_a_node_that_is_not_configured_leave_no_breaker() 
     assert fleet.view().open == frozenset()
 
 
-def test_a_node_that_comes_back_is_trusted_again_and_one_that_only_answers_polls_is_not() -> None:
+def test_breaker_resets_when_a_node_comes_back_up() -> None:
     clock = Clock()
     fleet = fleet_with(clock, breaker_failures=1)
     fleet.transport_fault("n1", "M")

@@ -1,4 +1,4 @@
-"""The picture of the fleet, and how polls and loads change it."""
+"""Fleet state, and its changes by polls, loads and reloads of the configuration."""
 
 import asyncio
 import socket
@@ -33,7 +33,7 @@ def report(*models: ModelInfo, **fields: Any) -> Report:
     return Report(models={info.id: info for info in models}, **fields)
 
 
-def test_three_misses_in_a_row_take_a_node_down_and_an_answer_brings_it_back(fleet: Fleet) -> None:
+def test_three_missed_polls_mark_a_node_down(fleet: Fleet) -> None:
     assert not fleet.node("n1").healthy
     fleet.answered("n1", report(M), 0.0)
     for misses in (1, 2):
@@ -48,28 +48,28 @@ def test_three_misses_in_a_row_take_a_node_down_and_an_answer_brings_it_back(fle
     assert fleet.node("n1").healthy
 
 
-def test_a_node_that_never_answered_is_not_healthy_after_a_miss(fleet: Fleet) -> None:
+def test_new_node_is_unhealthy_after_a_missed_poll(fleet: Fleet) -> None:
     fleet.missed("n1", "refused")
     assert not fleet.node("n1").healthy
 
 
-def test_models_that_are_no_longer_reported_go(fleet: Fleet) -> None:
+def test_models_that_are_no_longer_reported_are_removed(fleet: Fleet) -> None:
     fleet.answered("n1", report(M), 0.0)
     fleet.answered("n1", report(), 0.0)
     assert fleet.node("n1").models == {}
 
 
-def test_an_answer_older_than_a_load_does_not_undo_it(fleet: Fleet) -> None:
-    before = time.monotonic()
+def test_report_older_than_a_load_does_not_remove_the_model(fleet: Fleet) -> None:
+    poll_time = time.monotonic()
     fleet.loaded("n1", M, "http://n1:9")
-    fleet.answered("n1", report(), before)
+    fleet.answered("n1", report(), poll_time)
     assert fleet.node("n1").url("M") == "http://n1:9"
     assert "M" in fleet.node("n1").models
     fleet.answered("n1", report(), time.monotonic() + 1)
     assert fleet.node("n1").models == {}
 
 
-def test_an_answer_from_within_a_load_does_not_undo_it_and_a_model_came_when_it_was_loaded(fleet: Fleet) -> None:
+def test_report_from_during_a_load_is_ignored_after_it(fleet: Fleet) -> None:
     loading = ModelInfo(id="M", status="loading")
     now = time.monotonic()
     fleet.answered("n1", report(health=Health()), now)
@@ -80,37 +80,37 @@ def test_an_answer_from_within_a_load_does_not_undo_it_and_a_model_came_when_it_
     assert fleet.node("n1").models == {"M": M}
     fleet.answered("n1", report(loading), now + 60)
     assert fleet.node("n1").models == {"M": loading}
-    elsewhere = Fleet([NeuronSection(name="n1", endpoint="http://n1")])  # loaded for another gateway
+    elsewhere = Fleet([NeuronSection(name="n1", endpoint="http://n1")])  # the model is loaded by another gateway
     for at, models in ((1.0, ()), (2.0, (loading,)), (3.0, (M,)), (4.0, (M,))):
         elsewhere.answered("n1", report(*models, health=Health()), at)
     assert elsewhere.view().loaded_at == {("n1", "M"): 3.0}
 
 
-def test_what_was_not_answered_this_time_is_kept(fleet: Fleet) -> None:
+def test_fields_missing_from_a_report_are_kept(fleet: Fleet) -> None:
     discovery, health = Discovery(hostname="h", os="Linux"), Health(uptime_secs=3)
     fleet.answered("n1", report(discovery=discovery, health=health), 0.0)
     fleet.answered("n1", report(), 0.0)
     assert (fleet.node("n1").discovery, fleet.node("n1").health) == (discovery, health)
 
 
-def test_requests_are_counted_once_though_the_node_reports_them_too(fleet: Fleet) -> None:
+def test_own_requests_are_not_counted_twice(fleet: Fleet) -> None:
     busy = Health.model_validate({"models": [{"id": "M", "in_flight": 2, "queue_depth": 1}]})
     with fleet.request("n1", "M"), fleet.request("n1", "M"):
         fleet.answered("n1", report(M, health=busy), 0.0)
         view = fleet.view()
-        assert view.load(view.nodes[0], "M") == 3  # two of ours, one of somebody else
+        assert view.load(view.nodes[0], "M") == 3  # two of this gateway, one of another client
     view = fleet.view()
     assert view.load(view.nodes[0], "M") == 1
     assert view.in_flight == {}
 
 
-def test_a_request_that_fails_leaves_no_count_behind(fleet: Fleet) -> None:
+def test_failed_request_is_no_longer_counted(fleet: Fleet) -> None:
     with pytest.raises(RuntimeError), fleet.request("n1", "M"):
         raise RuntimeError
     assert fleet.view().in_flight == {}
 
 
-def test_a_view_does_not_change(fleet: Fleet) -> None:
+def test_view_is_immutable(fleet: Fleet) -> None:
     view = fleet.view()
     fleet.answered("n1", report(M), 0.0)
     with fleet.request("n1", "M"), fleet.load("n1", "M"):
@@ -119,7 +119,7 @@ def test_a_view_does_not_change(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "reachable"),
+    ("reported_url", "reachable"),
     [
         ("http://localhost:9000/", "http://far:9000"),
         ("http://127.0.0.1:9000/base/", "http://far:9000/base"),
@@ -130,12 +130,12 @@ def test_a_view_does_not_change(fleet: Fleet) -> None:
         ("http://[fe80::2]:9000", "http://[fe80::2]:9000"),
     ],
 )
-def test_a_loopback_address_becomes_the_configured_one(said: str, reachable: str) -> None:
-    assert reachable_url(said, "http://far:13131", {"listed", "fe80::2"}) == reachable
+def test_loopback_address_is_replaced_by_the_configured_host(reported_url: str, reachable: str) -> None:
+    assert reachable_url(reported_url, "http://far:13131", {"listed", "fe80::2"}) == reachable
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "said", "problem"),
+    ("endpoint", "reported_url", "problem"),
     [
         ("http://far:13131", "http://169.254.169.254/latest", "'169.254.169.254' is not the node's"),
         ("http://far:13131", "http://far.evil:13131", "'far.evil' is not the node's"),
@@ -148,27 +148,25 @@ def test_a_loopback_address_becomes_the_configured_one(said: str, reachable: str
         ("http://far:13131", "http://localhost:99999", "not an http URL"),
     ],
 )
-def test_address_that_a_node_may_not_name_is_refused(endpoint: str, said: str, problem: str) -> None:
+def test_disallowed_address_of_a_model_is_rejected(endpoint: str, reported_url: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        reachable_url(said, endpoint)
+        reachable_url(reported_url, endpoint)
 
 
-async def test_bearer_and_prompts_go_to_another_host_only_if_it_is_allowed(
-    node: FakeNode, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with FakeNode("other").holds("Org/M").serving() as other:
-        node.endpoint = other.url.replace("127.0.0.1", "127.0.0.2")
+async def test_bearer_and_prompts_go_only_to_allowed_hosts(node: FakeNode, caplog: pytest.LogCaptureFixture) -> None:
+    async with FakeNode("other").holds("Org/M").serving() as other_host:
+        node.endpoint = other_host.url.replace("127.0.0.1", "127.0.0.2")
         section: dict[str, Any] = {"name": "n1", "endpoint": node.url, "bearer": "s3cret"}
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
             assert (await cortex.ask())[0] == 200
-        assert len(node.bodies) == 1 and not other.bodies and not other.asked
+        assert len(node.bodies) == 1 and not other_host.bodies and not other_host.polled_paths
         assert "its host '127.0.0.2' is not the node's; add the host to allowed_hosts" in caplog.text
         section["allowed_hosts"] = ["127.0.0.2"]
         async with running_cortex(node, settings={"neurons": [section]}) as cortex:
             assert cortex.gateway.fleet.node("n1").url("Org/M") == node.endpoint
 
 
-async def test_allowed_hosts_that_change_are_heeded_at_once() -> None:
+async def test_changed_allowed_hosts_apply_at_once() -> None:
     async with FakeNode("a", endpoint="http://far:1").holds("A").serving() as a, aiohttp.ClientSession() as session:
         fleet = Fleet([neuron("n", a.url)])
         poller = Poller(fleet, NodeClient(session), 1.0)
@@ -178,20 +176,20 @@ async def test_allowed_hosts_that_change_are_heeded_at_once() -> None:
             assert fleet.node("n").url("A") == url and fleet.node("n").healthy
 
 
-async def test_a_model_that_is_loading_is_not_asked_where_it_is_served(node: FakeNode) -> None:
+async def test_url_of_a_loading_model_is_not_requested(node: FakeNode) -> None:
     node.models[0]["status"] = "loading"
     node.endpoint = f"{node.url}/base"
     async with aiohttp.ClientSession() as session:
         fleet = Fleet([neuron("n", node.url)])
         poller = Poller(fleet, NodeClient(session), 1.0)
         await poller.poll("n")
-        assert "/models/Org%2FM/endpoint" not in node.asked
+        assert "/models/Org%2FM/endpoint" not in node.polled_paths
         node.models[0]["status"] = "loaded"
         await poller.poll("n")
         assert fleet.node("n").url("Org/M") == node.endpoint
 
 
-async def test_a_silent_node_does_not_delay_the_others() -> None:
+async def test_silent_node_does_not_delay_other_polls() -> None:
     async with FakeNode("silent").serving() as silent, FakeNode("quick").holds("Org/M").serving() as quick:
         silent.may_answer_polls.clear()
         async with running_cortex(silent, quick, ready=False) as cortex:
@@ -200,14 +198,14 @@ async def test_a_silent_node_does_not_delay_the_others() -> None:
                 return (await cortex.get("/health"))["nodes"] == {"healthy": 1, "total": 2}
 
             await eventually(quick_is_up)
-            polls = quick.asked.count("/models")
-            await eventually(lambda: quick.asked.count("/models") > polls + 1)
-            assert silent.asked.count("/models") == 1  # its first poll still waits
+            polls = quick.polled_paths.count("/models")
+            await eventually(lambda: quick.polled_paths.count("/models") > polls + 1)
+            assert silent.polled_paths.count("/models") == 1  # its first poll still waits
             assert (await cortex.ask())[0] == 200
             silent.may_answer_polls.set()
 
 
-async def test_a_node_that_goes_down_is_left_out_and_comes_back(node: FakeNode) -> None:
+async def test_node_that_is_down_gets_no_requests_until_it_is_up(node: FakeNode) -> None:
     async with running_cortex(node) as cortex:
 
         async def status(expected: str) -> bool:
@@ -223,21 +221,21 @@ async def test_a_node_that_goes_down_is_left_out_and_comes_back(node: FakeNode) 
         assert (await cortex.ask())[0] == 200
 
 
-async def test_discovery_and_the_address_of_a_model_are_asked_once(node: FakeNode) -> None:
+async def test_discovery_and_model_urls_are_requested_once(node: FakeNode) -> None:
     async with running_cortex(node) as cortex:
-        await eventually(lambda: node.asked.count("/models") > 4)
+        await eventually(lambda: node.polled_paths.count("/models") > 4)
         assert (await cortex.ask())[0] == 200
-    assert node.asked.count("/discovery") == 1
-    assert node.asked.count("/models/Org%2FM/endpoint") == 1
+    assert node.polled_paths.count("/discovery") == 1
+    assert node.polled_paths.count("/models/Org%2FM/endpoint") == 1
 
 
-async def test_an_entry_that_cannot_be_read_hides_no_other(node: FakeNode) -> None:
+async def test_invalid_model_entry_is_skipped(node: FakeNode) -> None:
     node.models += [{"id": "Org/Odd", "status": "meditating"}, {"no": "id"}]
     async with running_cortex(node) as cortex:
         assert [entry["id"] for entry in (await cortex.get("/v1/models"))["data"]] == ["Org/M"]
 
 
-async def test_a_node_that_comes_up_is_noticed_long_before_the_next_regular_poll() -> None:
+async def test_node_that_is_down_is_polled_more_often() -> None:
     late = FakeNode()
     with socket.create_server(("127.0.0.1", 0)) as unused:
         port = unused.getsockname()[1]
@@ -256,7 +254,7 @@ def neuron(name: str, endpoint: str = "http://n", **fields: Any) -> NeuronSectio
     return NeuronSection.model_validate({"name": name, "endpoint": endpoint, **fields})
 
 
-def test_the_picture_is_the_same_object_until_something_changes(fleet: Fleet) -> None:
+def test_view_is_the_same_object_until_a_change(fleet: Fleet) -> None:
     view = fleet.view()
     assert fleet.view() is view
     with fleet.request("n1", "M"):
@@ -276,19 +274,19 @@ def test_the_picture_is_the_same_object_until_something_changes(fleet: Fleet) ->
         change()
         assert fleet.view() is not view
         view = fleet.view()
-    for block in (fleet.load("n1", "M"), fleet.drain("n1", "M")):
-        with block:
+    for state_change in (fleet.load("n1", "M"), fleet.drain("n1", "M")):
+        with state_change:
             assert fleet.view().loading | fleet.view().draining == {("n1", "M")}
         assert fleet.view().loading | fleet.view().draining == frozenset()
 
 
-def test_counts_and_times_in_a_picture_cannot_be_changed_by_its_readers(fleet: Fleet) -> None:
+def test_mappings_of_a_view_are_read_only(fleet: Fleet) -> None:
     for live in (fleet.view().in_flight, fleet.view().used_at, fleet.view().loaded_at):
         with pytest.raises(TypeError):
             live["n1", "M"] = 1  # type: ignore[index]
 
 
-def test_nodes_come_and_go_and_those_that_stay_keep_their_state() -> None:
+def test_reconfiguration_keeps_the_state_of_remaining_nodes() -> None:
     fleet = Fleet([neuron("stays"), neuron("moves"), neuron("goes")])
     for name in ("stays", "moves", "goes"):
         fleet.answered(name, report(M), 0.0)
@@ -312,7 +310,7 @@ def test_nodes_come_and_go_and_those_that_stay_keep_their_state() -> None:
         fleet.cordon("goes", True)
 
 
-def test_a_cordon_by_hand_outlives_a_reload_that_says_nothing_new() -> None:
+def test_manual_cordon_survives_an_unrelated_reload() -> None:
     fleet = Fleet([neuron("a"), neuron("b", cordoned=True)])
 
     def cordoned() -> list[bool]:
@@ -328,7 +326,7 @@ def test_a_cordon_by_hand_outlives_a_reload_that_says_nothing_new() -> None:
     assert cordoned() == [False, True]
 
 
-def test_a_missed_poll_makes_a_node_neither_emptier_nor_another(fleet: Fleet) -> None:
+def test_missed_poll_keeps_load_and_url(fleet: Fleet) -> None:
     busy = Health.model_validate({"models": [{"id": "M", "in_flight": 7}]})
     fleet.answered("n1", report(M, health=busy, urls={"M": "http://n1:9"}), 0.0)
     for load in (7, 7, 0):
@@ -337,23 +335,23 @@ def test_a_missed_poll_makes_a_node_neither_emptier_nor_another(fleet: Fleet) ->
         assert (view.load(view.nodes[0], "M"), view.nodes[0].url("M")) == (load, "http://n1:9")
 
 
-async def test_a_node_that_was_away_is_asked_anew_where_its_models_are() -> None:
+async def test_model_urls_are_requested_again_after_a_missed_poll() -> None:
     async with FakeNode("a").holds("A").serving() as a, aiohttp.ClientSession() as session:
         fleet = Fleet([neuron("n", a.url)])
         poller = Poller(fleet, NodeClient(session), 1.0)
         a.endpoint = "http://localhost:1"
         for _ in range(2):
             await poller.poll("n")
-        assert a.asked.count("/models/A/endpoint") == 1
+        assert a.polled_paths.count("/models/A/endpoint") == 1
         a.endpoint = "http://localhost:2"
         fleet.missed("n", "away")
         assert fleet.node("n").url("A") == "http://127.0.0.1:1"
         await poller.poll("n")
         assert fleet.node("n").url("A") == "http://127.0.0.1:2"
-        assert a.asked.count("/discovery") == 2
+        assert a.polled_paths.count("/discovery") == 2
 
 
-async def test_it_is_noticed_when_nothing_runs_on_a_node_any_more(fleet: Fleet) -> None:
+async def test_emptied_waits_for_all_requests_of_a_node(fleet: Fleet) -> None:
     await fleet.emptied("n1")
     with fleet.request("n1", "M"):
         waits = [asyncio.create_task(fleet.emptied("n1")) for _ in range(2)]
@@ -364,7 +362,7 @@ async def test_it_is_noticed_when_nothing_runs_on_a_node_any_more(fleet: Fleet) 
     await asyncio.gather(*waits)
 
 
-def test_a_node_that_stays_down_is_asked_less_and_less_and_never_much_less() -> None:
+def test_poll_pause_of_a_down_node_grows_to_a_limit() -> None:
     node = Node("n", "http://n", healthy=True)
     assert pause_secs(node, 10.0, 0.5) == 10.0
     assert pause_secs(replace(node, misses=1), 10.0, 0.5) == 1.0
@@ -389,7 +387,7 @@ async def polled(*neurons: NeuronSection) -> AsyncIterator[Fleet]:
     assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("poll ")]
 
 
-async def test_the_poller_follows_the_configuration() -> None:
+async def test_poller_follows_the_configuration() -> None:
     async with (
         FakeNode("a").holds("A").serving() as a,
         FakeNode("b").holds("B").serving() as b,
@@ -401,35 +399,35 @@ async def test_the_poller_follows_the_configuration() -> None:
 
         await eventually(lambda: holds("n", "A"))
         a.may_answer_polls.clear()
-        asked = len(a.asked)
-        await eventually(lambda: len(a.asked) > asked)  # a poll is out when the node moves
+        polls = len(a.polled_paths)
+        await eventually(lambda: len(a.polled_paths) > polls)  # a poll is in progress when the endpoint changes
         fleet.configure([neuron("n", b.url)])
         a.may_answer_polls.set()
         await eventually(lambda: holds("n", "B"))
-        asked = len(a.asked)
+        polls = len(a.polled_paths)
         fleet.configure([neuron("n", b.url), neuron("m", a.url)])
         await eventually(lambda: holds("m", "A"))
-        assert holds("n", "B") and len(a.asked) > asked
+        assert holds("n", "B") and len(a.polled_paths) > polls
         fleet.configure([])
-        asked = len(b.asked)
+        polls = len(b.polled_paths)
         await asyncio.sleep(0.1)
-        assert len(b.asked) <= asked + 1
+        assert len(b.polled_paths) <= polls + 1
 
 
-async def test_a_fault_in_reading_one_node_ends_the_polling_of_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_for_one_node_does_not_stop_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeNode("a").holds("A").serving() as a, polled(neuron("bad\n", a.url), neuron("n", a.url)) as fleet:
         answered = fleet.answered
 
-        def fail_for_one(name: str, seen: Report, began: float) -> None:
+        def fail_for_one(name: str, node_report: Report, began: float) -> None:
             if name == "bad\n":
                 raise ZeroDivisionError
-            answered(name, seen, began)
+            answered(name, node_report, began)
 
         monkeypatch.setattr(fleet, "answered", fail_for_one)
         await eventually(lambda: fleet.node("bad\n").misses > 3 and fleet.node("n").healthy)
 
 
-async def test_three_nodes_that_hang_do_not_age_the_picture_of_two_that_live() -> None:
+async def test_hanging_nodes_do_not_delay_polls_of_others() -> None:
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(FakeNode(f"n{i}").holds("M").serving()) for i in range(5)]
         for hung in nodes[:3]:
@@ -439,33 +437,33 @@ async def test_three_nodes_that_hang_do_not_age_the_picture_of_two_that_live() -
             for live in nodes[3:]:
                 live.holds(model)
             await eventually(lambda model=model: all(model in fleet.node(live.name).models for live in nodes[3:]))
-        assert [hung.asked for hung in nodes[:3]] == [["/models"]] * 3
+        assert [hung.polled_paths for hung in nodes[:3]] == [["/models"]] * 3
         for hung in nodes:
             hung.may_answer_polls.set()
 
 
-async def test_a_node_that_says_far_too_much_is_heard_in_part() -> None:
+async def test_number_of_models_per_node_is_bounded() -> None:
     async with FakeNode().holds(*(f"M{i}" for i in range(MAX_MODELS + 50))).serving() as node, polled() as fleet:
         fleet.configure([neuron("n", node.url)])
         await eventually(lambda: fleet.node("n").healthy)
         assert len(fleet.node("n").models) == MAX_MODELS
 
 
-async def test_the_key_of_a_neuron_goes_with_every_question(node: FakeNode) -> None:
+async def test_bearer_is_sent_with_every_poll(node: FakeNode) -> None:
     async with polled(neuron("n", node.url, bearer="s3cret")) as fleet:
         await eventually(lambda: fleet.node("n").healthy)
-    assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.asked)
-    assert set(node.shown) == {"Bearer s3cret"}
+    assert {"/models", "/health", "/discovery", "/models/Org%2FM/endpoint"} <= set(node.polled_paths)
+    assert set(node.authorizations) == {"Bearer s3cret"}
     assert "s3cret" not in repr(fleet.view())
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_what_a_poll_brings_of_a_node_that_moved_meanwhile_is_not_taken_for_news_of_it(down: bool) -> None:
+async def test_poll_of_a_replaced_endpoint_is_ignored(down: bool) -> None:
     async with FakeNode("a", down=down).holds("A").serving() as a, aiohttp.ClientSession() as session:
         fleet = Fleet([neuron("n", a.url)])
         a.may_answer_polls.clear()
         poll = asyncio.create_task(Poller(fleet, NodeClient(session), 1.0).poll("n"))
-        await eventually(lambda: a.asked)
+        await eventually(lambda: a.polled_paths)
         fleet.configure([neuron("n", "http://elsewhere")])
         a.may_answer_polls.set()
         await poll
@@ -473,7 +471,7 @@ async def test_what_a_poll_brings_of_a_node_that_moved_meanwhile_is_not_taken_fo
         assert (node.healthy, node.misses, node.models) == (False, 0, {})
 
 
-async def test_a_poll_that_hangs_ends_when_its_node_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_poll_is_cancelled_when_its_node_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_client, "POLL_TIMEOUT_SECS", 3600.0)
 
     def polls() -> int:
@@ -481,7 +479,7 @@ async def test_a_poll_that_hangs_ends_when_its_node_goes(monkeypatch: pytest.Mon
 
     async with FakeNode("a").serving() as a, polled(neuron("n", a.url)) as fleet:
         a.may_answer_polls.clear()
-        await eventually(lambda: a.asked)
+        await eventually(lambda: a.polled_paths)
         assert polls() == 1
         fleet.configure([])
         await eventually(lambda: polls() == 0)

@@ -1,4 +1,4 @@
-"""`/api/nodes` over a socket, on a fleet that nobody polls."""
+"""`/api/nodes` over a socket, with a fleet that is not polled."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def api() -> AsyncIterator[Api]:
         yield api
 
 
-async def test_a_node_is_cordoned_and_uncordoned(api: Api) -> None:
+async def test_node_is_cordoned_and_uncordoned(api: Api) -> None:
     state = {"name": "n1", "cordoned": True, "in_flight": 0, "loading": 0}
     assert await api.post("n1/cordon") == (200, state)
     assert api.fleet.node("n1").cordoned
@@ -71,7 +71,7 @@ async def test_a_node_is_cordoned_and_uncordoned(api: Api) -> None:
     assert not api.fleet.node("n1").cordoned
 
 
-async def test_a_drain_answers_when_nothing_runs_any_more(api: Api) -> None:
+async def test_drain_responds_when_the_node_is_empty(api: Api) -> None:
     with api.fleet.request("n1", "M"):
         with api.fleet.load("n1", "Other"):
             drain = asyncio.create_task(api.post("n1/drain"))
@@ -84,7 +84,7 @@ async def test_a_drain_answers_when_nothing_runs_any_more(api: Api) -> None:
     assert await drain == (200, {"name": "n1", "cordoned": True, "in_flight": 0, "loading": 0})
 
 
-async def test_the_list_says_what_goes_on_and_no_secret(api: Api) -> None:
+async def test_node_list_shows_activity_and_no_secret(api: Api) -> None:
     for _ in range(3):
         api.fleet.transport_fault("n1", "M")
     with api.fleet.request("n1", "M"), api.fleet.load("n1", "New"), api.fleet.drain("n1", "Old"):
@@ -108,19 +108,19 @@ async def test_the_list_says_what_goes_on_and_no_secret(api: Api) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cordon", "uncordon", "drain"])
-async def test_an_unknown_node_is_a_404(api: Api, verb: str) -> None:
+async def test_unknown_node_is_404(api: Api, verb: str) -> None:
     status, body = await api.post(f"nobody/{verb}")
     assert (status, body["error"]["code"]) == (404, "node_not_found")
 
 
 @pytest.mark.parametrize("text", ["-1", "601", "9" * 400, "x", "1.5", ""])
-async def test_a_wait_that_is_none_is_refused_before_anything_is_done(api: Api, text: str) -> None:
+async def test_invalid_wait_secs_is_rejected_without_a_cordon(api: Api, text: str) -> None:
     status, body = await api.post(f"n1/drain?wait_secs={text}")
     assert (status, body["error"]["param"]) == (400, "wait_secs")
     assert not api.fleet.node("n1").cordoned
 
 
-async def test_a_name_is_any_text() -> None:
+async def test_node_name_may_be_any_text() -> None:
     async with serving(NeuronSection(name="rack 1/é", endpoint="http://n1")) as api:
         assert (await api.post("rack%201%2F%C3%A9/cordon"))[0] == 200
         assert api.fleet.node("rack 1/é").cordoned

@@ -1,4 +1,4 @@
-"""Servers of the OpenAI dialect as members of the fleet: what each kind says, as recorded answers on real sockets."""
+"""OpenAI-compatible servers as nodes: the reports of each kind, from scripted responses on real sockets."""
 
 import json
 from collections.abc import AsyncIterator
@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from cortex.fake_node import ANSWER
+from cortex.fake_node import COMPLETION
 from cortex.running import eventually, running_cortex
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
@@ -30,17 +30,20 @@ vllm:num_requests_waiting_by_reason{engine="0",model_name="Qwen/Qwen3-8B"} 9.0
 
 @dataclass
 class Server:
-    """Answers from a script, by path; a dictionary's `POST` answers are functions of the request's JSON."""
+    """A server with a scripted response per path.
 
-    answers: dict[str, Any]
+    A response may be a function of the request's JSON.
+    """
+
+    responses: dict[str, Any]
     key: str | None = None
     url: str = ""
-    asked: list[str] = field(default_factory=list)
+    polled_paths: list[str] = field(default_factory=list)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["Server"]:
         app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
+        app.router.add_route("*", "/{path:.*}", self._respond)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -50,16 +53,16 @@ class Server:
         finally:
             await runner.cleanup()
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        self.asked.append(request.path)
+    async def _respond(self, request: web.Request) -> web.Response:
+        self.polled_paths.append(request.path)
         if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
             return web.Response(status=401)
-        answer = self.answers.get(request.path)
-        if answer is None:
+        response = self.responses.get(request.path)
+        if response is None:
             return web.Response(status=404)
-        if callable(answer):
-            answer = answer(await request.json())
-        return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
+        if callable(response):
+            response = response(await request.json())
+        return web.Response(text=response) if isinstance(response, str) else web.json_response(response)
 
 
 def listing(*entries: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def context(info: ModelInfo) -> int | None:
     return info.limit.context if info.limit else None
 
 
-async def test_vllm_says_its_limit_and_how_busy_it_is() -> None:
+async def test_vllm_reports_context_limit_and_load() -> None:
     entry = {"id": "Qwen/Qwen3-8B", "owned_by": "vllm", "max_model_len": 40960}
     server = Server({"/v1/models": listing(entry), "/metrics": VLLM_METRICS})
     async with watched(server) as (fleet, poller):
@@ -94,22 +97,22 @@ async def test_vllm_says_its_limit_and_how_busy_it_is() -> None:
             await poller.poll("box")
         node = fleet.node("box")
         assert context(node.models["Qwen/Qwen3-8B"]) == 40960
-        assert node.others == {"Qwen/Qwen3-8B": 5}  # six there, one of them ours
+        assert node.other_requests == {"Qwen/Qwen3-8B": 5}  # six in total, one of them from this gateway
         assert node.url("Qwen/Qwen3-8B") == server.url
 
 
-async def test_llama_cpp_says_the_context_of_a_slot() -> None:
+async def test_llama_cpp_reports_the_context_of_a_slot() -> None:
     entry = {"id": "model.gguf", "owned_by": "llamacpp", "meta": {"n_ctx_train": 131072, "n_vocab": 5}}
     props = {"default_generation_settings": {"n_ctx": 8192}, "total_slots": 4, "modalities": {"vision": True}}
-    found = await models(Server({"/v1/models": listing(entry), "/props": props}))
-    assert (context(found["model.gguf"]), found["model.gguf"].capabilities) == (8192, ["text", "vision"])
+    infos = await models(Server({"/v1/models": listing(entry), "/props": props}))
+    assert (context(infos["model.gguf"]), infos["model.gguf"].capabilities) == (8192, ["text", "vision"])
     without_props = await models(Server({"/v1/models": listing(entry)}))
     assert context(without_props["model.gguf"]) == 131072
 
 
-async def test_ollama_says_what_a_model_can_do_and_the_context_it_really_has() -> None:
-    def show(asked: dict[str, str]) -> dict[str, Any]:
-        vision = asked["model"] == "gemma3:4b"
+async def test_ollama_reports_capabilities_and_actual_context() -> None:
+    def show(request: dict[str, str]) -> dict[str, Any]:
+        vision = request["model"] == "gemma3:4b"
         return {
             "model_info": {"general.architecture": "x", "x.context_length": 131072},
             "capabilities": ["completion", "tools", *(["vision"] if vision else ["thinking"])],
@@ -127,18 +130,18 @@ async def test_ollama_says_what_a_model_can_do_and_the_context_it_really_has() -
     async with watched(server) as (fleet, poller):
         for _ in range(3):
             await poller.poll("box")
-        found = fleet.node("box").models
-        assert (context(found["gemma3:4b"]), context(found["bob/own:latest"])) == (4096, 131072)
-        assert found["gemma3:4b"].capabilities == ["text", "vision"] and found["gemma3:4b"].tool_call
-        assert found["bob/own:latest"].reasoning and not found["gemma3:4b"].reasoning
-        assert server.asked.count("/api/show") == 2  # once a model
-        del server.answers["/api/ps"]
+        infos = fleet.node("box").models
+        assert (context(infos["gemma3:4b"]), context(infos["bob/own:latest"])) == (4096, 131072)
+        assert infos["gemma3:4b"].capabilities == ["text", "vision"] and infos["gemma3:4b"].tool_call
+        assert infos["bob/own:latest"].reasoning and not infos["gemma3:4b"].reasoning
+        assert server.polled_paths.count("/api/show") == 2  # once per model
+        del server.responses["/api/ps"]
         await poller.poll("box")
         assert context(fleet.node("box").models["gemma3:4b"]) == 4096
-        assert "/api/v0/models" not in server.asked
+        assert "/api/v0/models" not in server.polled_paths
 
 
-async def test_lm_studio_says_the_context_it_loaded_with() -> None:
+async def test_lm_studio_reports_the_loaded_context() -> None:
     studio = [
         {"id": "llama", "type": "llm", "state": "loaded", "max_context_length": 131072, "loaded_context_length": 4096},
         {"id": "nomic", "type": "embeddings", "state": "not-loaded", "max_context_length": 2048},
@@ -148,39 +151,39 @@ async def test_lm_studio_says_the_context_it_loaded_with() -> None:
     async with watched(server) as (fleet, poller):
         await poller.poll("box")
         await poller.poll("box")
-        found = fleet.node("box").models
-        assert (context(found["llama"]), context(found["nomic"])) == (4096, 2048)
-        assert (found["llama"].capabilities, found["nomic"].capabilities) == (["text"], ["embedding"])
-        assert server.asked.count("/api/ps") == 1
+        infos = fleet.node("box").models
+        assert (context(infos["llama"]), context(infos["nomic"])) == (4096, 2048)
+        assert (infos["llama"].capabilities, infos["nomic"].capabilities) == (["text"], ["embedding"])
+        assert server.polled_paths.count("/api/ps") == 1
 
 
-async def test_any_other_server_is_asked_what_it_is_once() -> None:
+async def test_unknown_server_is_identified_once() -> None:
     server = Server({"/v1/models": listing({"id": "gpt"}, {"id": "other"})})
     async with watched(server) as (fleet, poller):
         for _ in range(3):
             await poller.poll("box")
         assert [context(info) for info in fleet.node("box").models.values()] == [None, None]
-    assert server.asked.count("/v1/models") == 3
-    assert len(server.asked) == 5
+    assert server.polled_paths.count("/v1/models") == 3
+    assert len(server.polled_paths) == 5
 
 
-@pytest.mark.parametrize("answer", ["", "null", "[]", "{}", '{"data": 7}', '{"data": ["a"]}', "<html>"])
-async def test_garbage_is_a_miss(answer: str) -> None:
-    async with watched(Server({"/v1/models": answer})) as (fleet, poller):
+@pytest.mark.parametrize("body", ["", "null", "[]", "{}", '{"data": 7}', '{"data": ["a"]}', "<html>"])
+async def test_malformed_model_list_is_a_missed_poll(body: str) -> None:
+    async with watched(Server({"/v1/models": body})) as (fleet, poller):
         await poller.poll("box")
         assert (fleet.node("box").healthy, fleet.node("box").misses) == (False, 1)
 
 
-async def test_what_makes_no_sense_is_left_out() -> None:
+async def test_invalid_fields_are_ignored() -> None:
     entries = [{"id": 7}, {"owned_by": "x"}, {"id": "ok", "max_model_len": -5}, {"id": "odd", "max_model_len": "many"}]
-    found = await models(Server({"/v1/models": listing(*entries), "/metrics": "nonsense \xff{"}))
-    assert {name: context(info) for name, info in found.items()} == {"ok": None}
+    infos = await models(Server({"/v1/models": listing(*entries), "/metrics": "nonsense \xff{"}))
+    assert {name: context(info) for name, info in infos.items()} == {"ok": None}
     assert await models(Server({"/v1/models": {"object": "list", "data": None}})) == {}
     wild = {"/v1/models": listing({"id": "m"}), "/api/ps": {"models": [{"name": "m", "context_length": "x"}]}}
     assert list(await models(Server(wild))) == ["m"]
 
 
-async def test_the_key_of_a_node_is_sent_to_it_and_shown_to_nobody() -> None:
+async def test_bearer_is_sent_to_the_node_and_not_shown() -> None:
     server = Server({"/v1/models": listing({"id": "m"})}, key="s3cret")
     async with watched(server, bearer="s3cret") as (fleet, poller):
         await poller.poll("box")
@@ -194,10 +197,10 @@ async def test_the_key_of_a_node_is_sent_to_it_and_shown_to_nobody() -> None:
         assert not fleet.node("box").healthy
 
 
-async def test_a_gateway_serves_the_models_of_such_a_node_under_its_key_and_under_an_alias() -> None:
-    def speak(asked: dict[str, Any]) -> dict[str, Any]:
-        assert asked["model"] == "qwen3:8b"
-        return json.loads(ANSWER)
+async def test_models_of_a_backend_are_served_by_id_and_alias() -> None:
+    def speak(request: dict[str, Any]) -> dict[str, Any]:
+        assert request["model"] == "qwen3:8b"
+        return json.loads(COMPLETION)
 
     server = Server({"/v1/models": listing({"id": "qwen3:8b"}), "/v1/chat/completions": speak}, key="s3cret")
     async with server.serving():
@@ -210,4 +213,4 @@ async def test_a_gateway_serves_the_models_of_such_a_node_under_its_key_and_unde
             assert listed == {"qwen3:8b": True, "small": True}
             assert (await cortex.get("/health"))["status"] == "ok"
             assert "s3cret" not in json.dumps(await cortex.get("/api/nodes"))
-    assert not [path for path in server.asked if path in ("/models", "/models/load", "/discovery", "/health")]
+    assert not [path for path in server.polled_paths if path in ("/models", "/models/load", "/discovery", "/health")]

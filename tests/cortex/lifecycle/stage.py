@@ -1,4 +1,4 @@
-"""A lifecycle in front of scripted nodes, over real sockets."""
+"""A lifecycle manager in front of fake nodes, over real sockets."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,8 +26,8 @@ MODELS: list[dict[str, Any]] = [{"id": model, "vram_mb": size} for model, size i
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One that waits."""
+class Waiter:
+    """A request that waits for its model."""
 
     priority: int = 0
     enqueued: float = field(default_factory=monotonic)
@@ -35,7 +35,7 @@ class Asked:
 
 @dataclass
 class Stage:
-    """A lifecycle in front of nodes."""
+    """A running lifecycle manager, and the loads and evictions that it reported as (model, node)."""
 
     fleet: Fleet
     lifecycle: Lifecycle
@@ -43,7 +43,7 @@ class Stage:
     evicted: list[tuple[str, str]]
 
     def ask(self, model: str) -> asyncio.Task[Warm]:
-        return asyncio.create_task(self.lifecycle.serve(model, Asked()))
+        return asyncio.create_task(self.lifecycle.serve(model, Waiter()))
 
     def holds(self, node: str) -> set[str]:
         return set(self.fleet.node(node).models)

@@ -1,4 +1,4 @@
-"""Models come and go: loads, evictions and those who wait, over real sockets with scripted nodes."""
+"""Loads, evictions and waiting requests, over real sockets with fake nodes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -18,18 +18,18 @@ async def one_card(*resident: str, total_mb: int = 8000) -> AsyncIterator[FakeNo
         yield node
 
 
-async def test_ten_at_once_load_a_model_once_and_two_models_do_not_wait_for_one_another() -> None:
+async def test_concurrent_requests_load_once_and_models_load_in_parallel() -> None:
     async with one_card(total_mb=16000) as node, stage(node) as s:
         node.may_load.clear()
-        asked = [s.ask("A") for _ in range(10)] + [s.ask("C")]
+        ask_tasks = [s.ask("A") for _ in range(10)] + [s.ask("C")]
         await eventually(lambda: len(node.loads) == 2)
         node.may_load.set()
-        assert [warm.model for warm in await asyncio.gather(*asked)] == ["A"] * 10 + ["C"]
+        assert [warm.model for warm in await asyncio.gather(*ask_tasks)] == ["A"] * 10 + ["C"]
         assert sorted(load["model_id"] for load in node.loads) == ["A", "C"]
         assert sorted(s.loaded) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_models_of_equal_rank_displace_one_another_both_ways() -> None:
+async def test_models_of_equal_rank_evict_each_other() -> None:
     async with one_card("A") as node, stage(node) as s:
         assert (await s.ask("B")).node == "n1"
         assert s.holds("n1") == {"B"}
@@ -38,20 +38,20 @@ async def test_models_of_equal_rank_displace_one_another_both_ways() -> None:
         assert s.evicted == [("A", "n1"), ("B", "n1")]
 
 
-async def test_only_as_much_as_needed_leaves() -> None:
+async def test_only_as_many_models_as_needed_are_evicted() -> None:
     async with one_card("A", "C", total_mb=10000) as node, stage(node) as s:
         await s.ask("B")
         assert node.unloads == ["A"]
 
 
-async def test_a_model_of_unknown_size_on_the_node_is_taken_for_what_the_catalogue_says() -> None:
+async def test_unreported_model_size_is_taken_from_the_catalogue() -> None:
     async with one_card("A") as node, stage(node) as s:
         assert s.fleet.node("n1").models["A"].vram_used_mb is None
         await s.ask("B")
         assert node.unloads == ["A"]
 
 
-async def test_a_model_of_higher_rank_stays_and_the_other_is_refused_for_now() -> None:
+async def test_model_of_higher_rank_is_not_evicted() -> None:
     models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
     async with one_card("Pinned") as node, stage(node, models=models) as s:
         error = await s.refused("B")
@@ -61,67 +61,67 @@ async def test_a_model_of_higher_rank_stays_and_the_other_is_refused_for_now() -
         assert s.settled()
 
 
-async def test_what_is_in_flight_is_drained_before_it_leaves() -> None:
+async def test_busy_model_is_drained_before_eviction() -> None:
     async with one_card("A") as node, stage(node) as s:
         with s.fleet.request("n1", "A"):
-            waiting = s.ask("B")
+            ask_b = s.ask("B")
             await eventually(lambda: ("n1", "A") in s.fleet.view().draining)
-            returning = s.ask("A")  # comes while it drains: it has to wait for its turn
+            ask_a = s.ask("A")  # arrives during the drain: waits for a reload
             for _ in range(20):
                 await asyncio.sleep(0.01)
             assert node.unloads == []
-        await waiting
-        await returning
+        await ask_b
+        await ask_a
         assert node.unloads == ["A", "B"]
 
 
-async def test_a_model_in_flight_is_left_alone_while_the_other_has_not_waited_long() -> None:
+async def test_busy_model_is_not_drained_within_swap_wait() -> None:
     async with one_card("A") as node, stage(node, swap_wait_secs=60) as s:
         with s.fleet.request("n1", "A"):
-            waiting = s.ask("B")
+            ask_b = s.ask("B")
             await eventually(lambda: s.lifecycle.progress("B"))
             for _ in range(20):
                 await asyncio.sleep(0.01)
             progress = s.lifecycle.progress("B")
-            assert progress is not None and progress.stage == "waiting for room on n1"
+            assert progress is not None and progress.stage == "waiting for memory on n1"
             assert ("n1", "A") not in s.fleet.view().draining
-        waiting.cancel()
+        ask_b.cancel()
         await eventually(lambda: s.lifecycle.progress("B") is None)
         assert node.unloads == []
 
 
-async def test_what_another_gateway_uses_is_left_alone_even_if_that_began_after_the_last_poll() -> None:
+async def test_model_in_use_by_another_gateway_is_not_evicted() -> None:
     async with one_card("A") as node, stage(node, poll_secs=60) as s:
         node.health["models"] = [{"id": "A", "in_flight": 1}]
-        waiting = s.ask("B")
-        asked = len(node.asked)
-        await eventually(lambda: len(node.asked) > asked + 3)
+        ask_b = s.ask("B")
+        polls = len(node.polled_paths)
+        await eventually(lambda: len(node.polled_paths) > polls + 3)
         assert node.unloads == []
         node.health["models"] = []
-        await waiting
+        await ask_b
         assert node.unloads == ["A"]
 
 
-async def test_who_gives_up_while_a_model_drains_for_them_leaves_it_as_it_was() -> None:
+async def test_cancelled_wait_ends_the_drain() -> None:
     async with one_card("A") as node, stage(node) as s:
         with s.fleet.request("n1", "A"):
-            waiting = s.ask("B")
+            ask_b = s.ask("B")
             await eventually(lambda: ("n1", "A") in s.fleet.view().draining)
-            waiting.cancel()
+            ask_b.cancel()
             await eventually(s.settled)
         assert node.unloads == [] and node.loads == []
-        assert not s.lifecycle.situation().expected_free  # nothing is kept for the one that gave up
+        assert not s.lifecycle.snapshot().expected_free  # no memory is reserved for the cancelled request
         assert (await s.ask("A")).node == "n1"
 
 
-async def test_a_load_goes_on_when_all_who_waited_hang_up() -> None:
+async def test_load_continues_after_all_waiters_cancel() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
-        asked = [s.ask("A") for _ in range(3)]
+        ask_tasks = [s.ask("A") for _ in range(3)]
         await eventually(lambda: node.loads)
-        for task in asked:
+        for task in ask_tasks:
             task.cancel()
-        await asyncio.wait(asked)
+        await asyncio.wait(ask_tasks)
         assert ("n1", "A") in s.fleet.view().loading
         node.may_load.set()
         await eventually(lambda: "A" in s.holds("n1"))
@@ -130,7 +130,7 @@ async def test_a_load_goes_on_when_all_who_waited_hang_up() -> None:
         assert len(node.loads) == 1
 
 
-async def test_a_load_that_fails_is_tried_on_another_node_and_not_again_here_for_a_while() -> None:
+async def test_failed_load_is_retried_on_another_node_with_back_off() -> None:
     async with (
         FakeNode("a").with_accelerator(9000, SIZES).serving() as a,
         FakeNode("b").with_accelerator(8000, SIZES).serving() as b,
@@ -141,12 +141,12 @@ async def test_a_load_that_fails_is_tried_on_another_node_and_not_again_here_for
         b.load_refusal = (400, {"error": "no such file"})
         assert "on node 'a': out of memory" in str(await s.refused("B"))
         assert [len(node.loads) for node in (a, b)] == [2, 2]
-        error = await s.refused("B")  # within the back-off: nobody is asked again
+        error = await s.refused("B")  # within the back-off: no node gets another load
         assert [len(node.loads) for node in (a, b)] == [2, 2]
         assert error.retry_after in range(1, 6)
 
 
-async def test_a_load_that_can_never_succeed_is_refused_without_a_retry() -> None:
+async def test_permanent_load_failure_has_no_retry_after() -> None:
     async with one_card() as node, stage(node) as s:
         node.load_refusal = (422, {"error": {"kind": "quant_not_found", "available": ["q8_0"]}})
         error = await s.refused("A")
@@ -154,20 +154,20 @@ async def test_a_load_that_can_never_succeed_is_refused_without_a_retry() -> Non
         assert str(error) == "model 'A' could not be loaded on node 'n1': quant_not_found"
 
 
-async def test_waiters_hear_soon_that_the_node_that_loads_has_died() -> None:
+async def test_waiters_fail_when_the_loading_node_goes_down() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
-        asked = [s.ask("A") for _ in range(3)]
+        ask_tasks = [s.ask("A") for _ in range(3)]
         await eventually(lambda: node.loads)
         node.down = True
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        outcomes = await asyncio.gather(*ask_tasks, return_exceptions=True)
         assert all(isinstance(error, ApiError) and error.retry_after for error in outcomes)
         await eventually(s.settled)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("load ")]
         node.may_load.set()
 
 
-async def test_a_load_without_progress_is_given_up_and_one_with_progress_is_not() -> None:
+async def test_load_without_progress_times_out() -> None:
     async with one_card() as node, stage(node, gateway={"load_timeout_secs": 1}) as s:
         node.may_load.clear()
         error = await s.refused("A")
@@ -185,7 +185,7 @@ async def test_a_load_without_progress_is_given_up_and_one_with_progress_is_not(
         assert (await moving).node == "n1"
 
 
-async def test_who_has_waited_long_enough_is_told_when_to_come_back() -> None:
+async def test_long_wait_ends_with_retry_after() -> None:
     async with one_card() as node, stage(node, gateway={"load_wait_secs": 0.2}) as s:
         node.may_load.clear()
         error = await s.refused("A")
@@ -195,10 +195,10 @@ async def test_who_has_waited_long_enough_is_told_when_to_come_back() -> None:
         await eventually(lambda: "A" in s.holds("n1"))
 
 
-async def test_who_would_wait_far_too_long_is_told_at_once() -> None:
+async def test_wait_longer_than_the_limit_is_rejected_at_once() -> None:
     async with one_card() as node, stage(node, gateway={"load_wait_secs": 2}) as s:
         node.may_load.clear()
-        waiting = s.ask("A")
+        ask_b = s.ask("A")
         node.models.append({"id": "A", "status": "loading", "progress": 0.03, "stage": "weights"})
 
         def slow() -> bool:
@@ -207,14 +207,14 @@ async def test_who_would_wait_far_too_long_is_told_at_once() -> None:
 
         await eventually(slow)
         error = await s.refused("A")
-        assert not waiting.done()
+        assert not ask_b.done()
         assert error.status == 503 and error.retry_after and error.retry_after > 5
         node.models.clear()
         node.may_load.set()
-        await waiting
+        await ask_b
 
 
-async def test_many_unloads_on_a_node_are_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_unloads_on_a_node_log_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     async with one_card("A") as node, stage(node, defrag_after_cycles=2) as s:
         await s.ask("B")
         assert "has unloaded" not in caplog.text
@@ -222,7 +222,7 @@ async def test_many_unloads_on_a_node_are_worth_a_warning(caplog: pytest.LogCapt
         assert "node n1 has unloaded 2 models" in caplog.text
 
 
-async def test_what_nobody_asked_for_is_unloaded_but_not_what_is_pinned() -> None:
+async def test_idle_models_are_unloaded_unless_pinned() -> None:
     models = [*MODELS[:3], {"id": "Pinned", "vram_mb": 6000, "pinned_on": ["n1"]}]
     async with one_card("A", "Pinned", total_mb=20000) as node, stage(node, models=models, idle_ttl_secs=0.3) as s:
         await s.ask("C")
@@ -231,7 +231,7 @@ async def test_what_nobody_asked_for_is_unloaded_but_not_what_is_pinned() -> Non
         assert sorted(s.evicted) == [("A", "n1"), ("C", "n1")]
 
 
-async def test_a_node_that_will_not_unload_is_not_asked_again_and_again() -> None:
+async def test_rejected_unload_is_not_repeated_at_once() -> None:
     async with one_card("A") as node, stage(node, idle_ttl_secs=0.1) as s:
         node.unload_refusal = (500, {"error": "busy"})
         await eventually(lambda: node.unloads)
@@ -241,24 +241,28 @@ async def test_a_node_that_will_not_unload_is_not_asked_again_and_again() -> Non
         assert not s.fleet.view().draining
 
 
-async def test_an_eviction_that_a_node_refuses_is_said_to_those_who_wait() -> None:
+async def test_rejected_eviction_fails_the_waiting_request() -> None:
     async with one_card("A") as node, stage(node) as s:
         node.unload_refusal = (500, {"error": "busy"})
         assert str(await s.refused("B")) == "model 'B' could not be loaded on node 'n1': busy"
-        assert s.holds("n1") == {"A"} and not s.lifecycle.situation().expected_free
+        assert s.holds("n1") == {"A"} and not s.lifecycle.snapshot().expected_free
 
 
-async def test_who_waits_for_room_is_served_elsewhere_if_the_model_comes_up_there() -> None:
-    async with one_card("A") as node, FakeNode("n2").serving() as other, stage(node, other, swap_wait_secs=60) as s:
+async def test_waiting_request_uses_a_model_that_appears_on_another_node() -> None:
+    async with (
+        one_card("A") as node,
+        FakeNode("n2").serving() as other_node,
+        stage(node, other_node, swap_wait_secs=60) as s,
+    ):
         with s.fleet.request("n1", "A"):
-            waiting = s.ask("B")
+            ask_b = s.ask("B")
             await eventually(lambda: s.lifecycle.progress("B"))
-            other.holds("B")
-            assert (await waiting).node == "n2"
-        assert node.unloads == [] and other.loads == []
+            other_node.holds("B")
+            assert (await ask_b).node == "n2"
+        assert node.unloads == [] and other_node.loads == []
 
 
-async def test_a_model_that_is_back_is_there_for_those_who_waited_before_it_leaves_for_others() -> None:
+async def test_returned_model_serves_its_waiters_before_eviction() -> None:
     a = FakeNode("a").with_accelerator(7500, SIZES).holds("C")
     b = FakeNode("b").with_accelerator(7500, SIZES).holds("B")
     async with a.serving(), b.serving(), stage(a, b, swap_wait_secs=60) as s:
@@ -273,12 +277,12 @@ async def test_a_model_that_is_back_is_there_for_those_who_waited_before_it_leav
             assert (await second).node == "b"
 
 
-async def test_memory_is_reserved_when_a_load_is_decided() -> None:
+async def test_memory_is_reserved_when_a_load_starts() -> None:
     async with one_card(total_mb=10000) as node, stage(node, swap_wait_secs=60) as s:
         node.may_load.clear()
         first = s.ask("A")
         await eventually(lambda: node.loads)
-        second = s.ask("B")  # the card still reads empty
+        second = s.ask("B")  # the node still reports the memory as free
         await eventually(lambda: s.lifecycle.progress("B"))
         assert len(node.loads) == 1
         node.may_load.set()
@@ -286,11 +290,11 @@ async def test_memory_is_reserved_when_a_load_is_decided() -> None:
         second.cancel()
 
 
-async def test_too_many_who_wait_are_refused() -> None:
+async def test_number_of_waiting_requests_is_bounded() -> None:
     async with one_card() as node, stage(node) as s:
         node.may_load.clear()
-        asked = [s.ask("A") for _ in range(256)]
+        ask_tasks = [s.ask("A") for _ in range(256)]
         await eventually(lambda: node.loads)
         assert (await s.refused("A")).code == "rate_limit_exceeded"
         node.may_load.set()
-        assert len({warm.node for warm in await asyncio.gather(*asked)}) == 1
+        assert len({warm.node for warm in await asyncio.gather(*ask_tasks)}) == 1

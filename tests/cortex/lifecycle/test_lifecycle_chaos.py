@@ -1,4 +1,4 @@
-"""Random requests, hang-ups, failing loads and nodes that vanish: nothing is overfull, nothing is left behind."""
+"""Random requests, disconnects, failed loads and lost nodes never overfill a device or leak state."""
 
 import asyncio
 import random
@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 
 from cortex.fake_node import FakeNode
-from cortex.lifecycle.stage import SIZES, Asked, Stage, stage
+from cortex.lifecycle.stage import SIZES, Stage, Waiter, stage
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 
@@ -22,28 +22,28 @@ def holds(node: FakeNode, model: str) -> bool:
 
 
 async def client(s: Stage, rng: random.Random, nodes: list[FakeNode]) -> str:
-    """One request: waits for its model, uses it for a moment, or gives up before."""
+    """Wait for a random model, use it briefly, and return the outcome. Some clients give up first."""
     model = rng.choice(list(SIZES))
     try:
         async with asyncio.timeout(rng.choice((0.05, 0.5, 60))):
-            target = await s.lifecycle.serve(model, Asked())
+            target = await s.lifecycle.serve(model, Waiter())
     except TimeoutError:
         return "gone"
     except ApiError as error:
         assert error.status == 503, error
         return "refused"
-    held = next(node for node in nodes if node.name == target.node)
-    if (target.node, model) in s.fleet.view().draining or not holds(held, model):
+    server = next(node for node in nodes if node.name == target.node)
+    if (target.node, model) in s.fleet.view().draining or not holds(server, model):
         return "late"
     with s.fleet.request(target.node, model):
         for _ in range(rng.randrange(5)):
-            assert holds(held, model), f"{model} left {target.node} while in use"
+            assert holds(server, model), f"{model} left {target.node} while in use"
             await asyncio.sleep(0.01)
     return "served"
 
 
 async def pulse(pauses: list[float]) -> None:
-    """Note how long this loop takes to come back from a pause of 5 ms."""
+    """Append the actual duration of each 5 ms sleep of the event loop to `pauses`."""
     while True:
         begun = monotonic()
         await asyncio.sleep(0.005)
@@ -51,7 +51,7 @@ async def pulse(pauses: list[float]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-async def test_chaos(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_random_events_keep_memory_and_state_consistent(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.cortex.lifecycle.evictor.LEAST_RESIDENCY_SECS", RESIDENCY_SECS)
     rng = random.Random(seed)
     async with AsyncExitStack() as stack:
@@ -77,13 +77,13 @@ async def test_chaos(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         outcomes = await asyncio.gather(*clients)
         watch.cancel()
         assert "served" in outcomes and s.evicted
-        # A model may leave before those who waited for it have asked it only if this process stood still meanwhile.
+        # A model may be evicted before its waiting requests use it only if the event loop was blocked meanwhile.
         assert "late" not in outcomes or max(pauses) > RESIDENCY_SECS / 4
         await eventually(lambda: not s.fleet.view().loading and not s.fleet.view().draining)
         assert all(node.free_mb() >= 0 for node in nodes)
         assert not s.fleet.view().in_flight
         assert all(s.lifecycle.progress(model) is None for model in SIZES)
         with suppress(ApiError):
-            await s.ask("A")  # and it still works
+            await s.ask("A")  # the lifecycle still works
     loads = [task for task in asyncio.all_tasks() if task.get_name().startswith(("load ", "unload "))]
     assert loads == []

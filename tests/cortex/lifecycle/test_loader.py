@@ -1,4 +1,4 @@
-"""Cold loads: one per model and node, whoever waits."""
+"""Cold loads through the gateway: one load per model, however many requests wait."""
 
 import asyncio
 from typing import Any
@@ -17,14 +17,14 @@ async def cold(node: FakeNode) -> Any:
         yield cortex
 
 
-async def test_ten_requests_for_a_cold_model_load_it_once(cold: Any, node: FakeNode) -> None:
+async def test_concurrent_requests_load_a_cold_model_once(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
-    asking = [asyncio.create_task(cold.ask(model)) for model in ["Org/Cold", "cold"] * 5]
+    ask_tasks = [asyncio.create_task(cold.ask(model)) for model in ["Org/Cold", "cold"] * 5]
     await eventually(lambda: node.loads)
-    other = asyncio.create_task(cold.ask("Org/Other"))  # another model does not wait for it
+    other_ask = asyncio.create_task(cold.ask("Org/Other"))  # a load of another model runs in parallel
     await eventually(lambda: len(node.loads) == 2)
     node.may_load.set()
-    assert [status for status, _ in await asyncio.gather(*asking, other)] == [200] * 11
+    assert [status for status, _ in await asyncio.gather(*ask_tasks, other_ask)] == [200] * 11
     assert node.loads == [
         {"model_id": "Org/Cold", "harness": "torch", "source": "pypi:cold-model"},
         {"model_id": "Org/Other", "harness": "torch"},
@@ -32,21 +32,21 @@ async def test_ten_requests_for_a_cold_model_load_it_once(cold: Any, node: FakeN
     assert await cold.sample("cortex_cold_starts_total", model="Org/Cold", node="n1") == 1
 
 
-async def test_ten_requests_for_a_cold_model_that_two_nodes_could_hold_load_it_on_one() -> None:
+async def test_concurrent_requests_load_a_cold_model_on_one_node() -> None:
     async with (
         FakeNode("a").serving() as a,
         FakeNode("b").serving() as b,
         running_cortex(a, b, models=MODELS) as cortex,
     ):
         a.may_load.clear()
-        asking = [asyncio.create_task(cortex.ask("Org/Cold")) for _ in range(10)]
+        ask_tasks = [asyncio.create_task(cortex.ask("Org/Cold")) for _ in range(10)]
         await eventually(lambda: a.loads)
         a.may_load.set()
-        assert [status for status, _ in await asyncio.gather(*asking)] == [200] * 10
+        assert [status for status, _ in await asyncio.gather(*ask_tasks)] == [200] * 10
         assert (len(a.loads), len(b.loads)) == (1, 0)
 
 
-async def test_a_loaded_model_needs_no_poll_to_serve(cold: Any, node: FakeNode) -> None:
+async def test_loaded_model_is_served_before_the_next_poll(cold: Any, node: FakeNode) -> None:
     node.may_answer_polls.clear()
     assert (await cold.ask("cold"))[0] == 200
     assert (await cold.ask("cold"))[0] == 200
@@ -54,7 +54,7 @@ async def test_a_loaded_model_needs_no_poll_to_serve(cold: Any, node: FakeNode) 
     node.may_answer_polls.set()
 
 
-async def test_already_loaded_is_a_success(cold: Any, node: FakeNode) -> None:
+async def test_already_loaded_response_is_a_success(cold: Any, node: FakeNode) -> None:
     node.load_refusal = (400, {"error": "model 'Org/Cold' is already loaded"})
     assert (await cold.ask("cold"))[0] == 200
 
@@ -68,7 +68,7 @@ async def test_already_loaded_is_a_success(cold: Any, node: FakeNode) -> None:
         (500, "boom", "the node answered HTTP 500", "5"),
     ],
 )
-async def test_a_load_that_fails_says_why(
+async def test_failed_load_reports_its_reason(
     cold: Any, node: FakeNode, status: int, body: Any, reason: str, retry_after: str | None
 ) -> None:
     node.load_refusal = (status, body)
@@ -81,11 +81,11 @@ async def test_a_load_that_fails_says_why(
     assert await cold.sample("cortex_request_errors_total", model="Org/Cold", node="none") == 1
 
 
-async def test_a_load_goes_on_when_the_one_who_asked_hangs_up(cold: Any, node: FakeNode) -> None:
+async def test_load_continues_after_its_client_disconnects(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
-    asking = asyncio.create_task(cold.ask("Org/Cold"))
+    ask_tasks = asyncio.create_task(cold.ask("Org/Cold"))
     await eventually(lambda: node.loads)
-    asking.cancel()
+    ask_tasks.cancel()
 
     async def counted() -> bool:
         return await cold.sample("cortex_requests_total", model="Org/Cold", node="none") == 1
@@ -96,21 +96,21 @@ async def test_a_load_goes_on_when_the_one_who_asked_hangs_up(cold: Any, node: F
     assert len(node.loads) == 1
 
 
-async def test_a_model_is_listed_as_loading_while_it_loads(cold: Any, node: FakeNode) -> None:
+async def test_model_is_listed_as_loading_during_its_load(cold: Any, node: FakeNode) -> None:
     node.may_load.clear()
-    asking = asyncio.create_task(cold.ask("Org/Cold"))
+    ask_tasks = asyncio.create_task(cold.ask("Org/Cold"))
     await eventually(lambda: node.loads)
     entry = await cold.get("/v1/models/cold")
     assert entry["locations"] == [{"node": "n1", "status": "loading", "vram_estimate_mb": None}]
     node.may_load.set()
-    assert (await asking)[0] == 200
+    assert (await ask_tasks)[0] == 200
 
 
 FULL: dict[str, Any] = {"models": [{"id": model, "vram_mb": 6000} for model in ("A", "B")]}
 SWIFT = {"eviction": {"min_residency_secs": 0, "swap_wait_secs": 0}}
 
 
-async def test_a_stream_ends_in_peace_before_its_model_makes_room_for_another() -> None:
+async def test_stream_ends_before_its_model_is_evicted() -> None:
     node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
     async with node.serving(), running_cortex(node, settings=SWIFT, **FULL) as cortex:
         node.speak = never_end
@@ -119,7 +119,7 @@ async def test_a_stream_ends_in_peace_before_its_model_makes_room_for_another() 
         node.speak = None
         second = asyncio.create_task(cortex.ask("B"))
         await eventually(lambda: cortex.gateway.fleet.view().draining)
-        third = asyncio.create_task(cortex.ask("A"))  # too late for this turn
+        third = asyncio.create_task(cortex.ask("A"))  # arrives during the drain: waits for a reload
         assert (node.unloads, node.loads) == ([], [])
         node.go_on.set()
         assert (await first)[0] == (await second)[0] == (await third)[0] == 200
@@ -128,11 +128,16 @@ async def test_a_stream_ends_in_peace_before_its_model_makes_room_for_another() 
         assert not cortex.gateway.fleet.view().in_flight
 
 
-async def test_what_would_happen_is_explained_without_doing_it() -> None:
+async def test_explain_does_not_load_or_unload() -> None:
     node = FakeNode().holds("A").with_accelerator(8000, {"A": 6000, "B": 6000})
     async with node.serving(), running_cortex(node, settings=SWIFT, aliases={"b": "B"}, **FULL) as cortex:
-        told = await cortex.get("/api/explain?model=b")
-        assert (told["model"], told["decision"], told["node"], told["evict"]) == ("B", "load", "n1", ["A"])
-        assert told["candidates"][0]["verdict"] == "needs 6000 MB, 2000 free, could evict A (never used)"
+        explanation = await cortex.get("/api/explain?model=b")
+        assert (explanation["model"], explanation["decision"], explanation["node"], explanation["evict"]) == (
+            "B",
+            "load",
+            "n1",
+            ["A"],
+        )
+        assert explanation["candidates"][0]["verdict"] == "needs 6000 MB, 2000 free, could evict A (never used)"
         assert (await cortex.get("/api/explain"))["error"]["code"] == "missing_model_field"
         assert (node.unloads, node.loads) == ([], [])

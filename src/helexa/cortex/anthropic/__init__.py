@@ -1,1 +1,1 @@
-"""Anthropic's Messages API: requests are translated to chat requests, chat completions to messages."""
+"""Anthropic's Messages API: translates requests to chat requests, and chat completions to messages."""

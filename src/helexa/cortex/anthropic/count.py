@@ -1,6 +1,6 @@
-"""`POST /v1/messages/count_tokens`: exact if a node has the model loaded, else an estimate.
+"""Token counts for `POST /v1/messages/count_tokens`.
 
-The endpoint never loads a model.
+The count is exact if a node has the model loaded, else an estimate. The endpoint never loads a model.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import orjson
 
-from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.request import to_prompt
 from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
@@ -19,7 +19,7 @@ _BYTES_PER_MESSAGE = 8
 _BYTES_PER_IMAGE = 4096
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes] | None]]
-"""Posts a body to `TOKENIZE_PATH` of a node. Returns status and body, or None if no node answered."""
+"""Posts a body to `TOKENIZE_PATH` of a node. Returns the status and body of the response, or None without one."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CountRequest:
     """A request to count the tokens of a prompt.
 
     Attributes:
-        model: model name as the client stated it.
-        body: JSON body for `POST /tokenize` of a node, with the client's model name.
-        estimate: estimated tokens.
+        model: model name in the client's request.
+            body: JSON body for `POST /tokenize` of a node, with the client's model name.
+        estimate: estimated number of prompt tokens.
     """
 
     model: str
@@ -37,7 +37,7 @@ class CountRequest:
     estimate: int
 
     def body_for(self, model: str) -> bytes:
-        """Return the body with `model` as the model's name."""
+        """Return the body with `model` instead of the client's model name."""
         model_member = _model_member(self.model)
         assert self.body.startswith(model_member)
         return _model_member(model) + self.body[len(model_member) :]
@@ -55,39 +55,39 @@ class CountRequest:
             "add_generation_prompt": variables.pop("add_generation_prompt", True),
             "continue_final_message": variables.pop("continue_final_message", False),
         }
-        return cls(prompt["model"], encoded(prompt | template_flags), estimated_tokens(prompt))
+        return cls(prompt["model"], to_json(prompt | template_flags), estimate_tokens(prompt))
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Return the body of the response, `{"input_tokens"}`: exact if a node counted the tokens, else the estimate.
+    """Return the response body `{"input_tokens": N}`. N is exact if a node counted the tokens, else the estimate.
 
     Args:
         request: the client's request.
         model: the model id, with aliases resolved.
         ask: posts the body to a node.
     """
-    answer = await ask(request.body_for(model))
-    count = None if answer is None else counted(*answer)
+    completion = await ask(request.body_for(model))
+    count = None if completion is None else parse_count(*completion)
     return orjson.dumps({"input_tokens": request.estimate if count is None else count})
 
 
-def counted(status: int, body: bytes) -> int | None:
-    """Return the count in a node's answer to `POST /tokenize`, or None."""
+def parse_count(status: int, body: bytes) -> int | None:
+    """Return the token count in a node's response to `POST /tokenize`, or None if the response has none."""
     if status != 200:
         return None
     try:
-        reply = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    count = reply.get("count") if isinstance(reply, dict) else None
+    count = content.get("count") if isinstance(content, dict) else None
     return count if type(count) is int and count >= 0 else None
 
 
-def estimated_tokens(chat: Mapping[str, Any]) -> int:
-    """Return the estimated tokens of a chat request's prompt; at least 1."""
+def estimate_tokens(chat: Mapping[str, Any]) -> int:
+    """Return the estimated number of prompt tokens of a chat request; at least 1."""
     size = sum(_BYTES_PER_MESSAGE + _size(message) for message in chat["messages"])
     if tools := chat.get("tools"):
-        size += len(encoded({"tools": tools}))
+        size += len(to_json({"tools": tools}))
     return max(size // BYTES_PER_TOKEN, 1)
 
 
@@ -100,5 +100,5 @@ def _size(message: Mapping[str, Any]) -> int:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     size = sum(len(block["text"].encode()) if block["type"] == "text" else _BYTES_PER_IMAGE for block in blocks)
     if calls := message.get("tool_calls"):
-        size += len(encoded({"calls": calls}))
+        size += len(to_json({"calls": calls}))
     return size + len(message.get("reasoning_content", "").encode())

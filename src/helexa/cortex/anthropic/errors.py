@@ -1,4 +1,4 @@
-"""Errors in the format of Anthropic's API."""
+"""Error responses in the format of the Messages API."""
 
 import re
 from typing import Any
@@ -27,18 +27,18 @@ _HANDLED_BY_CODE = frozenset({"thread_not_found"})
 _SIZES = ("prompt_len", "estimated_prompt_tokens", "max")
 _LIMIT = re.compile(r"maximum context length (?:is|of) (\d+)")
 _PROMPT = re.compile(r"resulted in (\d+)|(\d+) (?:tokens )?(?:from the input|in the messages)|at least (\d+) input")
-_ANSWER = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output tokens")
+_COMPLETION = re.compile(r"(\d+) (?:tokens )?(?:for|in) the completion|(\d+) output tokens")
 
 
 def invalid_anthropic_body(field: str, problem: str) -> ApiError:
-    """Return the error for an invalid body; `field` is the path of the invalid value."""
+    """Return the error for an invalid request body; `field` is the path of the invalid value."""
     return ApiError(400, "invalid_anthropic_body", f"{field}: {problem}", param=field)
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
     """Return the JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
-    For errors that Anthropic's client libraries handle by code, the code is in `error.details.error_code`.
+    Anthropic's client libraries handle some errors by code. These errors have the code in `error.details.error_code`.
     """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
@@ -50,25 +50,25 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 def error_headers(error: ApiError) -> dict[str, str]:
     """Return the response headers of an error.
 
-    An exhausted quota tells clients not to retry the 429.
+    For an exhausted quota, the headers tell clients not to retry the 429.
     """
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
 
 def error_event(error: ApiError, request_id: str | None = None) -> bytes:
-    """Return the last event of a failed stream."""
+    """Return the error as the last event of a stream."""
     return frame(orjson.dumps(to_anthropic_error(error, request_id)), "error")
 
 
 def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiError:
-    """Return a node's error response as an error.
+    """Convert a node's error response to an `ApiError`.
 
-    The message is kept only if the body is in helexa's error format.
+    The node's message is used only if the body is in helexa's error format.
 
     Args:
         status: the node's HTTP status; a status that is not an error status becomes 502.
         body: body of the node's response.
-        retry_after: seconds from the node's `Retry-After`, kept in the error.
+        retry_after: seconds of the node's `Retry-After` header, or None.
     """
     try:
         envelope = orjson.loads(body)
@@ -80,7 +80,7 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Return the error that a node sent within a stream.
+    """Convert an error that a node sent within a stream to an `ApiError`.
 
     Args:
         error: value of `error` in the event.
@@ -109,9 +109,9 @@ def _upstream_error(status: int, retry_after: int | None) -> ApiError:
 
 
 def _message(error: ApiError) -> str:
-    """Return the error's text.
+    """Return the message of an error.
 
-    For a prompt that is too long, use the wording that makes agents compact the conversation.
+    For a prompt above the context limit, use Anthropic's wording, which makes agents compact the conversation.
     """
     text = str(error)
     if error.code != "context_length_exceeded":
@@ -126,8 +126,8 @@ def _message(error: ApiError) -> str:
         return f"prompt is too long: {size} tokens > {limit} maximum"
     if prompt > limit:
         return f"prompt is too long: {prompt} tokens > {limit} maximum"
-    answer = max(_number(_ANSWER, text), limit - prompt + 1)
-    return f"input length and `max_tokens` exceed context limit: {prompt} + {answer} > {limit}"
+    completion = max(_number(_COMPLETION, text), limit - prompt + 1)
+    return f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > {limit}"
 
 
 def _number(pattern: re.Pattern[str], text: str) -> int:

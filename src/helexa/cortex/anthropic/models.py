@@ -6,7 +6,7 @@ from typing import Any
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 VERSION_HEADER = "anthropic-version"
-"""Clients that send this header read Anthropic's formats."""
+"""A request with this header gets responses in Anthropic's formats."""
 
 _DEFAULT_LIMIT = 20
 _MAX_LIMIT = 1000
@@ -27,18 +27,18 @@ def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def anthropic_page(entries: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return the page of `entries` that `limit`, `after_id` or `before_id` selects.
+    """Return the page of `entries` that the query parameters `limit`, `after_id` and `before_id` select.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body`: a limit out of range, both ids, or an id that is not in the list.
+        ApiError: 400 `invalid_anthropic_body` for a limit out of range, for both ids, or for an unknown id.
     """
     limit = _limit(query.get("limit"))
     ids = [entry["id"] for entry in entries]
     after_id, before_id = query.get("after_id"), query.get("before_id")
     if after_id and before_id:
         raise invalid_anthropic_body("before_id", "excludes 'after_id'")
-    start = _place(ids, after_id, "after_id") + 1 if after_id else 0
-    end = _place(ids, before_id, "before_id") if before_id else len(ids)
+    start = _index_of(ids, after_id, "after_id") + 1 if after_id else 0
+    end = _index_of(ids, before_id, "before_id") if before_id else len(ids)
     page = entries[start:end][-limit:] if before_id else entries[start:end][:limit]
     return {
         "data": [anthropic_model(entry) for entry in page],
@@ -53,11 +53,11 @@ def _limit(text: str | None) -> int:
         return _DEFAULT_LIMIT
     limit = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
     if not 1 <= limit <= _MAX_LIMIT:
-        raise invalid_anthropic_body("limit", f"must be a whole number from 1 to {_MAX_LIMIT}")
+        raise invalid_anthropic_body("limit", f"must be an integer from 1 to {_MAX_LIMIT}")
     return limit
 
 
-def _place(ids: Sequence[str], wanted: str, field: str) -> int:
-    if wanted not in ids:
-        raise invalid_anthropic_body(field, f"there is no model '{wanted[:200]}'")
-    return ids.index(wanted)
+def _index_of(ids: Sequence[str], id: str, field: str) -> int:
+    if id not in ids:
+        raise invalid_anthropic_body(field, f"model '{id[:200]}' not found")
+    return ids.index(id)

@@ -11,20 +11,20 @@ from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.replies.reply import Reply
 from helexa.http.connections.request_head import Headers
 
-MAX_ANSWER_BYTES = 64 << 20
+MAX_RESPONSE_BYTES = 64 << 20
 
-_OF_THE_BODY = (b"content-length", b"content-type", b"content-encoding", b"etag", b"cache-control")
+_BODY_HEADERS = (b"content-length", b"content-type", b"content-encoding", b"etag", b"cache-control")
 _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class AnthropicReply(Reply):
-    """One response to a client. Like every `Reply`, it receives a node's bytes.
+    """Writes a response of the Messages API. Like every `Reply`, it receives the bytes of the node's response.
 
-    A stream is translated as it arrives. Any other response is buffered until it is complete, so that an error response
-    can still be sent.
+    Streams are translated chunk by chunk. Other responses are buffered until they are complete, so that an error
+    response can be sent instead.
 
     Attributes:
-        translation: the translated request; while None, only errors can be sent.
+        translation: the translated request; None before the request is parsed, when only errors can be sent.
     """
 
     def __init__(self, send: Send, request_id: str | None = None) -> None:
@@ -34,18 +34,19 @@ class AnthropicReply(Reply):
         self._events: MessageStream | None = None
         self._status = 0
         self._node_headers: Headers = []
-        self._answer = bytearray()
+        self._buffer = bytearray()
         if request_id is not None:
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Store the node's status and headers, and start a streamed response.
+        """Store the node's status and headers. For a stream, send the head of the response.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: events instead of a whole response, or the reverse.
+            ApiError: 502 `upstream_malformed_response` if the node streams although the client did not ask for a
+                stream, or the reverse.
         """
         assert self.translation is not None
-        self._status, self._node_headers = status, [header for header in headers if header[0] not in _OF_THE_BODY]
+        self._status, self._node_headers = status, [header for header in headers if header[0] not in _BODY_HEADERS]
         if not 200 <= status < 300:
             return
         if streamed != self.translation.stream:
@@ -58,47 +59,47 @@ class AnthropicReply(Reply):
         """Process the node's next bytes.
 
         Raises:
-            ApiError: the response failed; in a stream, the client has already received the error event.
+            ApiError: the node's response is malformed. In a stream, the client has already received the error event.
         """
         if self._events is not None:
-            await self._pass_on(self._events, self._events.feed(chunk))
+            await self._send_events(self._events, self._events.feed(chunk))
             return
-        self._answer += chunk
-        if len(self._answer) > MAX_ANSWER_BYTES:
-            raise malformed(f"it is larger than {MAX_ANSWER_BYTES} bytes")
+        self._buffer += chunk
+        if len(self._buffer) > MAX_RESPONSE_BYTES:
+            raise malformed(f"it is larger than {MAX_RESPONSE_BYTES} bytes")
 
     async def finish(self, chunk: bytes = b"") -> None:
         """End the response with the node's last bytes.
 
         Raises:
-            ApiError: the node returned an error, broke off, or its response is malformed.
+            ApiError: the node returned an error, or its response is incomplete or malformed.
         """
         assert self.translation is not None
         if chunk:
             await self.write(chunk)
         if self._events is not None:
-            await self._pass_on(self._events, self._events.finish())
+            await self._send_events(self._events, self._events.finish())
         else:
-            body = self.translation.whole(self._status, bytes(self._answer), self._retry_after())
-            await self._send_whole(self._status, self._node_headers, body)
+            body = self.translation.translate(self._status, bytes(self._buffer), self._retry_after())
+            await self._send_complete(self._status, self._node_headers, body)
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
-        """End with an error: an error response if nothing was sent yet, else the stream's last event."""
+        """End the response with an error: as the last event of a stream that has begun, else as an error response."""
         if self._events is not None:
             await super().write(self._events.fail(error))
         else:
             body = orjson.dumps(to_anthropic_error(error, self._request_id))
             headers = [(name.lower().encode(), value.encode()) for name, value in error_headers(error).items()]
-            await self._send_whole(error.status, headers, body)
+            await self._send_complete(error.status, headers, body)
         await super().finish()
 
-    async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+    async def _send_complete(self, status: int, headers: Headers, body: bytes) -> None:
         body_headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         await super().start(status, [*body_headers, *headers], streamed=False)
         await super().write(body)
 
-    async def _pass_on(self, events: MessageStream, data: bytes) -> None:
+    async def _send_events(self, events: MessageStream, data: bytes) -> None:
         await super().write(data)
         if events.failure is not None:
             raise events.failure

@@ -1,4 +1,4 @@
-"""Translation of one request of the Messages API, and of its response."""
+"""Translation of a Messages API request and of its response."""
 
 import secrets
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from typing import Self
 
 import orjson
 
-from helexa.cortex.anthropic.count import estimated_tokens
+from helexa.cortex.anthropic.count import estimate_tokens
 from helexa.cortex.anthropic.errors import node_error
-from helexa.cortex.anthropic.requests.body import encoded, read_object
+from helexa.cortex.anthropic.requests.body import read_object, to_json
 from helexa.cortex.anthropic.requests.request import stop_sequences, to_chat
 from helexa.cortex.anthropic.responses.response import as_json, malformed, to_message
 from helexa.cortex.anthropic.responses.stream import MessageStream
@@ -20,10 +20,10 @@ class Translation:
 
     Attributes:
         body: the chat request as JSON, with the client's model name.
-        model: model name as the client stated it.
-        stream: True if the client requests events.
+        model: model name in the client's request.
+        stream: True if the client requests a stream.
         stop_sequences: the client's stop sequences.
-        input_tokens: estimated prompt tokens.
+        input_tokens: estimated number of prompt tokens.
         message_id: id of the response message.
     """
 
@@ -44,11 +44,11 @@ class Translation:
         request = read_object(body)
         chat = to_chat(request)
         return cls(
-            body=encoded(chat),
+            body=to_json(chat),
             model=chat["model"],
             stream=chat.get("stream", False),
             stop_sequences=stop_sequences(request),
-            input_tokens=estimated_tokens(chat),
+            input_tokens=estimate_tokens(chat),
             message_id=f"msg_{secrets.token_hex(12)}",
         )
 
@@ -62,8 +62,8 @@ class Translation:
             request_id=request_id,
         )
 
-    def whole(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
-        """Return a whole chat completion as a message in JSON.
+    def translate(self, status: int, body: bytes, retry_after: int | None = None) -> bytes:
+        """Translate a non-streaming chat completion to a message in JSON.
 
         Raises:
             ApiError: the node returned an error (with the node's status), or its response is malformed (502).

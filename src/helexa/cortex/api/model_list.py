@@ -27,7 +27,7 @@ def model_list(
     Args:
         view: the state of the fleet.
         catalogue: the models and aliases.
-        created: time of the answer, Unix seconds.
+        created: value of `created` in every entry, Unix seconds.
         progress: returns the progress of a loading model, or None.
     """
     ids = [profile.id for profile in catalogue.models]
@@ -70,7 +70,7 @@ def _entry(view: FleetView, catalogue: Catalogue, model: str, created: int, prog
 
 
 def _state(view: FleetView, model: str, progress: Progress | None) -> State:
-    """Return the state of a model: `warm` is served at once, `cold` needs a load from its start."""
+    """Return the state of a model. A `warm` model serves requests now; a `cold` model must be loaded first."""
     if candidates(view, model):
         return "warm"
     nodes = [node for node in view.nodes if node.healthy]

@@ -8,21 +8,21 @@ from typing import Any
 from helexa.core.version import __version__
 from helexa.cortex.api.openapi_schemas import COUNT, NAME, STRING, Schema, ref, schemas
 
-_WORDS = {
+_STATUS_TEXTS = {
     400: "the request is malformed, or a field is missing or wrong",
-    401: "no key, or not a good one",
-    403: "not with this key; or a web page, or a host's name, that may not",
-    404: "there is no such thing here",
-    408: "the body stopped arriving",
-    409: "it is there already, or cannot be changed",
-    413: "the body is too large",
-    415: "the body is compressed",
+    401: "the key is missing or invalid",
+    403: "the key does not allow this, or the request's origin or host name is not allowed",
+    404: "the model, path or object does not exist",
+    408: "the request body did not arrive in time",
+    409: "the object exists already, or cannot be changed",
+    413: "the request body is too large",
+    415: "the request body is compressed",
     422: "the model's chat template rejects the messages",
-    429: "a limit or the budget of this key is used up",
-    431: "the head is too large",
-    500: "a fault of ours",
-    502: "the node did not answer, or broke off",
-    503: "nothing can serve this now",
+    429: "a rate limit or the budget of the key is exhausted",
+    431: "the request head is too large",
+    500: "internal error of the gateway",
+    502: "the node did not respond, or its response is incomplete",
+    503: "no node can serve the request now",
 }
 _RETRIED = (429, 503)
 _EVERYWHERE = (400, 403, 431, 500)
@@ -31,31 +31,31 @@ _GENERATION = (401, 404, *_BODY, 422, 429, 502, 503)
 _ADMIN = (401, 503)
 
 _DESCRIPTION = """\
-One address for all models of a fleet, in the dialects of OpenAI and of Anthropic.
+One address for all models of a fleet, with OpenAI- and Anthropic-compatible APIs.
 
-A key is needed where `entitlements.require_auth` says so, and always where keys and nodes are changed. What cannot be
-read as HTTP, or comes from a web page that may not ask, is refused in OpenAI's envelope on every path."""
+Requests need a key if `entitlements.require_auth` is true. Changes of keys and nodes always need an admin's key.
+Malformed HTTP requests and requests of web pages from other origins get an error in OpenAI's format on every path."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One method of one path.
+    """An operation of the API: one method of one path.
 
     Attributes:
-        id: operation id, which client generators use as a name.
+        id: operation id; client generators name functions after it.
         method: HTTP method in lower case.
         path: path template.
         summary: short description.
-        answer: schema of the response with `status`.
-        body: schema of the request body, or None.
-        query: schemas of the query parameters; parameters in `needed` are required.
-        needed: names of the required query parameters.
-        refusals: error statuses in addition to those of every operation.
-        error: schema of error responses.
+        response: name of the schema of a successful response.
+        body: name of the schema of the request body, or None.
+        query: schemas of the query parameters; schemas of required parameters too.
+        required: names of the required query parameters.
+        error_statuses: HTTP error statuses in addition to the statuses in `_EVERYWHERE`.
+        error: name of the schema of error responses.
         status: status of a successful response.
-        unready: True if the operation can answer 503 with the schema `answer`.
-        streamed: True if the operation can answer with events.
-        foreign: True if a node's error responses are passed on with any status.
+        unready: True if the operation can answer 503 with the schema `response`.
+        streamed: True if the operation can respond with an event stream.
+        forwards_errors: True if a node's error response is forwarded with its status.
         security: required access: `public`, `user` or `admin`.
     """
 
@@ -63,19 +63,19 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: str
+    response: str
     body: str | None = None
     query: dict[str, Schema] = field(default_factory=dict[str, Schema])
-    needed: tuple[str, ...] = ()
-    refusals: tuple[int, ...] = ()
+    required: tuple[str, ...] = ()
+    error_statuses: tuple[int, ...] = ()
     error: str = "Error"
     status: int = 200
     unready: bool = False
     streamed: bool = False
-    foreign: bool = False
+    forwards_errors: bool = False
     security: str = "user"
 
-    def described(self) -> dict[str, Any]:
+    def operation_object(self) -> dict[str, Any]:
         """Return the operation object of the document."""
         operation: dict[str, Any] = {
             "operationId": self.id,
@@ -91,22 +91,22 @@ class Operation:
         return operation
 
     def _in_query(self, name: str) -> dict[str, Any]:
-        return {"name": name, "in": "query", "required": name in self.needed, "schema": self.query[name]}
+        return {"name": name, "in": "query", "required": name in self.required, "schema": self.query[name]}
 
     def _responses(self) -> dict[str, Any]:
-        content: dict[str, Any] = {"application/json": {"schema": ref(self.answer)}}
+        content: dict[str, Any] = {"application/json": {"schema": ref(self.response)}}
         if self.streamed:
-            content["text/event-stream"] = {"schema": {"description": "events of the dialect, if `stream` is true"}}
-        responses: dict[str, Any] = {str(self.status): {"description": "as asked", "content": content}}
+            content["text/event-stream"] = {"schema": {"description": "events of the API, if `stream` is true"}}
+        responses: dict[str, Any] = {str(self.status): {"description": "success", "content": content}}
         error_content = {"application/json": {"schema": ref(self.error)}}
-        for status in sorted({*_EVERYWHERE, *self.refusals}):
-            responses[str(status)] = {"description": _WORDS[status], "content": error_content}
+        for status in sorted({*_EVERYWHERE, *self.error_statuses}):
+            responses[str(status)] = {"description": _STATUS_TEXTS[status], "content": error_content}
             if status in _RETRIED:
                 responses[str(status)]["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
         if self.unready:
-            responses["503"] = {"description": "a component fails", "content": content}
-        if self.foreign:
-            responses["default"] = {"description": "a node's refusal", "content": error_content}
+            responses["503"] = {"description": "a component is not ready", "content": content}
+        if self.forwards_errors:
+            responses["default"] = {"description": "error response of a node", "content": error_content}
         return responses
 
 
@@ -118,32 +118,39 @@ _KEYS = [{"bearer": []}, {"apiKey": []}]
 _SECURITY: dict[str, list[dict[str, list[str]]]] = {"public": [], "user": [*_KEYS, {}], "admin": _KEYS}
 
 
-def _generation(id: str, path: str, summary: str, body: str, answer: str, **more: Any) -> Operation:
-    return Operation(id, "post", path, summary, answer, body, refusals=_GENERATION, foreign=True, **more)
+def _generation(id: str, path: str, summary: str, body: str, response: str, **options: Any) -> Operation:
+    return Operation(
+        id, "post", path, summary, response, body, error_statuses=_GENERATION, forwards_errors=True, **options
+    )
 
 
-_NODE = {"refusals": (*_ADMIN, 404), "security": "admin"}
-_KEY = {"refusals": (*_ADMIN, 404, 409), "security": "admin"}
-_CHANGE = {"refusals": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
+_NODE = {"error_statuses": (*_ADMIN, 404), "security": "admin"}
+_KEY = {"error_statuses": (*_ADMIN, 404, 409), "security": "admin"}
+_CHANGE = {"error_statuses": (*_ADMIN, 404, 409, *_BODY), "security": "admin"}
 _FILTERS: dict[str, Schema] = dict.fromkeys(("account_id", "key_id", "model", "node"), STRING)
-_WHOLE = COUNT | {"maximum": 10**15 - 1}
+_LARGE_COUNT = COUNT | {"maximum": 10**15 - 1}
 
 OPERATIONS = (
     _generation(
         "createChatCompletion",
         "/v1/chat/completions",
-        "Go on with a conversation",
+        "Create a chat completion",
         "ChatRequest",
         "ChatCompletion",
         streamed=True,
     ),
     _generation(
-        "createCompletion", "/v1/completions", "Go on with a text", "CompletionRequest", "Completion", streamed=True
+        "createCompletion",
+        "/v1/completions",
+        "Create a text completion",
+        "CompletionRequest",
+        "Completion",
+        streamed=True,
     ),
     _generation(
         "createResponse",
         "/v1/responses",
-        "Go on with a conversation, in the dialect of Responses",
+        "Create a response",
         "ResponsesRequest",
         "ResponsesAnswer",
         streamed=True,
@@ -152,23 +159,23 @@ OPERATIONS = (
         "getResponse",
         "get",
         "/v1/responses/{response_id}",
-        "A response that is kept",
+        "Return a stored response",
         "ResponsesAnswer",
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     Operation(
         "deleteResponse",
         "delete",
         "/v1/responses/{response_id}",
-        "Forget a response",
+        "Delete a stored response",
         "DeletedResponse",
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     Operation(
         "listInputItems",
         "get",
         "/v1/responses/{response_id}/input_items",
-        "The items that a response answered",
+        "List the input items of a stored response",
         "ItemList",
         query={
             "limit": COUNT | {"minimum": 1, "maximum": 100},
@@ -176,19 +183,19 @@ OPERATIONS = (
             "after": STRING,
             "include": STRING,
         },
-        refusals=(401, 404, 502),
+        error_statuses=(401, 404, 502),
     ),
     _generation(
         "compactConversation",
         "/v1/responses/compact",
-        "A summary that stands for a conversation",
+        "Replace a conversation by a summary",
         "CompactRequest",
         "Compaction",
     ),
     _generation(
         "createMessage",
         "/v1/messages",
-        "Go on with a conversation, in Anthropic's dialect",
+        "Create a message (Anthropic's API)",
         "MessagesRequest",
         "Message",
         streamed=True,
@@ -198,10 +205,10 @@ OPERATIONS = (
         "countTokens",
         "post",
         "/v1/messages/count_tokens",
-        "How long a prompt is; estimated where its model is not warm",
+        "Count the tokens of a prompt; estimated if the model is not loaded",
         "TokenCount",
         "CountRequest",
-        refusals=(401, 404, *_BODY, 429, 503),
+        error_statuses=(401, 404, *_BODY, 429, 503),
         error="AnthropicError",
     ),
     *(
@@ -210,18 +217,18 @@ OPERATIONS = (
             "post",
             path,
             summary,
-            answer,
+            response,
             body,
-            refusals=(401, 404, *_BODY, 429, 502, 503),
-            foreign=True,
+            error_statuses=(401, 404, *_BODY, 429, 502, 503),
+            forwards_errors=True,
         )
-        for id, path, summary, answer, body in (
-            ("tokenize", "/tokenize", "The tokens of a text or a conversation", "Tokens", "TokenizeRequest"),
-            ("detokenize", "/detokenize", "The text of tokens", "Detokenized", "DetokenizeRequest"),
+        for id, path, summary, response, body in (
+            ("tokenize", "/tokenize", "Tokenize a text or a conversation", "Tokens", "TokenizeRequest"),
+            ("detokenize", "/detokenize", "Convert tokens to text", "Detokenized", "DetokenizeRequest"),
             (
                 "countInputTokens",
                 "/v1/responses/input_tokens",
-                "How long the prompt of a response is",
+                "Count the input tokens of a response",
                 "InputTokens",
                 "ResponsesRequest",
             ),
@@ -231,26 +238,45 @@ OPERATIONS = (
         "getTokenizerInfo",
         "get",
         "/tokenizer_info",
-        "What a model's files say about its tokenizer",
+        "Return a model's tokenizer settings",
         "TokenizerInfo",
         query={"model": NAME},
-        refusals=(401, 404, 429, 502, 503),
-        foreign=True,
+        error_statuses=(401, 404, 429, 502, 503),
+        forwards_errors=True,
     ),
-    _generation("createEmbedding", "/v1/embeddings", "Texts as vectors", "EmbeddingsRequest", "Embeddings"),
-    _generation("createImage", "/v1/images/generations", "Images of a text", "ImageRequest", "Images"),
-    Operation("listModels", "get", "/v1/models", "All models and aliases", "ModelList", refusals=(401,)),
-    Operation("getModel", "get", "/v1/models/{model}", "One of them; slashes as %2F", "Model", refusals=(401, 404)),
-    Operation("listNodes", "get", "/api/nodes", "What is known of every node", "NodeList", refusals=(401,)),
-    Operation("cordonNode", "post", "/api/nodes/{name}/cordon", "Give a node nothing new", "NodeState", **_NODE),
+    _generation("createEmbedding", "/v1/embeddings", "Create embeddings", "EmbeddingsRequest", "Embeddings"),
+    _generation("createImage", "/v1/images/generations", "Create images", "ImageRequest", "Images"),
+    Operation("listModels", "get", "/v1/models", "List all models and aliases", "ModelList", error_statuses=(401,)),
     Operation(
-        "uncordonNode", "post", "/api/nodes/{name}/uncordon", "Give it requests and loads again", "NodeState", **_NODE
+        "getModel",
+        "get",
+        "/v1/models/{model}",
+        "Return one model or alias; write slashes in the id as %2F",
+        "Model",
+        error_statuses=(401, 404),
+    ),
+    Operation("listNodes", "get", "/api/nodes", "List the nodes with their state", "NodeList", error_statuses=(401,)),
+    Operation(
+        "cordonNode",
+        "post",
+        "/api/nodes/{name}/cordon",
+        "Send no new requests and loads to a node",
+        "NodeState",
+        **_NODE,
+    ),
+    Operation(
+        "uncordonNode",
+        "post",
+        "/api/nodes/{name}/uncordon",
+        "Send requests and loads to a node again",
+        "NodeState",
+        **_NODE,
     ),
     Operation(
         "drainNode",
         "post",
         "/api/nodes/{name}/drain",
-        "Cordon it, and wait until nothing runs there",
+        "Cordon a node and wait until its requests have ended",
         "NodeState",
         query={"wait_secs": COUNT | {"maximum": 600}},
         **_NODE,
@@ -259,37 +285,37 @@ OPERATIONS = (
         "listActivity",
         "get",
         "/api/activity",
-        "The newest requests; `before` is an id, for the next page",
+        "List the newest requests; `before` is the id at which the previous page ended",
         "Activity",
-        query={"limit": _WHOLE, "before": _WHOLE, "status": _WHOLE, **_FILTERS},
-        refusals=_ADMIN,
+        query={"limit": _LARGE_COUNT, "before": _LARGE_COUNT, "status": _LARGE_COUNT, **_FILTERS},
+        error_statuses=_ADMIN,
     ),
     Operation(
         "explain",
         "get",
         "/api/explain",
-        "Where a request would go now, and why",
+        "Explain where a request for a model would be sent",
         "Explanation",
         query={"model": NAME},
-        needed=("model",),
-        refusals=(401,),
+        required=("model",),
+        error_statuses=(401,),
     ),
-    Operation("listKeys", "get", "/api/keys", "All keys", "KeyList", refusals=_ADMIN, security="admin"),
-    Operation("createKey", "post", "/api/keys", "A new key", "Key", "NewKey", status=201, **_CHANGE),
-    Operation("changeKey", "patch", "/api/keys/{key_id}", "Other terms for a key", "Key", "KeyChange", **_CHANGE),
-    Operation("revokeKey", "delete", "/api/keys/{key_id}", "The end of a key", "Key", **_KEY),
-    Operation("getHealth", "get", "/health", "The state of the fleet; 200 while it lives", "Health", security="public"),
+    Operation("listKeys", "get", "/api/keys", "List all keys", "KeyList", error_statuses=_ADMIN, security="admin"),
+    Operation("createKey", "post", "/api/keys", "Create a key", "Key", "NewKey", status=201, **_CHANGE),
+    Operation("changeKey", "patch", "/api/keys/{key_id}", "Change the terms of a key", "Key", "KeyChange", **_CHANGE),
+    Operation("revokeKey", "delete", "/api/keys/{key_id}", "Revoke a key", "Key", **_KEY),
+    Operation("getHealth", "get", "/health", "Return the state of the fleet; always 200", "Health", security="public"),
     Operation(
         "getReadiness",
         "get",
         "/health/ready",
-        "Whether requests can be served now: the ledger can be written, and a node is healthy",
+        "Report whether the gateway can serve requests: the ledger is writable, and a node is healthy",
         "Readiness",
         unready=True,
         security="public",
     ),
-    Operation("getRoot", "get", "/", "The same", "Health", security="public"),
-    Operation("getDocument", "get", "/openapi.json", "This document", "Document", security="public"),
+    Operation("getRoot", "get", "/", "Return the state of the fleet", "Health", security="public"),
+    Operation("getDocument", "get", "/openapi.json", "Return this document", "Document", security="public"),
 )
 
 
@@ -298,7 +324,7 @@ def document() -> dict[str, Any]:
     """Return the whole document; callers must not change it."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method] = operation.described()
+        paths.setdefault(operation.path, {})[operation.method] = operation.operation_object()
     return {
         "openapi": "3.1.0",
         "info": {"title": "cortex", "version": __version__, "description": _DESCRIPTION},
@@ -306,7 +332,7 @@ def document() -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": schemas() | {"Document": {"type": "object", "required": ["openapi", "info", "paths"]}},
-            "headers": {"RetryAfter": {"description": "seconds after which a retry may help", "schema": COUNT}},
+            "headers": {"RetryAfter": {"description": "seconds to wait before a retry", "schema": COUNT}},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},

@@ -1,4 +1,4 @@
-"""JSON schemas of request and response bodies: derived from the typed records, or written here."""
+"""JSON schemas of request and response bodies: derived from Python classes, or written by hand below."""
 
 from typing import Any
 
@@ -28,11 +28,11 @@ _FOLDER = "#/components/schemas/"
 _GENERATION = (ChatRequest, CompletionRequest, ResponsesRequest, CompactRequest, EmbeddingsRequest)
 _TOKENS = (TokenizeRequest, DetokenizeRequest)  # `model` is optional
 _REQUESTS = (*_GENERATION, *_TOKENS, KeyChange, NewKey)
-_ANSWERS = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
+_RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelInfo, ModelLoad, Principal)
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to the schema of that name."""
+    """Return a reference to the schema `name`."""
     return {"$ref": _FOLDER + name}
 
 
@@ -46,9 +46,9 @@ def or_null(schema: Schema) -> Schema:
     return either(schema, {"type": "null"})
 
 
-def array(of: Schema, **limits: int) -> Schema:
-    """Return the schema of a list."""
-    return {"type": "array", "items": of, **limits}
+def array(items: Schema, **limits: int) -> Schema:
+    """Return the schema of a list of `items`."""
+    return {"type": "array", "items": items, **limits}
 
 
 def record(required: dict[str, Schema], **optional: Schema) -> Schema:
@@ -64,7 +64,7 @@ def one_of(*values: str) -> Schema:
 def schemas() -> dict[str, Schema]:
     """Return all schemas by name."""
     inputs = [(schema_type.__name__, "validation", TypeAdapter[Any](schema_type)) for schema_type in _REQUESTS]
-    inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _ANSWERS]
+    inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _RESPONSES]
     _, derived = TypeAdapter.json_schemas(inputs, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
     definitions = {name: _terse(schema) for name, schema in derived["$defs"].items()}
     for request in (*_GENERATION, *_TOKENS):
@@ -73,7 +73,7 @@ def schemas() -> dict[str, Schema]:
         if request in _GENERATION:
             schema["required"] = [*schema.get("required", ()), "model"]
     key, row = definitions.pop("Principal")["properties"], definitions.pop("Activity")["properties"]
-    return definitions | _WRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
+    return definitions | _HANDWRITTEN | {"Key": _key(key), "Request": record({"id": INTEGER, **row})}
 
 
 def _terse(schema: Any) -> Any:
@@ -93,7 +93,7 @@ def _key(terms: dict[str, Schema]) -> Schema:
         terms
         | {"source": one_of("config", "database"), "hint": or_null(STRING), "created_at": or_null(NUMBER)}
         | {"revoked_at": or_null(NUMBER), "spent": COUNT, "held": COUNT, "window_ends_at": or_null(NUMBER)},
-        key=STRING | {"description": "The secret: in the answer that made it, and never again."},
+        key=STRING | {"description": "The key's secret, only in the response that creates the key."},
     )
 
 
@@ -111,7 +111,7 @@ _TOOL = record({"name": NAME}, description=STRING, input_schema={"type": "object
 _TOOL_CHOICE = record({"type": one_of("auto", "any", "tool", "none")}, name=NAME)
 _PROMPT_OPTIONS = {"system": _BLOCKS, "tools": array(_TOOL), "tool_choice": _TOOL_CHOICE}
 
-_WRITTEN: dict[str, Schema] = {
+_HANDWRITTEN: dict[str, Schema] = {
     "Error": record({"error": _ERROR}),
     "AnthropicError": record(
         {

@@ -1,1 +1,1 @@
-"""Subcommands of `cortex` other than `serve`."""
+"""Subcommands of `cortex` other than `serve` and `status`."""

@@ -8,23 +8,23 @@ from cyclopts import Parameter
 from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
 
-PATIENCE_SECS = 10.0
+TIMEOUT_SECS = 10.0
 
 
 class Unreachable(HelexaError):
-    """The endpoint does not answer, or does not answer with HTTP and JSON."""
+    """The endpoint did not respond, or its response is not HTTP or not JSON."""
 
     exit_code = 3
 
 
 class Refused(HelexaError):
-    """The gateway answered with an error; the message states the reason."""
+    """The gateway responded with an error. The message contains the error's text."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class GatewayApi:
-    """The gateway to ask.
+    """Client for the API of a running gateway.
 
     Attributes:
         endpoint: base URL of the gateway.
@@ -38,22 +38,26 @@ class GatewayApi:
         """Return the JSON at `path`.
 
         Raises:
-            Unreachable, Refused: the gateway does not answer, or answers with an error.
+            Unreachable: the gateway did not respond, or its response is not JSON.
+            Refused: the gateway responded with an error.
         """
-        return self._ask("GET", path, PATIENCE_SECS)
+        return self._ask("GET", path, TIMEOUT_SECS)
 
-    def post(self, path: str, patience: float = PATIENCE_SECS) -> Any:
-        """Send a POST request without a body and return its JSON; the answer may take `patience` seconds."""
-        return self._ask("POST", path, patience)
+    def post(self, path: str, timeout_secs: float = TIMEOUT_SECS) -> Any:
+        """Send a POST request without a body and return the JSON of the response.
 
-    def _ask(self, method: str, path: str, patience: float) -> Any:
+        The request fails after `timeout_secs` seconds. Errors are those of `get`.
+        """
+        return self._ask("POST", path, timeout_secs)
+
+    def _ask(self, method: str, path: str, timeout_secs: float) -> Any:
         import json
         from http.client import HTTPException
         from urllib import request
         from urllib.error import HTTPError
 
         url = self.endpoint.rstrip("/") + path
-        # Without proxies, as for requests to nodes, and without redirects, which could leak the key.
+        # No proxies, as for requests to nodes. No redirects, because a redirect could leak the key.
         direct = request.OpenerDirector()
         for handler in (
             request.HTTPHandler(),
@@ -65,17 +69,17 @@ class GatewayApi:
             direct.add_handler(handler)
         try:
             headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-            with direct.open(request.Request(url, method=method, headers=headers), timeout=patience) as response:
+            with direct.open(request.Request(url, method=method, headers=headers), timeout=timeout_secs) as response:
                 return json.load(response)
         except HTTPError as error:
             with error:
-                raise Refused(f"{url}: {_words(error)}") from None
+                raise Refused(f"{url}: {_error_message(error)}") from None
         except (OSError, ValueError, HTTPException) as error:
             reason = " ".join(str(getattr(error, "reason", error)).split())
-            raise Unreachable(f"{url} gave no answer: {reason}") from None
+            raise Unreachable(f"{url} did not respond: {reason}") from None
 
 
-def _words(error: Any) -> str:
+def _error_message(error: Any) -> str:
     """Return the message of an error response."""
     import json
 

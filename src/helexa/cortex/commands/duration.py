@@ -1,4 +1,4 @@
-"""Durations such as `90s`, `15m`, `24h`, `30d`, `2w`."""
+"""Parsing and formatting of durations such as `90s`, `15m`, `24h`, `30d` and `2w`."""
 
 from helexa.core.errors import HelexaError
 
@@ -6,7 +6,7 @@ _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str) -> int:
-    """Return the duration in seconds.
+    """Return the seconds of a duration such as `15m`.
 
     Raises:
         HelexaError: the text is not a duration.
@@ -18,7 +18,7 @@ def parse_duration(text: str) -> int:
 
 
 def duration_text(seconds: float) -> str:
-    """Return the duration as text in the largest unit that divides it; fractions of a second are rounded."""
+    """Return a duration such as `15m`, in the largest unit without a remainder. `seconds` is rounded first."""
     whole_seconds = round(seconds)
     unit = next((unit for unit, size in _UNITS.items() if whole_seconds and whole_seconds % size == 0), "s")
     return f"{whole_seconds // _UNITS[unit]}{unit}"

@@ -7,69 +7,67 @@ from helexa.core.errors import HelexaError
 from helexa.core.text_table import printable
 from helexa.cortex.commands.api_client import GatewayApi
 
-_DRAIN_PATIENCE_SECS = 900.0
-_HERE = GatewayApi()
+_DRAIN_TIMEOUT_SECS = 900.0
+_DEFAULT_API = GatewayApi()
 
 
-def explain(model: str, /, *, api: GatewayApi = _HERE) -> None:
-    """Show where a request for a model would go now, why, and which models would be unloaded for it.
+def explain(model: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
+    """Show where a request for a model would be sent now, why, and which models would be unloaded first.
 
     Args:
         model: id of the model, or an alias.
     """
-    answer = api.get(f"/api/explain?model={quote(model, safe='')}")
+    content = api.get(f"/api/explain?model={quote(model, safe='')}")
     try:
-        print("\n".join(_explained(answer)))
+        print("\n".join(_explanation_lines(content)))
     except (KeyError, TypeError, AttributeError):
-        raise HelexaError(f"{api.endpoint} does not explain as a gateway does") from None
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
 
 
-def cordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
+def cordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
     """Send no new requests and loads to a node. Running requests continue.
 
     Args:
         node: name of the node.
     """
     _post(api, node, "cordon")
-    print(f"{printable(node)} is cordoned: it is asked for nothing new until `cortex uncordon {printable(node)}`")
+    print(f"{printable(node)} is cordoned: it gets no new requests or loads until `cortex uncordon {printable(node)}`")
 
 
-def uncordon(node: str, /, *, api: GatewayApi = _HERE) -> None:
-    """Send requests to a node again.
+def uncordon(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
+    """Send requests and loads to a node again.
 
     Args:
         node: name of the node.
     """
     _post(api, node, "uncordon")
-    print(f"{printable(node)} is asked again")
+    print(f"{printable(node)} is uncordoned: it gets requests and loads again")
 
 
-def drain(node: str, /, *, api: GatewayApi = _HERE) -> None:
-    """Cordon a node, and wait until nothing runs there any more.
+def drain(node: str, /, *, api: GatewayApi = _DEFAULT_API) -> None:
+    """Cordon a node and wait until its requests and loads have ended.
 
     Args:
         node: name of the node.
     """
-    answer = _post(api, node, "drain", _DRAIN_PATIENCE_SECS)
-    in_flight, loading = answer.get("in_flight"), answer.get("loading")
+    content = _post(api, node, "drain", _DRAIN_TIMEOUT_SECS)
+    in_flight, loading = content.get("in_flight"), content.get("loading")
     if in_flight or loading:
         raise HelexaError(
-            f"{node} is cordoned, but {in_flight} requests and {loading} loads are not done; drain it again"
+            f"{node} is cordoned, but {in_flight} requests and {loading} loads are still running; run the command again"
         )
-    print(
-        f"{printable(node)} is drained: nothing runs there, and nothing will until `cortex uncordon {printable(node)}`"
-    )
+    print(f"{printable(node)} is drained: it gets no new requests or loads until `cortex uncordon {printable(node)}`")
 
 
-def _post(api: GatewayApi, node: str, verb: str, patience: float = 10.0) -> dict[str, Any]:
-    answer = api.post(f"/api/nodes/{quote(node, safe='')}/{verb}", patience)
-    return answer if isinstance(answer, dict) else {}
+def _post(api: GatewayApi, node: str, verb: str, timeout_secs: float = 10.0) -> dict[str, Any]:
+    content = api.post(f"/api/nodes/{quote(node, safe='')}/{verb}", timeout_secs)
+    return content if isinstance(content, dict) else {}
 
 
-def _explained(answer: dict[str, Any]) -> list[str]:
-    placement = f"{answer['decision']} on {answer['node']}" if answer["node"] else answer["decision"]
-    lines = [f"{printable(answer['model'])}: {printable(placement)}", f"  {printable(answer['reason'])}"]
-    if answer["evict"]:
-        lines.append(f"  unloads {', '.join(printable(model) for model in answer['evict'])}")
-    candidates = answer["candidates"]
+def _explanation_lines(content: dict[str, Any]) -> list[str]:
+    placement = f"{content['decision']} on {content['node']}" if content["node"] else content["decision"]
+    lines = [f"{printable(content['model'])}: {printable(placement)}", f"  {printable(content['reason'])}"]
+    if content["evict"]:
+        lines.append(f"  unloads {', '.join(printable(model) for model in content['evict'])}")
+    candidates = content["candidates"]
     return lines + [f"  - {printable(node['node'])}: {printable(node['verdict'])}" for node in candidates]

@@ -60,7 +60,7 @@ def create(
     """Create a key and show its secret once.
 
     Args:
-        account: the account that pays.
+        account: the account that is charged.
         key_id: name of the key; by default derived from the account's name.
         models: allowed models, separated by commas; all by default.
         cap: maximum number of tokens within a window; no cap by default.
@@ -97,10 +97,10 @@ def create(
         print(json.dumps(described(key) | {"key": secret.get_secret_value()}))
         return
     print(secret.get_secret_value())
-    print(f"\nThis is key '{principal.key_id}' of account '{principal.account_id}' in {_where(settings)}.")
-    print("It is shown this once; a running gateway knows it within a second.")
+    print(f"\nCreated key '{principal.key_id}' of account '{principal.account_id}' in {_where(settings)}.")
+    print("The secret is shown only once. Running gateways accept the key within a second.")
     if not settings.entitlements.require_auth:
-        print("Requests without a key are let in as well, until entitlements.require_auth = true.")
+        print("Requests without a key are accepted too, unless entitlements.require_auth = true.")
 
 
 def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) -> None:
@@ -113,22 +113,22 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
     settings = load(config)
     static = static_keys(settings.entitlements)
 
-    async def looked_up(database: Database) -> list[tuple[Key, int]]:
+    async def read_keys(database: Database) -> list[tuple[Key, int]]:
         keys = [*static, *await KeyStore(database).list()]
         return [(key, (await budget(database, key.principal, time.time())).spent) for key in keys]
 
-    spending = _with_ledger(settings, looked_up)
+    spending = _with_ledger(settings, read_keys)
     if as_json:
         entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
         print(json.dumps(entries, indent=2))
     elif spending:
         print(text_table(_HEADINGS, [_row(key, spent) for key, spent in spending]))
     else:
-        print(f"there is no key in {_where(settings)}; `cortex keys create --account NAME` makes one")
+        print(f"no keys in {_where(settings)}; create one with `cortex keys create --account NAME`")
 
 
 def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
-    """Revoke a key permanently. Its spent tokens stay in the ledger, and its name stays taken.
+    """Revoke a key permanently. Its spent tokens stay in the ledger, and its name cannot be used again.
 
     Args:
         key_id: name of the key.
@@ -137,11 +137,11 @@ def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
     settings = load(config)
     refuse_static(static_keys(settings.entitlements), key_id)
     _with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
-    print(f"key '{key_id}' is revoked; running gateways refuse it within a second")
+    print(f"key '{key_id}' is revoked; running gateways reject it within a second")
 
 
 def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]]) -> T:
-    async def opened() -> T:
+    async def run_with_database() -> T:
         database = await open_database(settings.ledger.url.get_secret_value())
         try:
             await database.migrate()
@@ -149,7 +149,7 @@ def _with_ledger(settings: CortexConfig, work: Callable[[Database], Awaitable[T]
         finally:
             await database.close()
 
-    return asyncio.run(opened())
+    return asyncio.run(run_with_database())
 
 
 def _where(settings: CortexConfig) -> str:

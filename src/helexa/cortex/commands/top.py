@@ -1,4 +1,4 @@
-"""`cortex top`: the newest finished requests."""
+"""`cortex top`: shows the newest finished requests of a gateway."""
 
 import time
 from collections.abc import Iterator
@@ -13,19 +13,19 @@ from helexa.cortex.commands.api_client import GatewayApi
 
 _HEADINGS = ("ENDED", "KEY", "MODEL", "NODE", "STATUS", "PROMPT", "CACHED", "OUTPUT", "TTFT", "SECONDS", "TOK/S")
 _REFRESH_SECS = 1.0
-_HERE = GatewayApi()
+_DEFAULT_API = GatewayApi()
 
 
 def top(
     *,
-    api: GatewayApi = _HERE,
+    api: GatewayApi = _DEFAULT_API,
     once: Annotated[bool, Parameter(negative="")] = False,
     limit: Annotated[int, Parameter(name=["--limit", "-n"])] = 30,
 ) -> None:
-    """Show the newest requests, refreshed each second until Ctrl-C.
+    """Show the newest requests, refreshed every second until Ctrl-C.
 
     Args:
-        once: print them once and exit.
+        once: print the requests once and exit.
         limit: number of requests.
     """
     first_table = _table(api, limit)
@@ -41,7 +41,7 @@ def top(
 
 
 def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
-    """Yield a table each second; if the gateway does not answer, yield the error and the last table."""
+    """Yield a new table every second. If the gateway does not respond, yield the error above the last table."""
     while True:
         time.sleep(_REFRESH_SECS)
         try:
@@ -53,11 +53,11 @@ def _tables(api: GatewayApi, limit: int, table: str) -> Iterator[str]:
 
 
 def _table(api: GatewayApi, limit: int) -> str:
-    answer = api.get(f"/api/activity?limit={limit}")
+    content = api.get(f"/api/activity?limit={limit}")
     try:
-        return text_table(_HEADINGS, [_row(entry) for entry in answer["requests"]])
+        return text_table(_HEADINGS, [_row(entry) for entry in content["requests"]])
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
-        raise HelexaError(f"{api.endpoint} does not tell its activity as a gateway does") from None
+        raise HelexaError(f"{api.endpoint} is not a helexa gateway: unexpected response") from None
 
 
 def _row(entry: dict[str, Any]) -> tuple[object, ...]:

@@ -1,1 +1,1 @@
-"""The nodes of a gateway: their state, how it is polled, and how nodes are called."""
+"""The nodes of a gateway: their state, the polling of nodes, and the client for nodes."""

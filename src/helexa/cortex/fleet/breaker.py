@@ -1,8 +1,9 @@
 """Circuit breakers: a (node, model) pair that keeps failing gets no requests for a while, then one probe request.
 
-Only transport errors count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response that
-is not HTTP. An error response of a node does not count, and neither does a timeout on a node that answers its polls.
-After a 429 or 503 the router prefers other nodes for a short time. All functions are pure and take the time as an
+Only transport failures count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response
+that is not HTTP. An error response of a node does not count. A timeout on a node that answers its polls does not
+count.
+After a 429 or 503, the router prefers other nodes for a short time. No function reads a clock: the time is an
 argument.
 """
 
@@ -23,13 +24,13 @@ WARY_SECS = 1.0
 class Breaker:
     """Breaker state of one (node, model) pair.
 
-    Each transition returns a new `Breaker`; times are seconds of one clock.
+    The class is immutable: each transition returns a new `Breaker`. All times are seconds of one clock.
 
     Attributes:
-        faults: number of failures in a row while closed.
-        open_until: None while closed; from this time on the breaker is half-open.
-        probing: True while the probe request runs.
-        wary_until: until then the router prefers other nodes, because this node failed or was busy.
+        faults: number of consecutive failures in the closed state.
+        open_until: time at which an open breaker becomes half-open; None for a closed breaker.
+        probing: True while the probe request is in progress.
+        wary_until: until this time the router prefers other nodes, because this node failed or was busy.
     """
 
     faults: int = 0
@@ -44,20 +45,20 @@ class Breaker:
         return "open" if self.probing or now < self.open_until else "half-open"
 
     def began(self, now: float) -> "Breaker":
-        """Return the breaker after a request has begun; in the half-open state the request is the probe."""
+        """Return the breaker after a request has begun. In the half-open state, this request is the probe."""
         return replace(self, probing=True) if self.state(now) == "half-open" else self
 
     def ended(self) -> "Breaker":
-        """Return the breaker after the probe has ended.
+        """Return the breaker after the probe request has ended.
 
-        If the probe had no result, another probe is allowed.
+        If neither `ok` nor `fault` was called for the probe, another probe is allowed.
         """
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
-        """Return the breaker after the node answered.
+        """Return the breaker after the node responded.
 
-        In the open state, an answer to an earlier request changes nothing.
+        In the open state, a response to an earlier request changes nothing.
         """
         if self.state(now) == "open" and not self.probing:
             return self
@@ -68,9 +69,9 @@ class Breaker:
 
         Args:
             now: current time.
-            failures: number of failures in a row that open a closed breaker; in the half-open state one failure
-                suffices.
-            reset_secs: how long the breaker stays open.
+            failures: number of consecutive failures that open a closed breaker. A half-open breaker opens after one
+                failure.
+            reset_secs: seconds until an opened breaker becomes half-open.
         """
         wary_until = max(self.wary_until, now + WARY_SECS)
         if self.state(now) == "open" and not self.probing:
@@ -81,18 +82,18 @@ class Breaker:
         return Breaker(0, now + reset_secs, False, wary_until)
 
     def busy(self, now: float, secs: float) -> "Breaker":
-        """Return the breaker after the node answered 429 or 503: the router prefers other nodes for `secs`."""
+        """Return the breaker after a 429 or 503: the router prefers other nodes for `secs` seconds."""
         return replace(self, wary_until=max(self.wary_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """Return the time of the next change that needs no event; infinity for never."""
+        """Return when the state changes next by the passage of time alone; infinity if never."""
         change_times = [self.wary_until]
         if self.open_until is not None and not self.probing:
             change_times.append(self.open_until)
         return min((change_time for change_time in change_times if change_time > now), default=inf)
 
     def blank(self, now: float) -> bool:
-        """Return whether the breaker equals a new breaker."""
+        """Return whether the breaker has the state of a new breaker, so that it need not be stored."""
         return self.faults == 0 and self.open_until is None and self.wary_until <= now
 
 
@@ -100,7 +101,7 @@ _BLANK = Breaker()
 
 
 class Breakers:
-    """The breakers of a fleet. Only pairs whose state differs from a new breaker are stored."""
+    """The breakers of a fleet. A pair is stored only while its breaker differs from a new one."""
 
     def __init__(self, failures: int, reset_secs: float) -> None:
         self.failures = failures
@@ -111,9 +112,9 @@ class Breakers:
         return pair in self._breakers
 
     def began(self, pair: Pair, now: float) -> bool:
-        """Record that a request has begun.
+        """Record that a request has begun. Return True if the request is the probe.
 
-        Return True if it is the probe, which must be passed to `ended`.
+        The caller must call `ended` after a probe.
         """
         breaker = self._breakers.get(pair)
         if breaker is None:
@@ -123,11 +124,11 @@ class Breakers:
         return after_request.probing and not breaker.probing
 
     def ended(self, pair: Pair, now: float) -> None:
-        """Record that the probe has ended, with or without a result."""
+        """Record that the probe request has ended, with or without a result."""
         self._put(pair, self._breakers.get(pair, _BLANK).ended(), now)
 
     def ok(self, pair: Pair, now: float) -> None:
-        """Record that the node answered."""
+        """Record that the node responded."""
         self._put(pair, self._breakers.get(pair, _BLANK).ok(now), now)
 
     def fault(self, pair: Pair, now: float) -> State:
@@ -137,11 +138,11 @@ class Breakers:
         return breaker.state(now)
 
     def busy(self, pair: Pair, now: float, secs: float) -> None:
-        """Record that the node answered 429 or 503."""
+        """Record a 429 or 503 of the node: the pair is wary for `secs` seconds."""
         self._put(pair, self._breakers.get(pair, _BLANK).busy(now, secs), now)
 
     def open(self, now: float) -> frozenset[Pair]:
-        """Return the pairs that must get no requests."""
+        """Return the pairs with an open breaker, which must get no requests."""
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.state(now) == "open")
 
     def wary(self, now: float) -> frozenset[Pair]:
@@ -149,7 +150,7 @@ class Breakers:
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.wary_until > now)
 
     def changes_at(self, now: float) -> float:
-        """Return when `open` or `wary` next change without an event; infinity for never."""
+        """Return when `open` or `wary` change next by the passage of time alone; infinity if never."""
         return min((breaker.changes_at(now) for breaker in self._breakers.values()), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:

@@ -1,6 +1,6 @@
-"""The gateway's state of its nodes.
+"""The state of the gateway's nodes.
 
-Only `Fleet` changes the state; all readers get an immutable `FleetView`.
+Only `Fleet` changes the state. All other code reads an immutable `FleetView`.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ MAX_BUSY_SECS = 30.0
 
 
 class Fleet:
-    """Owns the state of all nodes.
+    """Owns and changes the state of all nodes.
 
-    A node can be removed from the configuration at any time; later events of a removed node are ignored.
+    A node can be removed from the configuration at any time. Later events of a removed node are ignored.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Fleet:
         self.configure(neurons)
 
     def configure(self, neurons: Iterable[NeuronSection]) -> None:
-        """Replace the set of nodes, and set `reconfigured`.
+        """Replace the configured nodes, and set the event `reconfigured`.
 
         A node that keeps its address and kind keeps its state. A node that was cordoned by hand stays cordoned unless
         its configured `cordoned` value changes.
@@ -76,7 +76,7 @@ class Fleet:
         self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
 
     def view(self) -> FleetView:
-        """Return the present state; the same object until the state changes."""
+        """Return the current state as a view. The same object is returned until the state changes."""
         now = self._clock()
         if self._view is None or now >= self._view_until:
             self._view_until = self._breakers.changes_at(now)
@@ -93,28 +93,25 @@ class Fleet:
         return self._view
 
     def node(self, name: str) -> Node:
-        """Return the present state of one node.
+        """Return the current state of one node.
 
         Raises:
             KeyError: the node is not configured.
         """
         return self._nodes[name]
 
-    def lives(self, name: str) -> bool:
-        """Return whether a node is configured and up by its last polls."""
+    def is_alive(self, name: str) -> bool:
+        """Return whether a node is configured and healthy according to its last polls."""
         node = self._nodes.get(name)
         return node is not None and node.healthy
 
     def has(self, node: Node) -> bool:
-        """Return whether this node is still configured with the same address and kind."""
-        now = self._nodes.get(node.name)
-        return now is not None and (now.endpoint, now.kind) == (node.endpoint, node.kind)
+        """Return whether `node` is still configured with the same address and kind."""
+        current = self._nodes.get(node.name)
+        return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
     def bearer(self, name: str) -> str | None:
-        """Return the key that the gateway sends to a node, or None.
-
-        The key is never part of a `FleetView`.
-        """
+        """Return the key that the gateway sends to a node, or None. A `FleetView` does not contain keys."""
         section = self._configured.get(name)
         return section.bearer.get_secret_value() if section is not None and section.bearer is not None else None
 
@@ -145,7 +142,7 @@ class Fleet:
             if model not in node.models and self._unloaded_at.get((name, model), -inf) >= began:
                 del models[model]  # the poll began before the unload ended
         health = report.health or node.health
-        self._note_times(node, models, began)
+        self._update_times(node, models, began)
         # A node that returns after it was down was restarted, so its breakers are reset.
         self._breakers.keep(lambda pair: pair[0] != name or (node.healthy and pair[1] in models))
         self._put(
@@ -157,13 +154,13 @@ class Fleet:
                 health=health,
                 models=models,
                 urls=urls,
-                others=self._others(name, health) if report.health else node.others,
+                other_requests=self._other_requests(name, health) if report.health else node.other_requests,
                 read_at=began if report.health else node.read_at,
             )
         )
 
     def missed(self, name: str, reason: str) -> None:
-        """Count a failed poll. After `MISSES_TO_DOWN` failures in a row the node is down."""
+        """Count a failed poll. After `MISSES_TO_DOWN` consecutive failures, the node is down."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -171,11 +168,11 @@ class Fleet:
         healthy = node.healthy and misses < MISSES_TO_DOWN
         if (node.healthy and not healthy) or (misses == 1 and not node.healthy):
             log.warning("node %s is down: %s", name, reason)
-        other_loads = node.others if healthy else {}  # the last known load stays valid after a single failed poll
-        self._put(replace(node, healthy=healthy, misses=misses, others=other_loads))
+        other_loads = node.other_requests if healthy else {}  # the last known load stays in use until the node is down
+        self._put(replace(node, healthy=healthy, misses=misses, other_requests=other_loads))
 
     def loaded(self, name: str, info: ModelInfo, url: str) -> None:
-        """Apply a successful load, so that the next request need not wait for a poll."""
+        """Record a successful load, so that requests need not wait for the next poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -183,7 +180,7 @@ class Fleet:
         self._put(replace(node, models={**node.models, info.id: info}, urls={**node.urls, info.id: url}))
 
     def unloaded(self, name: str, model: str) -> None:
-        """Apply a successful unload, so that no request goes to the model before the next poll."""
+        """Record a successful unload, so that no request is sent to the model before the next poll."""
         node = self._nodes.get(name)
         if node is None:
             return
@@ -192,17 +189,17 @@ class Fleet:
         self._put(replace(node, models={key: info for key, info in node.models.items() if key != model}))
 
     def transport_ok(self, name: str, model: str) -> None:
-        """Record that a node answered a request for the model, with any status."""
+        """Record that a node responded to a request for the model, with any status."""
         pair = (name, model)
         if pair in self._breakers:
             self._breakers.ok(pair, self._clock())
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """Record a transport failure: no connection, a reset, a timeout on a dead node, or a malformed response."""
+        """Record a transport failure, such as no connection, a reset, or a timeout on a node that is down."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
-                log.warning("node %s is not asked for %s for now: it keeps failing", name, model)
+                log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
             self._changed()
 
     def busy(self, name: str, model: str, secs: float = WARY_SECS) -> None:
@@ -218,9 +215,9 @@ class Fleet:
             await self._freed.wait()
 
     def begin(self, pair: Pair) -> bool:
-        """Count a request as begun.
+        """Count a request as begun. Return whether the request is the probe of a breaker.
 
-        Return whether it is the probe of a breaker; pass the result to `end`.
+        The caller must pass this result to `end`.
         """
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] += 1
@@ -230,7 +227,7 @@ class Fleet:
         return is_probe
 
     def end(self, pair: Pair, probe: bool) -> None:
-        """Count a request as ended."""
+        """Count a request as ended. `probe` is the result of `begin`."""
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] -= 1
         if not self._in_flight[pair]:
@@ -246,7 +243,7 @@ class Fleet:
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
-        """Mark a load as running until the block ends."""
+        """Mark a load of the model as running until the block ends."""
         self._loading.add((name, model))
         self._changed()
         try:
@@ -279,23 +276,25 @@ class Fleet:
         if node is None or previous_section is None or (node.endpoint, node.kind) != (section.endpoint, section.kind):
             return Node(section.name, section.endpoint, section.kind, section.cordoned, section.allowed_hosts)
         if section.allowed_hosts != previous_section.allowed_hosts:
-            node = replace(node, allowed_hosts=section.allowed_hosts, urls={})  # the models' URLs are requested again
+            # without URLs, the next poll requests them again
+            node = replace(node, allowed_hosts=section.allowed_hosts, urls={})
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
-    def _note_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Record when models were loaded and when other clients used them; drop the times of models that are gone."""
+    def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
+        """Record the times of loads and of other clients' requests. Drop the times of models that were removed."""
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status == "loading"
-            if is_new and info.status != "loading" and node.read_at is not None:  # else the time of the load is unknown
+            # in a node's first report, load times are unknown
+            if is_new and info.status != "loading" and node.read_at is not None:
                 self._loaded_at.setdefault((node.name, model), began)
-            if node.others.get(model):
+            if node.other_requests.get(model):
                 self._used_at[node.name, model] = began
         for model_times in (self._loaded_at, self._unloaded_at, self._used_at):
             for key in [key for key in model_times if key[0] == node.name and key[1] not in models]:
                 if model_times[key] < began:
                     del model_times[key]
 
-    def _others(self, name: str, health: Health | None) -> dict[str, int]:
+    def _other_requests(self, name: str, health: Health | None) -> dict[str, int]:
         model_loads = health.models if health else []
         return {
             load.id: max(0, load.in_flight + load.queue_depth - self._in_flight.get((name, load.id), 0))
@@ -304,9 +303,9 @@ class Fleet:
 
 
 class Flight:
-    """Context manager for one request in flight.
+    """Context manager that counts one request as in flight.
 
-    A class, because a generator would cost more than the counting.
+    It is a class because a generator-based context manager is slower, and every request uses it.
     """
 
     __slots__ = ("_fleet", "_pair", "_probe")

@@ -1,4 +1,4 @@
-"""Gauges of the nodes' reported state, read from the fleet at each scrape."""
+"""Prometheus metrics of the nodes' reported state, read from the fleet at each scrape."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -9,20 +9,20 @@ from prometheus_client.registry import Collector
 from helexa.core.fleet import DeviceHealth, ModelLoad
 from helexa.cortex.fleet.fleet import Fleet
 
-_ABOUT_MODELS = {
-    "in_flight": "Requests now running",
-    "queue_depth": "Requests now waiting",
-    "max_in_flight": "Requests that may run",
-    "max_queue_depth": "Requests that may wait",
-    "anon_in_flight": "Requests without a key now running",
-    "anon_max_in_flight": "Requests without a key that may run",
-    "tok_s_prefill": "Prompt tokens per second, lately",
-    "tok_s_decode": "Completion tokens per second, lately",
+_MODEL_GAUGES = {
+    "in_flight": "Running requests",
+    "queue_depth": "Waiting requests",
+    "max_in_flight": "Maximum number of running requests",
+    "max_queue_depth": "Maximum number of waiting requests",
+    "anon_in_flight": "Running requests without a key",
+    "anon_max_in_flight": "Maximum number of running requests without a key",
+    "tok_s_prefill": "Recent prompt tokens per second",
+    "tok_s_decode": "Recent completion tokens per second",
 }
-_ABOUT_DEVICES = {
-    "vram_used_mb": "Memory in use, MiB",
-    "vram_free_mb": "Memory free, MiB",
-    "utilization_pct": "Utilisation, percent",
+_DEVICE_GAUGES = {
+    "vram_used_mb": "Used memory, MiB",
+    "vram_free_mb": "Free memory, MiB",
+    "utilization_pct": "Utilization, percent",
     "temp_c": "Temperature, degrees Celsius",
 }
 _REJECTIONS = {
@@ -46,19 +46,19 @@ class _DeviceReading(NamedTuple):
 
 
 class FleetCollector(Collector):
-    """Reads the state of the fleet at each scrape, so that removed nodes and models leave no series behind."""
+    """Collector of node metrics. It reads the fleet at each scrape, so removed nodes and models leave no series."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
 
     def describe(self) -> Iterable[Metric]:
-        """Return no metrics: they are unknown before the first scrape."""
+        """Return no metrics, because the nodes' metrics are unknown before a scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield one metric family per metric."""
+        """Yield the metric families of all nodes, models and devices."""
         nodes = self._fleet.view().nodes
-        up = GaugeMetricFamily("cortex_node_up", "Whether the node answers", labels=["node"])
+        up = GaugeMetricFamily("cortex_node_up", "1 if the node answers its polls, else 0", labels=["node"])
         for node in nodes:
             up.add_metric([node.name], float(node.healthy))
         yield up
@@ -67,12 +67,12 @@ class FleetCollector(Collector):
         devices = [
             _DeviceReading(node.name, device) for node in reporting if node.health for device in node.health.devices
         ]
-        yield from _of_models(loads)
-        yield from _of_devices(devices)
+        yield from _model_metrics(loads)
+        yield from _device_metrics(devices)
 
 
-def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
-    for name, text in _ABOUT_MODELS.items():
+def _model_metrics(readings: list[_ModelReading]) -> Iterator[Metric]:
+    for name, text in _MODEL_GAUGES.items():
         gauge = GaugeMetricFamily(f"cortex_model_{name}", text, labels=["node", "model"])
         for node, load in readings:
             value = getattr(load, name)
@@ -80,7 +80,7 @@ def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
                 gauge.add_metric([node, load.id], value)
         yield gauge
     rejections = CounterMetricFamily(
-        "cortex_model_rejections", "Requests that the node refused", labels=["node", "model", "reason"]
+        "cortex_model_rejections", "Requests that the node rejected", labels=["node", "model", "reason"]
     )
     for node, load in readings:
         for reason, field in _REJECTIONS.items():
@@ -88,8 +88,8 @@ def _of_models(readings: list[_ModelReading]) -> Iterator[Metric]:
     yield rejections
 
 
-def _of_devices(readings: list[_DeviceReading]) -> Iterator[Metric]:
-    for name, text in _ABOUT_DEVICES.items():
+def _device_metrics(readings: list[_DeviceReading]) -> Iterator[Metric]:
+    for name, text in _DEVICE_GAUGES.items():
         gauge = GaugeMetricFamily(f"cortex_device_{name}", text, labels=["node", "device"])
         for node, device in readings:
             gauge.add_metric([node, str(device.index)], getattr(device, name))

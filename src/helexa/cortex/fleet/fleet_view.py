@@ -1,4 +1,4 @@
-"""The state of the fleet as immutable records, which all decisions read."""
+"""The state of the fleet as immutable records, the input of all routing and placement decisions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ class Node:
         kind: `neuron`, or `openai` for a third-party backend.
         cordoned: True if the node gets no new requests and loads.
         allowed_hosts: hosts other than the endpoint's that may serve the node's models.
-        healthy: False before the first answer and after three failed polls in a row.
-        misses: number of failed polls since the last answer.
+        healthy: False before the first successful poll and after three consecutive failed polls.
+        misses: number of failed polls since the last successful poll.
         discovery: last reported hardware.
         health: last reported health.
         models: last reported models, by id; kept while the node is down.
-        urls: base URL of each model's API, if the node named it.
-        others: requests per model at the last poll that did not come through this gateway.
-        read_at: when the poll that returned `health` began (`time.monotonic`).
+        urls: base URL of each model's API, if the node reported it.
+        other_requests: running and queued requests at the last poll that did not come from this gateway, by model.
+        read_at: when the poll that reported `health` began (`time.monotonic`).
     """
 
     name: str
@@ -38,7 +38,7 @@ class Node:
     health: Health | None = None
     models: Mapping[str, ModelInfo] = field(default_factory=dict[str, ModelInfo])
     urls: Mapping[str, str] = field(default_factory=dict[str, str])
-    others: Mapping[str, int] = field(default_factory=dict[str, int])
+    other_requests: Mapping[str, int] = field(default_factory=dict[str, int])
     read_at: float | None = None
 
     def url(self, model: str) -> str:
@@ -55,12 +55,12 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetView:
-    """State of the fleet at one moment, in configured order.
+    """State of the fleet at one moment.
 
-    Counts and times are live, so decide without awaiting.
+    The mappings of counts and times are live, so a decision must not await between two reads.
 
     Attributes:
-        nodes: the nodes.
+        nodes: the nodes in configured order.
         in_flight: running requests of this gateway, by (node, model).
         loading: running loads of this gateway, as (node, model).
         draining: (node, model) pairs that get no new requests because the model will be unloaded.
@@ -80,7 +80,7 @@ class FleetView:
     wary: frozenset[Pair] = frozenset()
 
     def holder(self, response: str) -> Node | None:
-        """Return the node that stores a response, by the prefix of the response's id, or None."""
+        """Return the node that stores the response with this id, found by the id's prefix, or None."""
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -88,21 +88,22 @@ class FleetView:
         return None
 
     def load(self, node: Node, model: str) -> int:
-        """Return the load of `model` on `node`: this gateway's running requests plus others at the last poll."""
-        return self.in_flight.get((node.name, model), 0) + node.others.get(model, 0)
+        """Return the load of `model` on `node`: its running requests from this gateway, plus others at the last
+        poll."""
+        return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 
     def running(self, name: str) -> dict[str, int]:
         """Return the running requests of this gateway on a node, by model."""
         return {model: count for (node, model), count in self.in_flight.items() if node == name}
 
     def knows(self, model: str) -> bool:
-        """Return whether any node has reported `model`."""
+        """Return whether any node has reported the model, or reports that it is loading it."""
         return any(model in node.models or model in node.activating() for node in self.nodes)
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of one successful poll; None means that the part was not requested or not answered."""
+    """Result of one successful poll. A field is None if it was not requested or its request failed."""
 
     models: Mapping[str, ModelInfo]
     health: Health | None = None

@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 POLL_TIMEOUT_SECS = 5.0
 MAX_MODELS = 1000
 UNLOAD_TIMEOUT_SECS = 60.0
-MAX_REPLY_BYTES = 8 << 20
+MAX_RESPONSE_BYTES = 8 << 20
 MAX_REASON_CHARS = 300
 
-_MAX_ASKED = 64
+_MAX_URL_REQUESTS = 64
 _MAX_HOST_CHARS = 100
 _SERVING = ("loaded", "reloading")
 _LOOPBACK = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
-_REFUSALS_WORTH_A_RETRY = ("repo_fetch_failed",)
+_RETRYABLE_ERRORS = ("repo_fetch_failed",)
 
 ValueT = TypeVar("ValueT")
 Params = ParamSpec("Params")
@@ -55,19 +55,16 @@ class NodeError(HelexaError):
 
 
 class NodeClient:
-    """Calls nodes by their configured base URL and with their key.
-
-    Every method raises `NodeError`.
-    """
+    """Client for the management API of nodes. Every method raises `NodeError` if the call fails."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
 
-    async def look(self, node: Node, bearer: str | None = None) -> Report:
-        """Return a node's own report, for a node of kind `neuron`.
+    async def poll(self, node: Node, bearer: str | None = None) -> Report:
+        """Poll a node of kind `neuron` and return its report.
 
-        The poll fails only if `/models` fails. Other failed calls leave their part of the report empty. Data that
-        cannot change while the node is up is not requested again.
+        The poll fails only if `/models` fails. If another call fails, its fields in the report stay empty. Hardware
+        and model URLs are requested again only after a missed poll.
         """
         models = await self.models(node.endpoint, bearer)
         health, discovery, urls = await asyncio.gather(
@@ -78,15 +75,15 @@ class NodeClient:
         return Report(models, health, discovery, urls)
 
     async def discovery(self, endpoint: str, bearer: str | None = None) -> Discovery:
-        """Return the answer of `GET /discovery`."""
+        """Return the node's hardware, from `GET /discovery`."""
         return parse(_discovery, await self.get(endpoint, "/discovery", bearer))
 
     async def health(self, endpoint: str, bearer: str | None = None) -> Health:
-        """Return the answer of `GET /health`."""
+        """Return the node's health, from `GET /health`."""
         return parse(_health, await self.get(endpoint, "/health", bearer))
 
     async def models(self, endpoint: str, bearer: str | None = None) -> dict[str, ModelInfo]:
-        """Return the models of `GET /models` by id, at most `MAX_MODELS`.
+        """Return the node's models by id, from `GET /models`, at most `MAX_MODELS`.
 
         Entries with an unknown status are left out.
         """
@@ -109,25 +106,24 @@ class NodeClient:
         try:
             return reachable_url(url, node.endpoint, node.allowed_hosts) if isinstance(url, str) else node.endpoint
         except ValueError as error:
-            log.warning("node=%s the address that it names for model=%s is not used: %s", node.name, model, error)
+            log.warning("node=%s reported an address for model=%s that is not used: %s", node.name, model, error)
             return node.endpoint
 
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
-        """Call `POST /models/load` and return once the model serves.
+        """Load a model with `POST /models/load` and return once the model accepts requests.
 
-        An already loaded model counts as a success.
-
-        The call has no timeout: the caller watches the load's progress and cancels the call.
+        An already loaded model counts as a success. The call has no timeout: the caller watches the load's progress
+        and cancels the call.
         """
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
             return
-        reason, kind = _refusal(body)
-        temporary = status >= 500 or kind in _REFUSALS_WORTH_A_RETRY
+        reason, kind = _error_reason(body)
+        temporary = status >= 500 or kind in _RETRYABLE_ERRORS
         raise NodeError(reason or f"the node answered HTTP {status}", temporary=temporary)
 
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
-        """Call `POST /models/unload` and return once the memory is free.
+        """Unload a model with `POST /models/unload` and return once its memory is free.
 
         A model that is not loaded counts as a success.
         """
@@ -135,7 +131,7 @@ class NodeClient:
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
         )
         if status // 100 != 2 and status != 404:
-            raise NodeError(_refusal(body)[0] or f"the node answered HTTP {status}")
+            raise NodeError(_error_reason(body)[0] or f"the node answered HTTP {status}")
 
     async def response(
         self,
@@ -144,7 +140,7 @@ class NodeClient:
         id: str,
         identity: Mapping[str, str],
         bearer: str | None = None,
-        rest: str = "",
+        subpath: str = "",
     ) -> tuple[int, bytes]:
         """Call `GET` or `DELETE /v1/responses/{id}` and return status and body.
 
@@ -156,40 +152,41 @@ class NodeClient:
             id: id of the response.
             identity: headers that name the principal.
             bearer: the node's key.
-            rest: the remaining path and the query.
+            subpath: the remaining path and the query.
         """
-        path = f"/v1/responses/{quote(id, safe='')}{rest}"
+        path = f"/v1/responses/{quote(id, safe='')}{subpath}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
         if status not in (200, 400, 404):
             raise NodeError(f"{path} answered HTTP {status}")
         return status, body
 
     async def get(self, endpoint: str, path: str, bearer: str | None = None) -> bytes:
-        """Return the body of a GET request. A status other than 200 raises."""
-        return await self._poll("GET", endpoint, path, None, bearer)
+        """Return the response body of a GET request. Any status other than 200 raises `NodeError`."""
+        return await self._call_ok("GET", endpoint, path, None, bearer)
 
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
-        """Return the body of the answer to a JSON POST request.
+        """Return the response body of a JSON POST request.
 
-        A status other than 200 or a slow answer raises.
+        Any status other than 200, and a response after `POLL_TIMEOUT_SECS`, raise `NodeError`.
         """
-        return await self._poll("POST", endpoint, path, orjson.dumps(content), bearer)
+        return await self._call_ok("POST", endpoint, path, orjson.dumps(content), bearer)
 
-    async def _poll(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
+    async def _call_ok(self, method: str, endpoint: str, path: str, data: bytes | None, bearer: str | None) -> bytes:
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, data, bearer)
         if status != 200:
             raise NodeError(f"{path} answered HTTP {status}")
         return body
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Return where each model is served.
+        """Return the base URL of each model's API.
 
-        The gateway asks a node that keeps answering once per model, for at most `_MAX_ASKED` models per poll. The
-        gateway skips models that are still loading, because the node does not know their URLs yet.
+        A known URL is requested again only after a missed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
+        poll.
+        Models that are still loading are skipped, because the node does not know their URLs yet.
         """
         known_urls = {} if node.misses else node.urls
         new_models = [id for id, info in models.items() if id not in known_urls and info.status in _SERVING][
-            :_MAX_ASKED
+            :_MAX_URL_REQUESTS
         ]
         new_urls = await asyncio.gather(*(self.url(node, model, bearer) for model in new_models))
         kept_urls = {model: known_urls[model] for model in models if model in known_urls}
@@ -216,29 +213,29 @@ class NodeClient:
             ) as response:
                 async for chunk in response.content.iter_any():
                     body += chunk
-                    if len(body) > MAX_REPLY_BYTES:
-                        raise NodeError(f"{path} answered with more than {MAX_REPLY_BYTES} bytes")
+                    if len(body) > MAX_RESPONSE_BYTES:
+                        raise NodeError(f"{path} answered with more than {MAX_RESPONSE_BYTES} bytes")
                 return response.status, bytes(body)
         except TimeoutError:
             raise NodeError(f"{path} did not answer in time") from None
         except (aiohttp.ClientError, OSError) as error:
             is_local = is_local_error(error)
-            raise NodeError(f"{path} could not be asked: {type(error).__name__}", local=is_local) from error
+            raise NodeError(f"{path} request failed: {type(error).__name__}", local=is_local) from error
 
 
 def endpoint_url(base: str, path: str) -> URL:
-    """Return the URL of `base` + `path`; the path is already percent-encoded."""
+    """Return the URL of `path` below `base`. The path must be percent-encoded."""
     return URL(base + path, encoded=True)
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
-    """Return a URL that a node names in the form in which the gateway reaches it.
+    """Return the URL at which the gateway reaches an address that a node reported.
 
     A loopback host is replaced by the host of `endpoint`. Requests to the URL carry prompts and the node's key, so the
     host must be the node's own host or an allowed host.
 
     Args:
-        url: the URL that the node names.
+        url: the URL that the node reported.
         endpoint: the node's configured base URL.
         allowed_hosts: other allowed hosts, in lower case.
 
@@ -247,25 +244,25 @@ def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) 
     """
     configured = urlsplit(endpoint)
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
+        url_parts = urlsplit(url)
+        host, port = url_parts.hostname, url_parts.port
         (host or "").encode("idna")
     except ValueError:
-        parts, host, port = urlsplit(""), None, None
-    if parts.scheme not in ("http", "https") or not host:
+        url_parts, host, port = urlsplit(""), None, None
+    if url_parts.scheme not in ("http", "https") or not host:
         raise ValueError("it is not an http URL")
     if host in _LOOPBACK:
         host = configured.hostname or host
     if host != configured.hostname and host not in allowed_hosts:
         raise ValueError(f"its host {host[:_MAX_HOST_CHARS]!r} is not the node's; add the host to allowed_hosts")
-    if configured.scheme == "https" and parts.scheme != "https":
+    if configured.scheme == "https" and url_parts.scheme != "https":
         raise ValueError("it is not https as the node's endpoint is")
     host = f"[{host}]" if ":" in host else host
-    return urlunsplit((parts.scheme, f"{host}:{port}" if port else host, parts.path.rstrip("/"), "", ""))
+    return urlunsplit((url_parts.scheme, f"{host}:{port}" if port else host, url_parts.path.rstrip("/"), "", ""))
 
 
 def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
-    """Parse a node's JSON answer.
+    """Parse a node's JSON response.
 
     Raises:
         NodeError: the JSON does not match the expected record.
@@ -275,16 +272,17 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
     except ValidationError as error:
         first_error = error.errors(include_url=False)[0]
         field_path = ".".join(str(part) for part in first_error["loc"])
-        raise NodeError(f"unreadable answer: {field_path}: {first_error['msg']}") from None
+        raise NodeError(f"invalid response: {field_path}: {first_error['msg']}") from None
 
 
-def _refusal(body: bytes) -> tuple[str, str | None]:
-    """Return message (one line) and kind from `{"error": "text"}` or `{"error": {"kind", "message", ...}}`."""
+def _error_reason(body: bytes) -> tuple[str, str | None]:
+    """Return the error message (one line) and the error kind from `{"error": "text"}` or `{"error": {"kind",
+    "message", ...}}`."""
     try:
-        reply = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError:
         return "", None
-    error = reply.get("error") if isinstance(reply, Mapping) else None
+    error = content.get("error") if isinstance(content, Mapping) else None
     kind = None
     if isinstance(error, Mapping):
         kind = error.get("kind") if isinstance(error.get("kind"), str) else None
@@ -296,11 +294,11 @@ def _refusal(body: bytes) -> tuple[str, str | None]:
 
 
 async def or_none(
-    ask: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
+    call: Callable[Params, Awaitable[ValueT]], *args: Params.args, **kwargs: Params.kwargs
 ) -> ValueT | None:
-    """Return the result of a call to a node, or None if the call raises `NodeError`."""
+    """Await `call` with the arguments and return its result, or None if it raises `NodeError`."""
     try:
-        return await ask(*args, **kwargs)
+        return await call(*args, **kwargs)
     except NodeError:
         return None
 

@@ -1,8 +1,8 @@
 """Nodes of kind `openai`: any OpenAI-compatible server (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
 
 The gateway only reads from these nodes; it never loads or unloads their models. `GET /v1/models` decides whether a node
-is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server, and
-with it the other endpoints that it can read.
+is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server,
+and then reads this kind's other endpoints.
 """
 
 import asyncio
@@ -16,8 +16,8 @@ from helexa.core.fleet import Health, Limit, ModelInfo, ModelLoad, Record, WireI
 from helexa.cortex.fleet.fleet_view import Node, Report
 from helexa.cortex.fleet.node_client import MAX_MODELS, NodeClient, or_none, parse
 
-_MAX_SHOWN = 64
-_AT_ONCE = 4
+_MAX_SHOW_REQUESTS = 64
+_PARALLEL_REQUESTS = 4
 _OLLAMA_KINDS = {"completion": "text", "vision": "vision", "embedding": "embedding"}
 _STUDIO_KINDS = {"llm": ["text"], "vlm": ["text", "vision"], "embeddings": ["embedding"]}
 
@@ -88,21 +88,21 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`. The class is stateless: earlier results are in the fleet's state."""
+    """Polls nodes of kind `openai`. The class has no state: earlier results are in the `Node` that is polled."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
 
-    async def look(self, node: Node, bearer: str | None = None) -> Report:
-        """Return the node's report.
+    async def poll(self, node: Node, bearer: str | None = None) -> Report:
+        """Poll a node and return its report.
 
         Raises:
-            NodeError: the node did not list its models.
+            NodeError: `GET /v1/models` failed.
         """
-        return await _Look(self._client, node, bearer).report()
+        return await _NodePoll(self._client, node, bearer).report()
 
 
-class _Look:
+class _NodePoll:
     """One poll of one node."""
 
     def __init__(self, client: NodeClient, node: Node, bearer: str | None) -> None:
@@ -141,7 +141,7 @@ class _Look:
     async def _llamacpp(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo]:
         if known.keys() >= entries.keys():
             return {name: known[name] for name in entries}
-        # With several models, `/props` would describe only one of them.
+        # `/props` describes only one model
         props = await or_none(self._props) if len(entries) == 1 else None
         models = {}
         for name, entry in entries.items():
@@ -156,14 +156,14 @@ class _Look:
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
         """Return Ollama's models, or None if the server is not Ollama.
 
-        Ollama truncates prompts to the context size of the model in memory, so that size takes precedence over the
-        model's own.
+        Ollama truncates prompts to the context length that a model was loaded with, so this length takes precedence
+        over the model's maximum.
         """
         ps = await or_none(self._running)
         if ps is None:
             return None
-        new_models = [name for name in entries if name not in known][:_MAX_SHOWN]
-        limiter = asyncio.Semaphore(_AT_ONCE)
+        new_models = [name for name in entries if name not in known][:_MAX_SHOW_REQUESTS]
+        limiter = asyncio.Semaphore(_PARALLEL_REQUESTS)
 
         async def show(name: str) -> _Show | None:
             async with limiter:
@@ -199,8 +199,8 @@ class _Look:
         return parse(_ps, await self._get("/api/ps"))
 
     async def _show(self, name: str) -> _Show:
-        reply = await self._client.post(self._node.endpoint, "/api/show", {"model": name}, self._bearer)
-        return parse(_show, reply)
+        content = await self._client.post(self._node.endpoint, "/api/show", {"model": name}, self._bearer)
+        return parse(_show, content)
 
     async def _studios(self) -> _Studios:
         return parse(_studios, await self._get("/api/v0/models"))

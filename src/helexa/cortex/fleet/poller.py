@@ -1,4 +1,4 @@
-"""Polls every node in its own task, so that a node that is down delays no other poll."""
+"""Polls each node in a separate task, so that an unresponsive node does not delay other polls."""
 
 import asyncio
 import logging
@@ -13,15 +13,15 @@ from helexa.cortex.fleet.openai_node import OpenAINode
 
 log = logging.getLogger(__name__)
 
-UNSETTLED_INTERVAL_SECS = 1.0  # interval for failing nodes and recovering models, so that they return to service soon
-MAX_BACK_OFF = 30  # maximum factor on that interval
+UNSETTLED_INTERVAL_SECS = 1.0  # for failing nodes and recovering models, so that they return to service soon
+MAX_BACK_OFF = 30  # maximum factor of `UNSETTLED_INTERVAL_SECS`
 
-Look = Callable[[Node, str | None], Awaitable[Report]]
+Poll = Callable[[Node, str | None], Awaitable[Report]]
 Address = tuple[str, str, str]
 
 
 class Poller:
-    """Keeps the state of a fleet up to date.
+    """Keeps the state of a fleet up to date by polling its nodes.
 
     Attributes:
         interval_secs: interval between two polls of a healthy node; may be changed at any time.
@@ -29,11 +29,11 @@ class Poller:
 
     def __init__(self, fleet: Fleet, client: NodeClient, interval_secs: float) -> None:
         self._fleet = fleet
-        self._looks: Mapping[str, Look] = {"neuron": client.look, "openai": OpenAINode(client).look}
+        self._polls: Mapping[str, Poll] = {"neuron": client.poll, "openai": OpenAINode(client).poll}
         self.interval_secs = interval_secs
 
     async def run(self) -> None:
-        """Poll all configured nodes until cancelled, beginning at once; follow changes of the configuration."""
+        """Poll all configured nodes until cancelled. Added nodes are polled at once, polls of removed nodes end."""
         polls: dict[Address, asyncio.Task[None]] = {}
         try:
             while True:
@@ -47,14 +47,14 @@ class Poller:
             await _stop(list(polls.values()))
 
     async def poll(self, name: str) -> None:
-        """Poll one node once.
+        """Poll one node once and apply the result to the fleet.
 
-        An error of the gateway's own resources does not change the node's state.
+        If the gateway itself is out of descriptors, ports or memory, the node's state does not change.
         """
         node = self._fleet.node(name)
         started_at = time.monotonic()
         try:
-            report = await self._looks[node.kind](node, self._fleet.bearer(name))
+            report = await self._polls[node.kind](node, self._fleet.bearer(name))
         except NodeError as error:
             if error.local:
                 log.warning("node %s not polled: the gateway is out of descriptors, ports or memory", name)
@@ -68,7 +68,7 @@ class Poller:
         while self._fleet.has(node):
             try:
                 await self.poll(node.name)
-            except Exception as error:  # a bug in reading one node's answer must not stop the polling
+            except Exception as error:  # a bug in processing a response must not stop the polling
                 log.exception("polling %s failed", node.name)
                 self._fleet.missed(node.name, type(error).__name__)
             if self._fleet.has(node):
@@ -76,7 +76,7 @@ class Poller:
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
-    """Return the seconds until the next poll; the pause grows while the node is down.
+    """Return the seconds until the next poll of a node. The pause grows with each failed poll of a node that is down.
 
     Args:
         node: the node.

@@ -1,1 +1,1 @@
-"""Sends requests to nodes: the proxy, calls other than generation, and waiting for loads."""
+"""Communication with nodes: the proxy for generation requests, other calls, and the wait for model loads."""

@@ -1,4 +1,4 @@
-"""Waiting for a model to load, with progress comments in the client's stream."""
+"""Waits for a model to load, and meanwhile sends progress comments to streaming clients."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -20,9 +20,9 @@ _EVENT_STREAM: Headers = [
 
 
 async def wait_for_load(
-    work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, reply: Reply
+    work: Awaitable[Warm], progress: Callable[[], Progress | None], stream: bool, response: Reply
 ) -> Warm:
-    """Wait for a model to load and return where it serves.
+    """Wait for `work`, the load of a model, and return the node that serves the model.
 
     A streaming client receives SSE comments with the progress: the first after `KEEP_ALIVE_AFTER_SECS`, then one every
     `KEEP_ALIVE_SECS`.
@@ -31,16 +31,16 @@ async def wait_for_load(
     try:
         timeout_secs = KEEP_ALIVE_AFTER_SECS if stream else None
         while not (await asyncio.wait((task,), timeout=timeout_secs))[0]:
-            if not reply.started:
-                await reply.start(200, _EVENT_STREAM, streamed=True)
-            await reply.write(b": %s\n\n" % _in_words(progress()))
+            if not response.started:
+                await response.start(200, _EVENT_STREAM, streamed=True)
+            await response.write(b": %s\n\n" % _progress_text(progress()))
             timeout_secs = KEEP_ALIVE_SECS
         return task.result()
     finally:
         task.cancel()
 
 
-def _in_words(progress: Progress | None) -> bytes:
+def _progress_text(progress: Progress | None) -> bytes:
     if progress is None:
         return b"loading"
     text = "loading" if progress.fraction is None else f"loading, {progress.fraction:.0%}"

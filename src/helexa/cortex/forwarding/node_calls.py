@@ -1,4 +1,4 @@
-"""Small calls to a node other than generation: count prompt tokens, report the usage of an ended request."""
+"""Calls to a node other than generation, such as tokenizing a prompt or reading the usage of a finished request."""
 
 import asyncio
 from typing import Any
@@ -16,11 +16,11 @@ from helexa.http.connections.request_head import Headers
 USAGE_TIMEOUT_SECS = 10.0
 
 _USAGE_PAUSES = (0.0, 0.1, 0.4)
-_MAX_ANSWER_BYTES = 8 << 20
+_MAX_RESPONSE_BYTES = 8 << 20
 
 
 class NodeCalls:
-    """Calls nodes."""
+    """Client for node endpoints other than generation."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet) -> None:
         self._upstream = upstream
@@ -29,14 +29,14 @@ class NodeCalls:
     async def call(
         self, target: Warm, path: str, body: bytes = b"", method: bytes = b"POST", identity: Headers | None = None
     ) -> tuple[int, bytes] | None:
-        """Return status and body of a node's answer, or None if the call failed.
+        """Return the status and body of a node's response, or None if the call failed.
 
         Args:
             target: the node.
             path: path of the call.
             body: JSON body, or empty.
             method: HTTP method.
-            identity: headers that name the principal.
+            identity: headers with the principal's account and key id.
         """
         headers = [
             (b"content-type", b"application/json"),
@@ -44,31 +44,31 @@ class NodeCalls:
             *bearer_header(self._fleet.bearer(target.node)),
         ]
         try:
-            answer = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
+            response = await self._upstream.ask(method, target.url, path, headers, body, repeatable=True)
         except UpstreamError:
             return None
         try:
-            reply = bytearray()
-            while chunk := await answer.chunk():
-                reply += chunk
-                if len(reply) > _MAX_ANSWER_BYTES:
+            content = bytearray()
+            while chunk := await response.chunk():
+                content += chunk
+                if len(content) > _MAX_RESPONSE_BYTES:
                     return None
-            return answer.status, bytes(reply)
+            return response.status, bytes(content)
         except UpstreamError:
             return None
         finally:
-            answer.close()
+            response.close()
 
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
-        """Return the token counts of an ended request, as the node reports them.
+        """Return the token counts of a finished request from the node's `GET /usage/{id}`.
 
-        Return None if the node is a third-party backend, does not answer in time, or does not know the request.
+        Return None if the node does not respond in time or does not know the request, or if `usage_id` is empty.
 
         Args:
             target: the node.
-            usage_id: the request's id at the node.
+            usage_id: usage id that was sent with the request; empty for third-party backends.
             answered: True if the node's response had begun. Otherwise the node may not have read the request yet, so
-                the gateway asks several times.
+                the call is repeated a few times.
         """
         if not usage_id:
             return None
@@ -76,9 +76,9 @@ class NodeCalls:
             async with asyncio.timeout(USAGE_TIMEOUT_SECS):
                 for pause in _USAGE_PAUSES[: 1 if answered else None]:
                     await asyncio.sleep(pause)
-                    answer = await self.call(target, f"/usage/{usage_id}", method=b"GET")
-                    if answer is not None and answer[0] == 200:
-                        return usage_of(json_object(answer[1]))
+                    response = await self.call(target, f"/usage/{usage_id}", method=b"GET")
+                    if response is not None and response[0] == 200:
+                        return usage_of(json_object(response[1]))
         except TimeoutError:
             pass
         return None

@@ -1,9 +1,9 @@
-"""Counts the prompt tokens of a request by asking a node."""
+"""Counts the prompt tokens of a request with the tokenizer of a node."""
 
 import asyncio
 
 from helexa.core.errors import ApiError
-from helexa.cortex.anthropic.count import TOKENIZE_PATH, counted
+from helexa.cortex.anthropic.count import TOKENIZE_PATH, parse_count
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.node_calls import NodeCalls
 from helexa.cortex.requests.body_workers import BodyWorkers
@@ -11,26 +11,26 @@ from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.router import route
 from helexa.cortex.usage.token_limit import CHAT, COMPLETIONS
 
-PATIENCE_SECS = 5.0
+TIMEOUT_SECS = 5.0
 _PATHS = {CHAT: TOKENIZE_PATH, COMPLETIONS: TOKENIZE_PATH}
 
 
 class PromptCounter:
-    """Counts prompts with the tokenizers of nodes that have the model loaded."""
+    """Counts prompt tokens on nodes that have the model loaded."""
 
     def __init__(self, calls: NodeCalls, body_workers: BodyWorkers) -> None:
         self._calls = calls
         self._body_workers = body_workers
 
-    async def count(self, view: FleetView, model: str, question: ClientRequest) -> int | None:
-        """Return the number of prompt tokens, or None if no helexa node can count them in time."""
-        path, target = _PATHS.get(question.path), route(view, model)
+    async def count(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
+        """Return the number of prompt tokens, or None if no helexa node counts them within `TIMEOUT_SECS`."""
+        path, target = _PATHS.get(request.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":
             return None
         try:
-            async with asyncio.timeout(PATIENCE_SECS):
-                body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
-                answer = await self._calls.call(target, path, body)
+            async with asyncio.timeout(TIMEOUT_SECS):
+                body = await self._body_workers.run_if(request.large, request.body_for, model, target.kind)
+                response = await self._calls.call(target, path, body)
         except (TimeoutError, ApiError):
             return None
-        return None if answer is None else counted(*answer)
+        return None if response is None else parse_count(*response)

@@ -19,7 +19,7 @@ from helexa.cortex.requests.headers import UNBUFFERED, bearer_header, forwarded_
 from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.router import Outcome, Warm
 from helexa.cortex.upstream.client import Upstream
-from helexa.cortex.upstream.connection import Answer
+from helexa.cortex.upstream.connection import UpstreamResponse
 from helexa.cortex.upstream.errors import LocalError, NotReached, Silent, UpstreamError
 from helexa.cortex.usage.meter import Meter
 from helexa.cortex.usage.response_meter import ResponseMeter
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 RETRY_BUSY = 2
 RETRY_LOCAL = 1
 
-_MAX_REFUSAL_BYTES = 64 << 10
+_MAX_ERROR_BYTES = 64 << 10
 _CODE = re.compile(r"[\w.-]{1,64}", re.ASCII)
 _BUSY = (429, 503)
 _KINDS = (b"application/json", b"text/event-stream")
@@ -40,22 +40,22 @@ _KINDS = (b"application/json", b"text/event-stream")
 Settle = Callable[[], Awaitable[None]]
 
 
-class NoAnswer(Exception):
-    """The node failed or was busy before the first byte of its response, so another node may be asked.
+class NoResponse(Exception):
+    """The node failed or was busy before the first byte of its response, so the request may be retried.
 
     Attributes:
-        outcome: kind of failure.
-        refusal: error response for the client if the gateway tries no other node.
+        outcome: kind of failure, which decides whether a retry is allowed.
+        error_response: error for the client if the request is not sent to another node.
     """
 
-    def __init__(self, reason: str, outcome: Outcome, refusal: ApiError) -> None:
+    def __init__(self, reason: str, outcome: Outcome, error_response: ApiError) -> None:
         super().__init__(reason)
         self.outcome: Outcome = outcome
-        self.refusal = refusal
+        self.error_response = error_response
 
 
 class Proxy:
-    """Forwards requests to nodes."""
+    """Forwards requests to nodes and their responses to clients."""
 
     def __init__(self, upstream: Upstream, fleet: Fleet, body_workers: BodyWorkers) -> None:
         self._upstream = upstream
@@ -67,9 +67,9 @@ class Proxy:
     async def ask(
         self,
         target: Warm,
-        question: ClientRequest,
-        reply: Reply,
-        exchange: RequestRecord,
+        request: ClientRequest,
+        response: Reply,
+        record: RequestRecord,
         settle: Settle | None,
         *,
         last: bool,
@@ -78,202 +78,212 @@ class Proxy:
 
         Args:
             target: the node.
-            question: the parsed request.
-            reply: the response to the client.
-            exchange: the request record.
-            settle: awaited before the end of a complete response is sent; None for anonymous requests.
-            last: True if no other node can be asked; a 429 or 503 is then sent to the client too.
+            request: the parsed request.
+            response: the response to the client.
+            record: the request record.
+            settle: charges the request; awaited before the end of a complete response is sent. None for anonymous
+                requests.
+            last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded.
 
         Raises:
-            NoAnswer: nothing was sent to the client, so another node may be asked.
-            ApiError: the response broke off, the node is silent, or the gateway is out of connections (503); the caller
-                ends the reply with this error.
+            NoResponse: nothing was sent to the client, so the request may be retried.
+            ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503); the
+                caller ends the reply with this error.
         """
         node, model = target.node, target.model
-        exchange.node, exchange.route, exchange.waited = node, target.reason, time.perf_counter() - exchange.started
+        record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started
         with self._fleet.request(node, model):
-            answer: Answer | None = None
-            body = await self._body_workers.run_if(question.large, question.body_for, model, target.kind)
+            node_response: UpstreamResponse | None = None
+            body = await self._body_workers.run_if(request.large, request.body_for, model, target.kind)
             is_neuron = target.kind == "neuron"
-            exchange.target, exchange.usage_id = target, self._usage_id() if is_neuron and question.metered else ""
+            record.target, record.usage_id = target, self._usage_id() if is_neuron and request.metered else ""
             try:
-                answer = await self._upstream.ask(
+                node_response = await self._upstream.ask(
                     b"POST",
                     target.url,
-                    question.path,
-                    self._headers(question, exchange, target),
+                    request.path,
+                    self._headers(request, record, target),
                     body,
-                    lives=lambda: self._fleet.lives(node),
-                    interim=is_neuron and not question.stream,
+                    is_alive=lambda: self._fleet.is_alive(node),
+                    interim=is_neuron and not request.stream,
                 )
-                first_chunk = await answer.chunk()
+                first_chunk = await node_response.chunk()
             except LocalError as error:
                 log.warning("node=%s not connected: %s", node, error)
-                raise overloaded("the gateway has no connection left; try again", RETRY_LOCAL) from error
+                raise overloaded("the gateway is out of connections; try again", RETRY_LOCAL) from error
             except UpstreamError as error:
                 self._count_fault(node, model, silent=isinstance(error, Silent))
-                if answer is not None:
-                    answer.close()
-                raise NoAnswer(_reason(error), _outcome(error), _failure(error, node)) from error
+                if node_response is not None:
+                    node_response.close()
+                raise NoResponse(_reason(error), _outcome(error), _error_response(error, node)) from error
             except asyncio.CancelledError:
-                if answer is not None:
-                    answer.close()
+                if node_response is not None:
+                    node_response.close()
                 raise
             try:
-                exchange.answered = time.perf_counter() - exchange.started - exchange.waited
-                if _foreign(answer):
-                    timed_out = answer.status == 504  # a 504 comes from a proxy between the gateway and the node
+                record.answered = time.perf_counter() - record.started - record.waited
+                if _is_from_proxy(node_response):
+                    timed_out = node_response.status == 504  # a 504 comes from a proxy between the gateway and the node
                     self._count_fault(node, model, silent=timed_out)
-                    reason = f"HTTP {answer.status} not of a node"
+                    reason = f"HTTP {node_response.status} from a proxy or another server"
                     if timed_out:
-                        raise NoAnswer(reason, "silent", _timed_out(node))
-                    raise NoAnswer(reason, "broken", _unreachable(node))
+                        raise NoResponse(reason, "silent", _timed_out(node))
+                    raise NoResponse(reason, "broken", _unreachable(node))
                 self._fleet.transport_ok(node, model)
-                if answer.status in _BUSY:
-                    self._fleet.busy(node, model, _retry_after(answer))
+                if node_response.status in _BUSY:
+                    self._fleet.busy(node, model, _retry_after(node_response))
                     if not last:
                         busy_error = overloaded(f"every node that has model '{model}' is busy", RETRY_BUSY)
-                        raise NoAnswer(f"HTTP {answer.status}", "busy", busy_error)
-                if answer.status >= 400:
-                    await self._refuse(answer, first_chunk, reply, exchange)
+                        raise NoResponse(f"HTTP {node_response.status}", "busy", busy_error)
+                if node_response.status >= 400:
+                    await self._forward_error(node_response, first_chunk, response, record)
                 else:
-                    await self._relay(answer, first_chunk, target, question, reply, exchange, settle)
+                    await self._relay(node_response, first_chunk, target, request, response, record, settle)
             finally:
-                answer.close()
+                node_response.close()
 
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
-        """Report a failure to the breaker, except a timeout on a healthy node: only this request may be slow."""
-        if not (silent and self._fleet.lives(node)):
+        """Report a failure to the breaker.
+
+        A timeout on a healthy node is not reported, because only this request may be slow.
+        """
+        if not (silent and self._fleet.is_alive(node)):
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """Return an unguessable id.
+        """Return an unguessable usage id: a random secret of this process and a counter.
 
-        A counter after one random secret is cheaper than a random number per request.
+        A counter is cheaper than a random number per request.
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
-    def _headers(self, question: ClientRequest, exchange: RequestRecord, target: Warm) -> Headers:
-        """Return the headers for a node. Third-party backends get no account, key or usage ids."""
-        headers = forwarded_headers(question.headers)
+    def _headers(self, request: ClientRequest, record: RequestRecord, target: Warm) -> Headers:
+        """Return the headers for the node. Third-party backends get no account, key or usage ids."""
+        headers = forwarded_headers(request.headers)
         headers.append((b"content-type", b"application/json"))
-        headers.append((b"x-request-id", exchange.request_id.encode()))
+        headers.append((b"x-request-id", record.request_id.encode()))
         if target.kind != "neuron":
             return headers + bearer_header(self._fleet.bearer(target.node))
-        if question.streams_chunks:
-            headers.append((b"x-helexa-include-usage", b"prompt" if question.translated else b"1"))
-        if exchange.usage_id:
-            headers.append((b"x-helexa-usage-id", exchange.usage_id.encode()))
-        if exchange.principal is not None:
-            headers.append((b"x-helexa-account-id", exchange.principal.account_id.encode()))
-            headers.append((b"x-helexa-key-id", exchange.principal.key_id.encode()))
+        if request.streams_chunks:
+            headers.append((b"x-helexa-include-usage", b"prompt" if request.translated else b"1"))
+        if record.usage_id:
+            headers.append((b"x-helexa-usage-id", record.usage_id.encode()))
+        if record.principal is not None:
+            headers.append((b"x-helexa-account-id", record.principal.account_id.encode()))
+            headers.append((b"x-helexa-key-id", record.principal.key_id.encode()))
         return headers + bearer_header(self._fleet.bearer(target.node))
 
     async def _relay(
         self,
-        answer: Answer,
+        node_response: UpstreamResponse,
         chunk: bytes,
         target: Warm,
-        question: ClientRequest,
-        reply: Reply,
-        exchange: RequestRecord,
+        request: ClientRequest,
+        response: Reply,
+        record: RequestRecord,
         settle: Settle | None,
     ) -> None:
-        headers = returned_headers(answer.headers)
+        headers = returned_headers(node_response.headers)
         headers.append((b"x-helexa-route", target.reason.encode()))
         streamed = any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
         if streamed:
             headers.append(UNBUFFERED)
-        exchange.meter = meter = (ResponseMeter if exchange.api == RESPONSES else Meter)(streamed=streamed)
+        record.meter = meter = (ResponseMeter if record.api == RESPONSES else Meter)(streamed=streamed)
         meter.feed(chunk, time.perf_counter())
-        next_chunk = None if streamed else await self._following(answer, exchange, settle)
-        hides_usage = streamed and question.streams_chunks and not question.includes_usage
+        next_chunk = None if streamed else await self._next_or_settle(node_response, record, settle)
+        hides_usage = streamed and request.streams_chunks and not request.includes_usage
         usage_filter = UsageFilter() if hides_usage else None
-        if not reply.started:
-            exchange.status = answer.status
-            await reply.start(answer.status, headers, streamed=streamed)
+        if not response.started:
+            record.status = node_response.status
+            await response.start(node_response.status, headers, streamed=streamed)
         else:
-            exchange.status = 200
+            record.status = 200
         while chunk and next_chunk != b"":  # the last chunk of a non-streamed response is sent with its end
             if streamed and settle is not None and meter.ended(len(chunk)):
                 await settle()
-            await reply.write(chunk if usage_filter is None else usage_filter.feed(chunk))
-            chunk = await self._next(answer, exchange) if next_chunk is None else next_chunk
+            await response.write(chunk if usage_filter is None else usage_filter.feed(chunk))
+            chunk = await self._next_chunk(node_response, record) if next_chunk is None else next_chunk
             if chunk:
                 meter.feed(chunk, time.perf_counter())
                 if not streamed:
-                    next_chunk = await self._following(answer, exchange, settle)
-        await reply.finish(chunk if usage_filter is None else usage_filter.flush())
+                    next_chunk = await self._next_or_settle(node_response, record, settle)
+        await response.finish(chunk if usage_filter is None else usage_filter.flush())
 
-    async def _following(self, answer: Answer, exchange: RequestRecord, settle: Settle | None) -> bytes:
-        """Return the next chunk of a non-streamed response.
+    async def _next_or_settle(
+        self, node_response: UpstreamResponse, record: RequestRecord, settle: Settle | None
+    ) -> bytes:
+        """Return the next chunk of a non-streamed response; empty at the end.
 
-        Before the end, an empty chunk, the request is settled.
+        At the end, the request is settled before the empty chunk is returned.
         """
-        chunk = b"" if answer.complete else await self._next(answer, exchange)
+        chunk = b"" if node_response.complete else await self._next_chunk(node_response, record)
         if not chunk and settle is not None:
             await settle()
         return chunk
 
-    async def _next(self, answer: Answer, exchange: RequestRecord) -> bytes:
+    async def _next_chunk(self, node_response: UpstreamResponse, record: RequestRecord) -> bytes:
         try:
-            return await answer.chunk()
+            return await node_response.chunk()
         except UpstreamError as error:
             is_silent = isinstance(error, Silent)
-            self._count_fault(exchange.node, exchange.model, silent=is_silent)
-            log.warning("%s broke off an answer of %s: %s", exchange.node, exchange.model, _reason(error))
+            self._count_fault(record.node, record.model, silent=is_silent)
+            log.warning("node=%s model=%s response incomplete: %s", record.node, record.model, _reason(error))
             if is_silent:
-                raise _timed_out(exchange.node) from error
+                raise _timed_out(record.node) from error
             raise ApiError(
-                502, "upstream_connection_error", "the node broke off its answer", type="api_error"
+                502, "upstream_connection_error", "the node's response ended before it was complete", type="api_error"
             ) from error
 
-    async def _refuse(self, answer: Answer, chunk: bytes, reply: Reply, exchange: RequestRecord) -> None:
-        """Forward a node's error response; if a stream has already begun, send the error as its last event.
+    async def _forward_error(
+        self, node_response: UpstreamResponse, chunk: bytes, response: Reply, record: RequestRecord
+    ) -> None:
+        """Forward a node's error response. If the client's stream has already begun, raise the error instead.
 
-        The log contains the status and the code but not the message, which may quote the prompt.
+        The log contains the status and the code but not the message, because a message may quote the prompt.
         """
         body = bytearray()
-        while chunk and len(body) <= _MAX_REFUSAL_BYTES:
+        while chunk and len(body) <= _MAX_ERROR_BYTES:
             body += chunk
-            chunk = await self._next(answer, exchange)
-        exchange.failed = True
-        exchange.status = exchange.status or answer.status
-        error = _envelope(bytes(body))
-        exchange.code = _code(error)
-        log.info("node=%s refused: status=%d code=%s", exchange.node, answer.status, exchange.code)
+            chunk = await self._next_chunk(node_response, record)
+        record.failed = True
+        record.status = record.status or node_response.status
+        error = _error_fields(bytes(body))
+        record.code = _code(error)
+        log.info("node=%s rejected the request: status=%d code=%s", record.node, node_response.status, record.code)
         if "message" not in error:
-            raise ApiError(answer.status, "upstream_error", f"upstream returned {answer.status}", type="api_error")
-        if reply.started:
-            raise ApiError(answer.status, exchange.code, error["message"], type=error.get("type") or "api_error")
-        headers = [header for header in returned_headers(answer.headers) if header[0] != b"content-length"]
-        await reply.start(answer.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
-        await reply.finish(bytes(body))
+            raise ApiError(
+                node_response.status, "upstream_error", f"upstream returned {node_response.status}", type="api_error"
+            )
+        if response.started:
+            raise ApiError(node_response.status, record.code, error["message"], type=error.get("type") or "api_error")
+        headers = [header for header in returned_headers(node_response.headers) if header[0] != b"content-length"]
+        await response.start(node_response.status, [*headers, (b"content-length", b"%d" % len(body))], streamed=False)
+        await response.finish(bytes(body))
 
 
-def _foreign(answer: Answer) -> bool:
-    """Return whether the response comes from a proxy, or from a server that is not a node."""
-    if answer.status >= 400:
-        return answer.status in (502, 504)
-    kinds = [value for name, value in answer.headers if name == b"content-type"]
-    return answer.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)
+def _is_from_proxy(node_response: UpstreamResponse) -> bool:
+    """Return whether the response comes from a proxy in front of the node, or from another server."""
+    if node_response.status >= 400:
+        return node_response.status in (502, 504)
+    kinds = [value for name, value in node_response.headers if name == b"content-type"]
+    return node_response.status != 200 or not kinds or not kinds[0].lower().startswith(_KINDS)
 
 
-def _envelope(body: bytes) -> dict[str, str]:
-    """Return the text fields of an error body's `error` object; empty if the body is not in this format."""
+def _error_fields(body: bytes) -> dict[str, str]:
+    """Return the string fields of the `error` object in an error body; empty if there is no such object."""
     error = json_object(body).get("error")
     return {name: text for name, text in error.items() if isinstance(text, str)} if isinstance(error, dict) else {}
 
 
 def _code(error: dict[str, str]) -> str | None:
-    """Return the code of an error, or None if it is missing or is not a plain identifier."""
+    """Return the error's `code`, or None if the code is missing or contains unusual characters."""
     code = error.get("code", "")
     return code if _CODE.fullmatch(code) else None
 
 
-def _retry_after(answer: Answer) -> float:
-    """Return how many seconds to prefer other nodes: the `Retry-After` of a busy node, else `WARY_SECS`."""
-    text = next((value for name, value in answer.headers if name == b"retry-after"), b"")
+def _retry_after(node_response: UpstreamResponse) -> float:
+    """Return for how many seconds to prefer other nodes: the response's `Retry-After`, else `WARY_SECS`."""
+    text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
 
 
@@ -285,7 +295,7 @@ def _reason(error: UpstreamError) -> str:
     return f"{type(error).__name__} ({error})"
 
 
-def _failure(error: UpstreamError, node: str) -> ApiError:
+def _error_response(error: UpstreamError, node: str) -> ApiError:
     return _timed_out(node) if isinstance(error, Silent) else _unreachable(node)
 
 
@@ -294,4 +304,4 @@ def _timed_out(node: str) -> ApiError:
 
 
 def _unreachable(node: str) -> ApiError:
-    return ApiError(502, "upstream_connection_error", f"node '{node}' did not answer", type="api_error")
+    return ApiError(502, "upstream_connection_error", f"node '{node}' did not respond", type="api_error")

@@ -1,1 +1,1 @@
-"""Loads models onto nodes on demand, evicts models to free memory, and queues the requests that wait for loads."""
+"""Model management: on-demand loads, evictions that free memory, and the queue of requests that wait for loads."""

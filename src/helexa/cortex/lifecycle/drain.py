@@ -1,4 +1,4 @@
-"""Drain and unload: a model gets no new requests, finishes its running requests, and is unloaded."""
+"""Drains: a model on a node gets no new requests, finishes its running requests, and is unloaded."""
 
 import asyncio
 import logging
@@ -17,53 +17,53 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """The model stays loaded: its requests did not end within `DRAIN_SECS`, or no request needs its memory any more."""
+    """A drain was abandoned: the model is still in use after `DRAIN_SECS`, or its memory is not needed any more."""
 
 
 class Drain:
-    """One model that is being drained and unloaded from a node."""
+    """The drain of one model on one node."""
 
-    def __init__(self, departures: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
-        self._departures = departures
+    def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
+        self._drains = drains
         self._change = change
         self.pair = pair
         self.megabytes = megabytes
 
-    async def idle(self, wanted: Callable[[], bool]) -> None:
-        """Wait until no request for the model is running or queued.
+    async def idle(self, is_needed: Callable[[], bool]) -> None:
+        """Wait until no request for the model is running or queued, on this gateway and on the node.
 
-        Both this gateway's own count and the node's count must be zero, because other clients may use the node too.
+        The node's own count matters because other clients may use the node too.
 
         Args:
-            wanted: returns False when the unload is not needed any more.
+            is_needed: returns False once the unload is not needed any more.
 
         Raises:
-            StillNeededError: requests still run after `DRAIN_SECS`, or `wanted()` returned False.
+            StillNeededError: requests still run, and `DRAIN_SECS` have passed or `is_needed()` returned False.
             NodeError: the node does not report its load.
         """
         deadline = asyncio.get_running_loop().time() + DRAIN_SECS
-        while self._departures.busy_here(self.pair) or await self._departures.busy_there(self.pair):
-            if asyncio.get_running_loop().time() > deadline or not wanted():
+        while self._drains.has_own_requests(self.pair) or await self._drains.has_node_requests(self.pair):
+            if asyncio.get_running_loop().time() > deadline or not is_needed():
                 raise StillNeededError
             await asyncio.sleep(LOOK_SECS)
 
     async def unload(self) -> None:
-        """Unload the model and count its memory as free.
+        """Unload the model, and count its memory as free.
 
         Raises:
             NodeError: the node rejected the unload or did not answer.
         """
-        await self._departures.unload(self.pair)
+        await self._drains.unload(self.pair)
         self._change.megabytes = {index: -size for index, size in self.megabytes.items()}
-        self._change.ended_at = self._departures.clock()
+        self._change.ended_at = self._drains.clock()
 
-    def left(self) -> bool:
+    def is_unloaded(self) -> bool:
         """Return whether the model has been unloaded."""
         return self._change.ended_at is not None
 
 
 class Drains:
-    """Drains and unloads models.
+    """Starts drains, and unloads models.
 
     Args:
         evicted: called with the model and the node after every unload.
@@ -86,8 +86,8 @@ class Drains:
         self._cycles: dict[str, int] = {}
 
     @contextmanager
-    def departing(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
-        """Drain a model until the block ends: the gateway sends no new requests to this model on this node."""
+    def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
+        """Drain a model until the block ends: the gateway sends no new requests for it to this node."""
         node = self.fleet.node(pair[0])
         memory_change = Change({})
         drain = Drain(self, pair, megabytes, memory_change)
@@ -96,20 +96,23 @@ class Drains:
             with self.fleet.drain(*pair):
                 yield drain
         finally:
-            if not drain.left():
+            if not drain.is_unloaded():
                 self._book.cancel(node.name, memory_change)
 
-    def busy_here(self, pair: Pair) -> bool:
-        """Return whether requests that this gateway forwarded to the (node, model) pair are running."""
+    def has_own_requests(self, pair: Pair) -> bool:
+        """Return whether this gateway has running requests for the (node, model) pair."""
         return self.fleet.view().in_flight.get(pair, 0) > 0
 
-    async def busy_there(self, pair: Pair) -> bool:
-        """Ask the node whether it has running or queued requests for the model; the last poll may be out of date."""
+    async def has_node_requests(self, pair: Pair) -> bool:
+        """Return whether the node reports running or queued requests for the model.
+
+        The node is asked now, because the last poll may be out of date.
+        """
         health = await self._client.health(self._endpoint(pair[0]), self.fleet.bearer(pair[0]))
         return any(load.id == pair[1] and load.in_flight + load.queue_depth > 0 for load in health.models)
 
     async def unload(self, pair: Pair) -> None:
-        """Tell a node to unload a model, and count the unload.
+        """Unload a model from a node, update the fleet, and report the eviction.
 
         Raises:
             NodeError: the node rejected the unload or did not answer.
@@ -126,5 +129,5 @@ class Drains:
     def _endpoint(self, name: str) -> str:
         node = next((node for node in self.fleet.view().nodes if node.name == name), None)
         if node is None:
-            raise NodeError("the node was taken out of the configuration")
+            raise NodeError("the node was removed from the configuration")
         return node.endpoint

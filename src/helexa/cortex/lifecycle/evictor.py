@@ -1,6 +1,6 @@
-"""Eviction policy: which models may leave a node, when, and in which order.
+"""Eviction policy: which models may be evicted from a node, when, and in which order.
 
-Pure functions of a `FleetSnapshot`.
+All functions are pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,84 +10,85 @@ from math import inf
 from helexa.core.catalogue import DEFAULT_RESIDENCY, PINNED_RESIDENCY, Profile
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, HeldModel
+from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot, ResidentModel
 from helexa.cortex.lifecycle.memory import totals
 
-LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a model to reach it
+LEAST_RESIDENCY_SECS = 1.0  # time for the requests that waited for a loaded model to reach the node
 IDLE_RELOADS = 0.5  # a model idle for this fraction of its reload time may be evicted
 
 
 _ANY = -(1 << 62)
-"""MB per device to ask for when the model's size is unknown: every device has more free."""
+"""MB per device to require if the model's size is unknown: any amount of free memory suffices."""
 
 
 @dataclass(frozen=True)
 class EvictionPlan:
-    """A way to fit a model on a node.
+    """A plan to fit a model on a node: devices, and models to evict first.
 
     Attributes:
         devices: indices of the devices that the model is loaded on.
-        evict: models to unload first, in this order.
-        ready_at: earliest start (seconds of the fleet's clock); infinity while a running load of unknown length blocks
-            it.
-        fits: True if the model fits by the estimates. False if it does not, but the node is empty, so that trying
-            evicts nothing.
+        evict: models to evict first, in this order.
+        ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if it must wait for a running
+        load.
+        fits: True if the model fits by the estimates. False if it does not fit but the node is empty, so that an
+            attempt evicts nothing.
     """
 
     devices: tuple[int, ...]
-    evict: tuple[HeldModel, ...]
+    evict: tuple[ResidentModel, ...]
     ready_at: float
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """Return the estimated cost of the evictions: each model's weighted reload time divided by its idle time."""
+        """Return the estimated cost of the evictions: the sum of weighted reload time divided by idle time."""
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
-def clearing(situation: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the smallest set of evictions that lets a model fit on a node, or None if no set does.
+def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
+    """Return a plan to fit a model on a node with as few evictions as needed, or None if there is none.
 
     Args:
-        situation: the fleet snapshot.
+        snapshot: the fleet snapshot.
         node: the node to load on.
         profile: the model's catalogue entry.
         since: when the oldest waiting request for the model arrived.
     """
-    needed_mb = situation.needs_mb(profile.id)
+    needed_mb = snapshot.needs_mb(profile.id)
     share_mb = -(-needed_mb // profile.min_devices) if needed_mb else _ANY
-    free = {index: free for index, free in situation.free(node).items() if index in capable_devices(profile, node)}
-    residents = situation.residents(node)
-    devices = _roomy(free, share_mb, profile.min_devices)
+    free = {index: free for index, free in snapshot.free(node).items() if index in capable_devices(profile, node)}
+    residents = snapshot.residents(node)
+    devices = _fitting_devices(free, share_mb, profile.min_devices)
     if devices is not None:
-        return EvictionPlan(devices, (), situation.now)
+        return EvictionPlan(devices, (), snapshot.now)
     evictable = [
         resident
         for resident in residents
-        if resident.rank <= situation.rank(profile.id) and resident.model != profile.id
+        if resident.rank <= snapshot.rank(profile.id) and resident.model != profile.id
     ]
-    to_evict = _enough(free, share_mb, profile.min_devices, _in_order(situation, evictable, since))
+    to_evict = _sufficient_evictions(free, share_mb, profile.min_devices, _eviction_order(snapshot, evictable, since))
     if to_evict is not None:
-        devices = _roomy(_without(free, to_evict), share_mb, profile.min_devices)
-        ready_at = max(_ripe_at(situation, resident, since) for resident in to_evict)
-        return EvictionPlan(devices or (), tuple(to_evict), max(ready_at, situation.now))
-    devices = _roomy(free, _ANY, profile.min_devices)
-    return None if residents or devices is None else EvictionPlan(devices, (), situation.now, fits=False)
+        devices = _fitting_devices(_free_after(free, to_evict), share_mb, profile.min_devices)
+        ready_at = max(_evictable_at(snapshot, resident, since) for resident in to_evict)
+        return EvictionPlan(devices or (), tuple(to_evict), max(ready_at, snapshot.now))
+    devices = _fitting_devices(free, _ANY, profile.min_devices)
+    return None if residents or devices is None else EvictionPlan(devices, (), snapshot.now, fits=False)
 
 
-def expired(situation: FleetSnapshot) -> list[Pair]:
+def expired_models(snapshot: FleetSnapshot) -> list[Pair]:
     """Return the (node, model) pairs to unload because they were idle for `idle_ttl_secs`.
 
-    Pinned models stay. Models that are not in the catalogue stay too, because the gateway could not load them again.
+    Pinned models are never unloaded. Models outside the catalogue are not unloaded either, because the gateway could
+    not load them again.
     """
-    ttl, now = situation.settings.idle_ttl_secs, situation.now
+    ttl, now = snapshot.settings.idle_ttl_secs, snapshot.now
     return [
         (node.name, resident.model)
-        for node in situation.view.nodes
+        for node in snapshot.view.nodes
         if ttl and node.healthy and node.kind == "neuron"
-        for resident in situation.residents(node)
+        for resident in snapshot.residents(node)
         if not resident.busy and not resident.loading and resident.rank < PINNED_RESIDENCY
-        if situation.catalogue.profile(resident.model) is not None
-        if now - max(resident.used_at or 0.0, resident.loaded_at or 0.0, situation.began) >= ttl
+        if snapshot.catalogue.profile(resident.model) is not None
+        if now - max(resident.used_at or 0.0, resident.loaded_at or 0.0, snapshot.began) >= ttl
     ]
 
 
@@ -97,15 +98,16 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
     return [index for index, megabytes in totals(node).items() if megabytes >= floor]
 
 
-def _ripe_at(situation: FleetSnapshot, resident: HeldModel, since: float) -> float:
-    """Return when a model may be evicted.
+def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
+    """Return when a model may be evicted (seconds of the fleet's clock).
 
-    A model may be evicted once it has been idle long enough, or once the model that needs its memory has waited for
-    `swap_wait_secs`. A model that was loaded less than `min_residency_secs` ago, or whose waiting requests were
-    forwarded less than `LEAST_RESIDENCY_SECS` ago, is never evicted. A model that is still loading is not evicted
-    either.
+    A model may be evicted once it has been idle long enough, or once the waiting model has waited `swap_wait_secs`.
+    In any case, a model is not evicted:
+    * within `min_residency_secs` after its load
+    * within `LEAST_RESIDENCY_SECS` after requests that had waited for it were forwarded
+    * during its load
     """
-    settings = situation.settings
+    settings = snapshot.settings
     if resident.loading:
         return inf
     residency_secs = max(settings.min_residency_secs, LEAST_RESIDENCY_SECS)
@@ -116,49 +118,54 @@ def _ripe_at(situation: FleetSnapshot, resident: HeldModel, since: float) -> flo
     return max(residency_until, request_until, min(idle_at, since + settings.swap_wait_secs))
 
 
-def _in_order(situation: FleetSnapshot, residents: list[HeldModel], since: float) -> list[HeldModel]:
-    """Return models in eviction order: by the time from which eviction is allowed, then by lowest cost."""
-    by_class = situation.settings.strategy == "priority"
+def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
+    """Return `residents` in eviction order: by the time at which eviction is allowed, then by lowest cost."""
+    by_class = snapshot.settings.strategy == "priority"
 
-    def order(one: HeldModel) -> tuple[float, int, float, str]:
-        evictable_at = max(_ripe_at(situation, one, since), situation.now)
-        return evictable_at, one.rank if by_class else 0, -_score(one, situation.now), one.model
+    def order(resident: ResidentModel) -> tuple[float, int, float, str]:
+        evictable_at = max(_evictable_at(snapshot, resident, since), snapshot.now)
+        return evictable_at, resident.rank if by_class else 0, -_score(resident, snapshot.now), resident.model
 
     return sorted(residents, key=order)
 
 
-def _score(resident: HeldModel, now: float) -> float:
-    """Return idle time divided by weighted reload time; the model with the highest score is evicted first."""
+def _score(resident: ResidentModel, now: float) -> float:
+    """Return a model's idle time divided by its weighted reload time. The highest score is evicted first."""
     weight = max(resident.rank, 1) / DEFAULT_RESIDENCY
     return max(resident.idle_secs(now), 1e-3) / (max(resident.reload_secs, 0.1) * weight)
 
 
-def _enough(free: Mapping[int, int], share: int, devices: int, ordered: list[HeldModel]) -> list[HeldModel] | None:
-    """Return the first models of `ordered` that free enough memory, or None; skip unnecessary evictions."""
-    to_evict: list[HeldModel] = []
+def _sufficient_evictions(
+    free: Mapping[int, int], share: int, devices: int, ordered: list[ResidentModel]
+) -> list[ResidentModel] | None:
+    """Return the first models of `ordered` that free enough memory, without unnecessary evictions, or None."""
+    to_evict: list[ResidentModel] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
             continue
         to_evict.append(resident)
-        if _roomy(_without(free, to_evict), share, devices) is not None:
+        if _fitting_devices(_free_after(free, to_evict), share, devices) is not None:
             break
     else:
         return None
     for resident in reversed(to_evict[:-1]):
-        without_one = [other for other in to_evict if other is not resident]
-        if _roomy(_without(free, without_one), share, devices) is not None:
+        without_one = [victim for victim in to_evict if victim is not resident]
+        if _fitting_devices(_free_after(free, without_one), share, devices) is not None:
             to_evict = without_one
     return to_evict
 
 
-def _without(free: Mapping[int, int], leaving: Collection[HeldModel]) -> dict[int, int]:
+def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> dict[int, int]:
     return {
         index: megabytes + sum(resident.megabytes.get(index, 0) for resident in leaving)
         for index, megabytes in free.items()
     }
 
 
-def _roomy(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the `devices` devices with most free memory, or None if fewer have `share` MB free."""
+def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
+    """Return the indices of the `devices` devices with the most free memory.
+
+    Return None if fewer than `devices` devices have `share` MB free.
+    """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -13,7 +13,7 @@ from helexa.cortex.lifecycle.memory import HOST, Megabytes, reading, totals
 ASSUMED_LOAD_MB_PER_SEC = 500.0
 ASSUMED_LOAD_SECS = 30.0
 
-_GONE = ("unloaded",)
+_ABSENT_STATUSES = ("unloaded",)
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Failure:
     """A failed load.
 
     Attributes:
-        message: what failed.
+        message: error message for clients.
         temporary: True if the same load may succeed later.
-        times: number of failures in a row.
+        times: number of consecutive failures.
         retry_at: earliest time of the next attempt (seconds of the fleet's clock).
     """
 
@@ -34,18 +34,18 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class HeldModel:
-    """A model that uses memory on a node, or will use memory because it is loading.
+class ResidentModel:
+    """A model that uses memory on a node, or is loading there.
 
     Attributes:
         megabytes: memory use in MB, by device.
-        rank: `residency_priority` of the model. A model is evicted only for models of the same or a higher rank.
+        rank: `residency_priority` of the model. A model may be evicted only for a model of the same or a higher rank.
         busy: True if requests for the model are running.
-        loading: True if the load has not finished.
-        loaded_at: when the load finished; None if unknown, which counts as long ago.
+        loading: True until the load has finished.
+        loaded_at: when the load finished; None if unknown, which decisions treat as long ago.
         awaited_at: when requests that had waited for the model were last forwarded to the node; None if never.
         used_at: the latest of `loaded_at`, `awaited_at` and the last request; None if all are unknown.
-        reload_secs: measured or estimated duration of a reload.
+        reload_secs: measured or estimated duration of a reload in seconds.
     """
 
     model: str
@@ -59,7 +59,7 @@ class HeldModel:
     reload_secs: float
 
     def idle_secs(self, now: float) -> float:
-        """Return seconds since the last use: 0 while busy, infinity if the last use is unknown."""
+        """Return the seconds since the last use: 0 for a busy model, infinity if the last use is unknown."""
         if self.busy:
             return 0.0
         return inf if self.used_at is None else max(0.0, now - self.used_at)
@@ -67,7 +67,7 @@ class HeldModel:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """Fleet snapshot: everything that load and eviction decisions depend on at one moment.
+    """All inputs of load and eviction decisions at one moment.
 
     Attributes:
         view: state of the fleet.
@@ -75,9 +75,9 @@ class FleetSnapshot:
         now: current time (seconds of the fleet's clock).
         began: when this gateway started (seconds of the fleet's clock).
         settings: the eviction section of the configuration.
-        expected_free: free MB by device, for nodes with running loads or unloads. For other nodes their readings are
-            used.
-        reserved: MB by device that running loads will use, for nodes that do not report free memory.
+        expected_free: expected free MB by node and device, for nodes with running loads or unloads. For other nodes,
+            the free memory is the node's last reading.
+        reserved: MB that running loads will use, by node and device; used for nodes that do not report free memory.
         load_secs: measured load durations in seconds, by (node, model).
         failures: recently failed loads, by (node, model).
         devices: devices of this gateway's last loads, by (node, model).
@@ -99,24 +99,28 @@ class FleetSnapshot:
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
     def free(self, node: Node) -> dict[int, int]:
-        """Return free MB by device: expected, else as the node reports, else total minus the models' estimates."""
+        """Return free MB by device: the expected value, else the node's reading, else total minus the models' sizes."""
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
             return dict(reported_mb)
         used_mb = [
             resident.megabytes
-            for resident in self._holding(node)
+            for resident in self._present_and_loading(node)
             if (node.name, resident.model) not in self.view.loading
         ]
         used_mb.append(self.reserved.get(node.name, {}))
         return {index: total - sum(used.get(index, 0) for used in used_mb) for index, total in totals(node).items()}
 
-    def residents(self, node: Node) -> list[HeldModel]:
-        """Return the models that use or will use memory on the node, without models that are being drained."""
-        return [resident for resident in self._holding(node) if (node.name, resident.model) not in self.view.draining]
+    def residents(self, node: Node) -> list[ResidentModel]:
+        """Return the models that are loaded or loading on the node, without models that are being drained."""
+        return [
+            resident
+            for resident in self._present_and_loading(node)
+            if (node.name, resident.model) not in self.view.draining
+        ]
 
-    def _holding(self, node: Node) -> list[HeldModel]:
-        present = [info.id for info in node.models.values() if info.status not in _GONE]
+    def _present_and_loading(self, node: Node) -> list[ResidentModel]:
+        present = [info.id for info in node.models.values() if info.status not in _ABSENT_STATUSES]
         arriving = [model for name, model in self.view.loading if name == node.name]
         arriving += [model for model in node.activating() if self.catalogue.profile(model) is not None]
         return [
@@ -124,13 +128,13 @@ class FleetSnapshot:
         ]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """Return the MB that a model uses on the node: as the node reports, else `needs_mb`."""
+        """Return the MB that a model uses on the node: the node's report, else `needs_mb`."""
         info = node.models.get(model)
         reported_mb = info.vram_used_mb if info is not None else None
         return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)
 
     def needs_mb(self, model: str) -> int:
-        """Return the MB that a model needs: from the catalogue, else the last reported use; 0 if unknown."""
+        """Return the MB that a model needs: the catalogue's value, else the last reported use, else 0."""
         profile = self.catalogue.profile(model)
         stated = profile.vram_mb if profile is not None else None
         return self.sizes_mb.get(model, 0) if stated is None else stated
@@ -141,20 +145,20 @@ class FleetSnapshot:
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """Return the load duration on the node, else the mean over other nodes; None if no load was measured."""
+        """Return the measured load seconds on the node, else the mean over other nodes, else None."""
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:
             return load_secs
         elsewhere = [secs for (_, loaded), secs in self.load_secs.items() if loaded == model]
         return sum(elsewhere) / len(elsewhere) if elsewhere else None
 
-    def _resident(self, node: Node, model: str, *, loading: bool) -> HeldModel:
+    def _resident(self, node: Node, model: str, *, loading: bool) -> ResidentModel:
         pair = (node.name, model)
         size = self.size_mb(node, model)
         devices = self._devices(node, model)
         measured_secs = self.measured_load_secs(node.name, model)
         assumed = max(1.0, size / ASSUMED_LOAD_MB_PER_SEC) if size else ASSUMED_LOAD_SECS
-        return HeldModel(
+        return ResidentModel(
             model,
             {index: size // len(devices) for index in devices},
             self.rank(model),

@@ -1,4 +1,4 @@
-"""Measurements of past loads: duration, devices, model sizes and failures."""
+"""Records of past loads: durations, devices, model sizes and failures."""
 
 from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet_view import FleetView
@@ -6,17 +6,17 @@ from helexa.cortex.lifecycle.fleet_snapshot import Failure
 
 BACKOFF_SECS = 5.0
 MAX_BACKOFF_SECS = 300.0
-PERMANENT_BACKOFF_SECS = 60.0  # longer than `BACKOFF_SECS`, because every attempt may evict another model
+PERMANENT_BACKOFF_SECS = 60.0  # longer, because a permanent failure repeats and every attempt may evict models
 MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 class History:
-    """Load measurements of (node, model) pairs. Their number is bounded by nodes times models.
+    """Records of loads, by (node, model). The number of records is at most nodes times models.
 
     Attributes:
         load_secs: moving average of load durations in seconds; each new load has weight 1/2.
         devices: devices of the last load.
-        failures: the last failure of each pair whose last load failed.
+        failures: last failure of each pair whose last load failed.
         sizes_mb: last reported memory use, by model.
         awaited: when requests that had waited for the model were last forwarded to it (seconds of the fleet's clock).
     """
@@ -38,7 +38,7 @@ class History:
     def loaded(self, pair: Pair, secs: float | None) -> None:
         """Record a successful load.
 
-        `secs` is its duration, or None if this gateway did not see the start.
+        `secs` is the duration of the load, or None if this gateway did not start the load.
         """
         self.failures.pop(pair, None)
         if secs is not None:
@@ -47,7 +47,7 @@ class History:
     def failed(self, pair: Pair, message: str, now: float, *, temporary: bool) -> Failure:
         """Record a failed load and return the failure.
 
-        The retry delay of the pair doubles with each failure in a row.
+        The retry delay doubles with each consecutive failure of the pair.
         """
         failure_count = self.failures[pair].times + 1 if pair in self.failures else 1
         first_delay_secs, longest_delay_secs = (

@@ -1,4 +1,4 @@
-"""The gateway's model manager: starts all loads and evictions that requests make necessary."""
+"""The gateway's model manager: starts loads and evictions on demand."""
 
 import asyncio
 import logging
@@ -14,30 +14,30 @@ from helexa.cortex.fleet.breaker import Pair
 from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains, StillNeededError
-from helexa.cortex.lifecycle.evictor import expired
+from helexa.cortex.lifecycle.evictor import expired_models
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.load_job import LoadDependencies, LoadJob, Progress, reported_progress
 from helexa.cortex.lifecycle.memory import Megabytes, MemoryBook
-from helexa.cortex.lifecycle.pending_loads import PendingLoads, Waiting
+from helexa.cortex.lifecycle.pending_loads import PendingLoad, Waiting
 from helexa.cortex.lifecycle.placement import Cold, Hold
-from helexa.cortex.lifecycle.swap_queue import Wanted, decide
+from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
 from helexa.cortex.routing.router import Warm, route
 
 log = logging.getLogger(__name__)
 
-HOLD_SECS = 0.1  # interval between decisions while a request waits for a load to start
+HOLD_SECS = 0.1  # interval between decisions while a load waits for its start
 REST_SECS = 5.0  # longest interval between decisions otherwise
 RETRY_UNKNOWN = 10
 MAX_RETRY_SECS = 3600
 _UNLOAD_BACKOFF_SECS = 60.0
 
-Told = Callable[[str, str], None]
+ModelCallback = Callable[[str, str], None]
 """Callback that receives a model and a node."""
 
 
 class Lifecycle:
-    """Owns loads, evictions and the queue of requests that wait for them.
+    """Manages loads, evictions and the queue of requests that wait for loads.
 
     `run` must run as a background task.
 
@@ -53,8 +53,8 @@ class Lifecycle:
         config: CortexConfig,
         catalogue: Catalogue,
         *,
-        loaded: Told,
-        evicted: Told,
+        loaded: ModelCallback,
+        evicted: ModelCallback,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._fleet = fleet
@@ -63,24 +63,24 @@ class Lifecycle:
         self._began = clock()
         self._history = History()
         self._book = MemoryBook()
-        departures = Drains(fleet, client, self._book, clock, evicted)
-        self._means = LoadDependencies(fleet, client, self._book, departures, clock)
-        self._demands: dict[str, PendingLoads] = {}
+        drains = Drains(fleet, client, self._book, clock, evicted)
+        self._dependencies = LoadDependencies(fleet, client, self._book, drains, clock)
+        self._pending: dict[str, PendingLoad] = {}
         self._jobs: dict[str, asyncio.Task[Warm]] = {}
-        self._leaving: dict[Pair, asyncio.Task[None]] = {}
+        self._unload_tasks: dict[Pair, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self.configure(config, catalogue)
 
     def configure(self, config: CortexConfig, catalogue: Catalogue) -> None:
         """Apply a new configuration and catalogue."""
         self._gateway, self._eviction, self._catalogue = config.gateway, config.eviction, catalogue
-        self._means.departures.warn_after = config.eviction.defrag_after_cycles
+        self._dependencies.drains.warn_after = config.eviction.defrag_after_cycles
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Return the node and URL that serve `model`, after loading the model if necessary.
+        """Return the node and URL that serve `model`. If no node has the model loaded, load it first.
 
-        A load continues if the caller is cancelled.
+        A running load continues if the caller is cancelled.
 
         Raises:
             ApiError: 404 for an unknown model; 503 with the reason if the model cannot be served, with Retry-After if a
@@ -89,45 +89,45 @@ class Lifecycle:
         target = route(self._fleet.view(), model)
         if target is not None:
             return target
-        demand, is_first = self._demands.get(model), False
-        if demand is None:
-            demand, is_first = PendingLoads(model), True
-            self._demands[model] = demand
+        pending, is_first = self._pending.get(model), False
+        if pending is None:
+            pending, is_first = PendingLoad(model), True
+            self._pending[model] = pending
         wait_limit_secs = self._gateway.load_wait_secs
         try:
-            with demand.waiting(waiting):
+            with pending.waiting(waiting):
                 if is_first:  # later requests for the same model join the pending load
                     self._decide()
                     self._wake.set()
                 remaining = waiting.enqueued + wait_limit_secs - self._clock()
-                eta = self._eta(demand)
-                if not demand.outcome.done() and eta is not None and eta > 2 * max(remaining, 1.0):
-                    raise self._too_long(demand)
+                eta = self._eta(pending)
+                if not pending.outcome.done() and eta is not None and eta > 2 * max(remaining, 1.0):
+                    raise self._timeout_error(pending)
                 async with asyncio.timeout(max(0.0, remaining)):
-                    return await asyncio.shield(demand.outcome)
+                    return await asyncio.shield(pending.outcome)
         except TimeoutError:
-            raise self._too_long(demand) from None
+            raise self._timeout_error(pending) from None
         finally:
-            self._forget(demand)
+            self._drop_if_unused(pending)
 
     def progress(self, model: str) -> Progress | None:
-        """Return the progress of a model that loads or waits for memory, or None if unknown."""
-        demand = self._demands.get(model)
-        if demand is not None and demand.job is not None:
-            return demand.job.progress()
+        """Return the progress of a model that is loading or waits for memory, or None for any other model."""
+        pending = self._pending.get(model)
+        if pending is not None and pending.job is not None:
+            return pending.job.progress()
         for node in self._fleet.view().nodes:
             info = node.models.get(model)
             if node.healthy and (model in node.activating() or (info is not None and info.status == "loading")):
                 return Progress(*reported_progress(node, model))
-        if demand is not None and demand.hold is not None:
-            return Progress(None, f"waiting for room on {demand.hold.node}", self._eta(demand))
+        if pending is not None and pending.hold is not None:
+            return Progress(None, f"waiting for memory on {pending.hold.node}", self._eta(pending))
         return None
 
-    def situation(self) -> FleetSnapshot:
-        """Return a snapshot of everything that load and eviction decisions depend on."""
+    def snapshot(self) -> FleetSnapshot:
+        """Return the current inputs of load and eviction decisions."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
-            self._book.turn(node)
+            self._book.update(node)
         self._history.look(fleet_view)
         return FleetSnapshot(
             fleet_view,
@@ -147,7 +147,7 @@ class Lifecycle:
     async def run(self) -> None:
         """Start pending loads and unload idle models periodically, until cancelled."""
         while True:
-            any_waiting = any(demand.job is None for demand in self._demands.values())
+            any_waiting = any(pending.job is None for pending in self._pending.values())
             rest_secs = min(REST_SECS, self._eviction.idle_ttl_secs / 4 or inf)
             with suppress(TimeoutError):
                 async with asyncio.timeout(HOLD_SECS if any_waiting else rest_secs):
@@ -155,52 +155,54 @@ class Lifecycle:
             self._wake.clear()
             try:
                 self._decide()
-                self._let_go()
+                self._unload_idle()
             except Exception:
-                log.exception("a fault in deciding on loads")
+                log.exception("deciding on loads failed")
 
     async def close(self) -> None:
         """Cancel all loads and reject the waiting requests."""
-        tasks = [*self._jobs.values(), *self._leaving.values()]
+        tasks = [*self._jobs.values(), *self._unload_tasks.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for demand in list(self._demands.values()):
-            self._end(demand, shutting_down())
+        for pending in list(self._pending.values()):
+            self._resolve(pending, shutting_down())
 
     def _decide(self) -> None:
-        """Start every load that can start now."""
-        without_job = [demand for demand in self._demands.values() if demand.job is None]
-        for demand in without_job:
-            target = route(self._fleet.view(), demand.model)
+        """Resolve pending loads of models that are loaded elsewhere, and start every load that can start now."""
+        without_job = [pending for pending in self._pending.values() if pending.job is None]
+        for pending in without_job:
+            target = route(self._fleet.view(), pending.model)
             if target is not None:
-                self._end(demand, target)
-        queue = [demand for demand in without_job if not demand.outcome.done()]
-        for queue_verdict in decide(queue, self.situation, self._start):
-            demand = self._demands[queue_verdict.wanted.model]
-            demand.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
+                self._resolve(pending, target)
+        queue = [pending for pending in without_job if not pending.outcome.done()]
+        for queue_verdict in decide(queue, self.snapshot, self._start):
+            pending = self._pending[queue_verdict.queued.model]
+            pending.hold = queue_verdict.decision if isinstance(queue_verdict.decision, Hold) else None
             if isinstance(queue_verdict.decision, ApiError):
-                self._end(demand, queue_verdict.decision)
+                self._resolve(pending, queue_verdict.decision)
 
-    def _start(self, wanted: Wanted, cold: Cold) -> None:
-        demand, situation = self._demands[wanted.model], self.situation()
+    def _start(self, queued: QueuedModel, cold: Cold) -> None:
+        pending, snapshot = self._pending[queued.model], self.snapshot()
         node = self._fleet.node(cold.node)
         resident_mb: dict[str, Megabytes] = {
-            resident.model: resident.megabytes for resident in situation.residents(node)
+            resident.model: resident.megabytes for resident in snapshot.residents(node)
         }
-        usual_secs = situation.measured_load_secs(cold.node, cold.model)
-        size_mb = situation.size_mb(node, cold.model)
-        demand.job = job = LoadJob(cold, size_mb, resident_mb, self._means, usual_secs)
+        usual_secs = snapshot.measured_load_secs(cold.node, cold.model)
+        size_mb = snapshot.size_mb(node, cold.model)
+        pending.job = job = LoadJob(cold, size_mb, resident_mb, self._dependencies, usual_secs)
         self._history.devices[job.pair] = tuple(cold.spec.devices or ())
-        log.info("loading %s on %s%s", cold.model, cold.node, _instead_of(cold))
-        task = asyncio.create_task(job.run(demand.wanted, self._gateway.load_timeout_secs), name=f"load {job.pair}")
+        log.info("loading %s on %s%s", cold.model, cold.node, _eviction_note(cold))
+        task = asyncio.create_task(
+            job.run(pending.has_waiters, self._gateway.load_timeout_secs), name=f"load {job.pair}"
+        )
         self._jobs[cold.model] = task
-        task.add_done_callback(lambda task: self._finished(demand, job, task))
+        task.add_done_callback(lambda task: self._on_load_done(pending, job, task))
 
-    def _finished(self, demand: PendingLoads, job: LoadJob, task: asyncio.Task[Warm]) -> None:
+    def _on_load_done(self, pending: PendingLoad, job: LoadJob, task: asyncio.Task[Warm]) -> None:
         job.release()
-        del self._jobs[demand.model]
-        demand.job = None
+        del self._jobs[pending.model]
+        pending.job = None
         if task.cancelled():
             return
         error, (node, model) = task.exception(), job.pair
@@ -208,61 +210,62 @@ class Lifecycle:
             self._history.loaded(job.pair, job.secs)
             self._loaded(model, node)
             log.info("loaded %s on %s", model, node)
-            self._end(demand, task.result())
+            self._resolve(pending, task.result())
         elif isinstance(error, NodeError):
             message = f"model '{model}' could not be loaded on node '{node}': {error}"
             log.warning("%s", message)
             self._history.failed(job.pair, message, self._clock(), temporary=error.temporary)
         elif not isinstance(error, StillNeededError):
-            log.error("a fault in loading %s", model, exc_info=error)
-            self._end(demand, internal_error())
-        self._forget(demand)
+            log.error("loading %s failed with an internal error", model, exc_info=error)
+            self._resolve(pending, internal_error())
+        self._drop_if_unused(pending)
         self._wake.set()
 
-    def _end(self, demand: PendingLoads, outcome: Warm | HelexaError) -> None:
+    def _resolve(self, pending: PendingLoad, outcome: Warm | HelexaError) -> None:
         """Resolve all requests that wait for a model, with a node or an error."""
-        self._demands.pop(demand.model, None)
-        if demand.outcome.done():
+        self._pending.pop(pending.model, None)
+        if pending.outcome.done():
             return
         if isinstance(outcome, Warm):
             self._history.awaited[outcome.node, outcome.model] = self._clock()
-            demand.outcome.set_result(outcome)
+            pending.outcome.set_result(outcome)
         else:
-            demand.outcome.set_exception(outcome)
-            demand.outcome.exception()  # marks the exception as retrieved, in case no request waits any more
+            pending.outcome.set_exception(outcome)
+            # retrieve the exception, so that asyncio logs nothing if no request waits any more
+            pending.outcome.exception()
 
-    def _forget(self, demand: PendingLoads) -> None:
-        """Drop the entry of a model if no request waits for the model and no load runs."""
-        if not demand.wanted() and demand.job is None and self._demands.get(demand.model) is demand:
-            del self._demands[demand.model]
+    def _drop_if_unused(self, pending: PendingLoad) -> None:
+        """Drop a pending load if no request waits for it and no load job runs."""
+        if not pending.has_waiters() and pending.job is None and self._pending.get(pending.model) is pending:
+            del self._pending[pending.model]
 
-    def _eta(self, demand: PendingLoads) -> float | None:
-        if demand.job is not None:
-            return demand.job.progress().eta_secs
-        if demand.hold is None or demand.hold.until == inf:
+    def _eta(self, pending: PendingLoad) -> float | None:
+        if pending.job is not None:
+            return pending.job.progress().eta_secs
+        if pending.hold is None or pending.hold.until == inf:
             return None
-        usual_secs = self.situation().measured_load_secs(demand.hold.node, demand.model)
-        return max(0.0, demand.hold.until - self._clock()) + (usual_secs or 0.0)
+        usual_secs = self.snapshot().measured_load_secs(pending.hold.node, pending.model)
+        return max(0.0, pending.hold.until - self._clock()) + (usual_secs or 0.0)
 
-    def _too_long(self, demand: PendingLoads) -> ApiError:
-        eta = self._eta(demand)
+    def _timeout_error(self, pending: PendingLoad) -> ApiError:
+        eta = self._eta(pending)
         retry_after = RETRY_UNKNOWN if eta is None else min(max(1, ceil(eta)), MAX_RETRY_SECS)
-        state = "is still loading" if demand.job is not None else "still waits for room"
-        return service_unavailable(f"model '{demand.model}' {state}", retry_after)
+        state = "is still loading" if pending.job is not None else "still waits for memory"
+        return service_unavailable(f"model '{pending.model}' {state}", retry_after)
 
-    def _let_go(self) -> None:
+    def _unload_idle(self) -> None:
         """Unload models that were idle for `idle_ttl_secs`."""
-        for pair in expired(self.situation()):
-            if pair not in self._leaving:
-                task = self._leaving[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
-                task.add_done_callback(lambda _, pair=pair: self._leaving.pop(pair))
+        for pair in expired_models(self.snapshot()):
+            if pair not in self._unload_tasks:
+                task = self._unload_tasks[pair] = asyncio.create_task(self._unload(pair), name=f"unload {pair}")
+                task.add_done_callback(lambda _, pair=pair: self._unload_tasks.pop(pair))
 
     async def _unload(self, pair: Pair) -> None:
         try:
-            residents = self.situation().residents(self._fleet.node(pair[0]))
+            residents = self.snapshot().residents(self._fleet.node(pair[0]))
             megabytes = next((resident.megabytes for resident in residents if resident.model == pair[1]), {})
-            with self._means.departures.departing(pair, megabytes) as drain:
-                await drain.idle(wanted=lambda: False)
+            with self._dependencies.drains.draining(pair, megabytes) as drain:
+                await drain.idle(is_needed=lambda: False)
                 await drain.unload()
         except (StillNeededError, KeyError):
             return  # a request needs the model, or its node was removed from the configuration
@@ -271,5 +274,5 @@ class Lifecycle:
             await asyncio.sleep(_UNLOAD_BACKOFF_SECS)
 
 
-def _instead_of(cold: Cold) -> str:
+def _eviction_note(cold: Cold) -> str:
     return f" instead of {', '.join(cold.evict)}" if cold.evict else ""

@@ -1,4 +1,4 @@
-"""One load of one model on one node: evicts other models, starts the load, and watches it until the model serves."""
+"""The load of one model on one node: evictions, the load call, and supervision until the model accepts requests."""
 
 import asyncio
 import logging
@@ -12,24 +12,24 @@ from helexa.cortex.fleet.fleet import Fleet
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.fleet.node_client import NodeClient, NodeError
 from helexa.cortex.lifecycle.drain import Drains
-from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, beyond, reading
+from helexa.cortex.lifecycle.memory import HOST, Change, Megabytes, MemoryBook, additional_mb, reading
 from helexa.cortex.lifecycle.placement import Cold
 from helexa.cortex.routing.router import Warm
 
 log = logging.getLogger(__name__)
 
 WATCH_SECS = 0.1
-_LEAST_FRACTION = 0.02  # at a lower fraction the remaining time cannot be extrapolated
+_LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapolated
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a load; None means unknown.
+    """Progress of a load. Unknown values are None.
 
     Attributes:
-        fraction: finished fraction of the current stage, 0 to 1.
+        fraction: completed fraction of the current stage, 0 to 1.
         stage: short description of the current stage.
-        eta_secs: estimated seconds until the model serves, or until the current stage ends.
+        eta_secs: estimated seconds until the load ends; if a fraction is reported, until the current stage ends.
     """
 
     fraction: float | None = None
@@ -39,107 +39,112 @@ class Progress:
 
 @dataclass(frozen=True)
 class LoadDependencies:
-    """The objects that all load jobs share."""
+    """The components that load jobs use."""
 
     fleet: Fleet
     client: NodeClient
     book: MemoryBook
-    departures: Drains
+    drains: Drains
     clock: Callable[[], float]
 
 
 class LoadJob:
     """One load, from the decision to its end.
 
-    The job reserves memory, and drains the models to evict, from its creation on.
+    Creating the job reserves memory and starts to drain the models to evict. `release` undoes both.
 
     Attributes:
-        secs: duration of the load on the node; None before the end, and if another client started the load.
+        secs: duration of the load on the node in seconds. None before the end, or if the load was already running.
     """
 
     def __init__(
-        self, cold: Cold, size_mb: int, victims: dict[str, Megabytes], means: LoadDependencies, usual: float | None
+        self,
+        cold: Cold,
+        size_mb: int,
+        victims: dict[str, Megabytes],
+        dependencies: LoadDependencies,
+        usual_secs: float | None,
     ) -> None:
-        """Reserve memory and drain the models that must be evicted.
+        """Reserve memory, and start to drain the models to evict.
 
         Args:
             cold: the placement decision.
-            size_mb: memory that the model will use.
-            victims: memory of each model on the node in MB, by model and device.
-            means: the objects that all load jobs share.
-            usual: usual duration of this load in seconds, if known.
+            size_mb: memory that the model will use, in MB.
+            victims: memory of each model on the node in MB, by model, then by device.
+            dependencies: the components that load jobs use.
+            usual_secs: usual duration of this load in seconds, if known.
         """
         self.cold = cold
         self.secs: float | None = None
-        self._means = means
-        self._usual = usual
+        self._dependencies = dependencies
+        self._usual_secs = usual_secs
         self._loading_since: float | None = None
         self._stage_since = 0.0
-        self._stage = "making room" if cold.evict else "loading"
-        self._held = ExitStack()
-        node = means.fleet.node(cold.node)
-        self._held.enter_context(means.fleet.load(cold.node, cold.model))
-        self._leaving = [
-            self._held.enter_context(means.departures.departing((cold.node, model), victims[model]))
+        self._stage = "unloading other models" if cold.evict else "loading"
+        self._resources = ExitStack()
+        node = dependencies.fleet.node(cold.node)
+        self._resources.enter_context(dependencies.fleet.load(cold.node, cold.model))
+        self._victim_drains = [
+            self._resources.enter_context(dependencies.drains.draining((cold.node, model), victims[model]))
             for model in cold.evict
         ]
         devices = cold.spec.devices or [HOST]
-        self._needs = {device: size_mb // len(devices) for device in devices}
+        self._required_mb = {device: size_mb // len(devices) for device in devices}
         self._change = Change({})
         self._reserve()
-        # The readings of a node already include the memory of a load that runs there.
+        # If the load is already running, the node's readings include its memory.
         if not cold.joined or reading(node) is None:
-            means.book.begin(node, self._change)
-            self._held.callback(self._give_back)
+            dependencies.book.begin(node, self._change)
+            self._resources.callback(self._cancel_reservation)
 
     @property
     def pair(self) -> Pair:
-        """The node and the model."""
+        """Node name and model id."""
         return self.cold.node, self.cold.model
 
-    async def run(self, wanted: Callable[[], bool], patience_secs: float) -> Warm:
-        """Evict, load, and return where the model serves.
+    async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
+        """Evict models, load the model, and return the node that serves it.
 
         Args:
-            wanted: returns whether any request still waits; ignored once the node has begun to load.
-            patience_secs: time without any progress after which the load fails.
+            is_needed: returns whether any request still waits; not called after the load call has begun.
+            stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
-            NodeError: the node rejected the load, the load failed, or no progress was seen for `patience_secs`.
-            StillNeededError: a model to evict still had requests, so the load was not started.
+            NodeError: the node rejected the load, the load failed, or it made no progress for `stall_timeout_secs`.
+            StillNeededError: a drain was abandoned, so the load was not started.
         """
-        for drain in self._leaving:
-            await drain.idle(wanted)
-        for drain in self._leaving:
+        for drain in self._victim_drains:
+            await drain.idle(is_needed)
+        for drain in self._victim_drains:
             await drain.unload()
             self._reserve()
         name, model = self.pair
         node = self._node()
-        self._loading_since, self._stage = self._means.clock(), "loading"
-        bearer = self._means.fleet.bearer(node.name)
-        await self._watched(self._means.client.load(node.endpoint, self.cold.spec, bearer), patience_secs)
+        self._loading_since, self._stage = self._dependencies.clock(), "loading"
+        bearer = self._dependencies.fleet.bearer(node.name)
+        await self._watch(self._dependencies.client.load(node.endpoint, self.cold.spec, bearer), stall_timeout_secs)
         if not self.cold.joined:
-            self.secs = self._means.clock() - self._loading_since
-        url = await self._means.client.url(node, model, bearer)
+            self.secs = self._dependencies.clock() - self._loading_since
+        url = await self._dependencies.client.url(node, model, bearer)
         info = ModelInfo(id=model, harness=self.cold.spec.harness, devices=self.cold.spec.devices or [])
-        self._means.fleet.loaded(name, info, url)
-        self._change.ended_at = self._means.clock()
+        self._dependencies.fleet.loaded(name, info, url)
+        self._change.ended_at = self._dependencies.clock()
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
         """Release the memory reservation and end the drains. A second call does nothing."""
-        self._held.close()
+        self._resources.close()
 
     def progress(self) -> Progress:
         """Return the current progress."""
         if self._loading_since is None:
-            return Progress(None, self._stage, self._usual)
+            return Progress(None, self._stage, self._usual_secs)
         fraction, stage = self._reported()
-        elapsed = self._means.clock() - self._loading_since
+        elapsed = self._dependencies.clock() - self._loading_since
         if fraction is not None and fraction >= _LEAST_FRACTION:
-            eta = (self._means.clock() - self._stage_since) * (1 - fraction) / fraction
+            eta = (self._dependencies.clock() - self._stage_since) * (1 - fraction) / fraction
         else:
-            eta = None if self._usual is None else max(1.0, self._usual - elapsed)
+            eta = None if self._usual_secs is None else max(1.0, self._usual_secs - elapsed)
         return Progress(fraction, stage or self._stage, eta)
 
     def _reported(self) -> tuple[float | None, str | None]:
@@ -150,27 +155,31 @@ class LoadJob:
 
     def _node(self) -> Node:
         try:
-            return self._means.fleet.node(self.cold.node)
+            return self._dependencies.fleet.node(self.cold.node)
         except KeyError:
-            raise NodeError("the node was taken out of the configuration") from None
+            raise NodeError("the node was removed from the configuration") from None
 
-    async def _watched(self, load: Coroutine[None, None, None], patience_secs: float) -> None:
-        """Run a load until it ends, the node goes down, or no progress was seen for `patience_secs`."""
+    async def _watch(self, load: Coroutine[None, None, None], stall_timeout_secs: float) -> None:
+        """Await the load call. Raise `NodeError` if the node goes down or the load makes no progress for too long."""
         task = asyncio.create_task(load, name=f"load {self.pair}: the node")
         last_progress: tuple[float | None, str | None] = (None, None)
-        progress_at = self._stage_since = self._means.clock()
+        progress_at = self._stage_since = self._dependencies.clock()
         try:
             while not task.done():
                 await asyncio.wait((task,), timeout=WATCH_SECS)
                 node = self._node()
                 progress = reported_progress(node, self.cold.model)
                 if progress[1] != last_progress[1]:
-                    self._stage_since = self._means.clock()
+                    self._stage_since = self._dependencies.clock()
                 if progress != last_progress:
-                    last_progress, progress_at = progress, self._means.clock()
-                if not task.done() and (not node.healthy or self._means.clock() - progress_at > patience_secs):
-                    self._change.ended_at = self._means.clock()  # the load may go on, so its memory counts as used
-                    cause = f"no progress within {patience_secs:g} s" if node.healthy else "the node went down"
+                    last_progress, progress_at = progress, self._dependencies.clock()
+                if not task.done() and (
+                    not node.healthy or self._dependencies.clock() - progress_at > stall_timeout_secs
+                ):
+                    self._change.ended_at = (
+                        self._dependencies.clock()
+                    )  # the load may continue on the node, so its memory counts as used
+                    cause = f"no progress within {stall_timeout_secs:g} s" if node.healthy else "the node went down"
                     raise NodeError(cause)
             task.result()
         finally:
@@ -178,16 +187,18 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Reserve the memory that this load needs in addition to the memory that the models to evict still use."""
-        self._change.megabytes = beyond(self._needs, [drain.megabytes for drain in self._leaving if not drain.left()])
+        """Reserve the memory that this load needs beyond the memory of the models that are still to be evicted."""
+        self._change.megabytes = additional_mb(
+            self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
+        )
 
-    def _give_back(self) -> None:
+    def _cancel_reservation(self) -> None:
         if self._change.ended_at is None:
-            self._means.book.cancel(self.cold.node, self._change)
+            self._dependencies.book.cancel(self.cold.node, self._change)
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the progress of a load as the node reports it: fraction from 0 to 1, and stage."""
+    """Return the fraction (0 to 1) and the stage of a load as the node reports them, or None for each."""
     info = node.models.get(model)
     if info is not None and info.status == "loading":
         return _fraction(info.progress), info.stage

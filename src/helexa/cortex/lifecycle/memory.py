@@ -1,4 +1,4 @@
-"""Free memory per device, corrected for loads and unloads that the nodes' readings do not include yet."""
+"""Expected free memory per device, with loads and unloads that the nodes' readings do not include yet."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from helexa.cortex.fleet.fleet_view import Node
 HOST = -1
 """Device index for main memory on a node without accelerators."""
 
-READING_LAG_SECS = 6.0  # maximum age of a node's readings when the node reports them
+READING_LAG_SECS = 6.0  # maximum age of the memory readings in a node's report
 
 Megabytes = Mapping[int, int]
 """MB by device index."""
 
 
 def totals(node: Node) -> dict[int, int]:
-    """Return total MB by device.
+    """Return the total MB by device.
 
-    A node without accelerators has the device `HOST`. The result is empty while the node's hardware is unknown.
+    A node without accelerators has the single device `HOST`. If the node's hardware is unknown, the result is empty.
     """
     if node.discovery is None:
         return {}
@@ -27,7 +27,7 @@ def totals(node: Node) -> dict[int, int]:
 
 
 def reading(node: Node) -> dict[int, int] | None:
-    """Return free MB by device from the node's last health report, or None if it reported no devices."""
+    """Return the free MB by device from the node's last health report, or None if the report has no devices."""
     if node.health is None or not node.health.devices:
         return None
     return {device.index: device.vram_free_mb for device in node.health.devices}
@@ -46,20 +46,28 @@ class Change:
     ended_at: float | None = None
 
 
-def beyond(needs: Megabytes, leaving: Iterable[Megabytes]) -> Megabytes:
-    """Return the memory that a load needs in addition to the memory of the models that it evicts, by device.
+def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
+    """Return the MB that a load needs beyond the memory of the models that it evicts, by device; at least 0.
 
-    Memory that the evicted models use beyond the load's needs stays counted with those models until they are unloaded.
+    Args:
+        required: MB that the load needs, by device.
+        evicted: MB of each model to evict, by device.
     """
-    freed = list(leaving)
-    return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in needs.items()}
+    freed = list(evicted)
+    return {index: max(0, needed - sum(memory.get(index, 0) for memory in freed)) for index, needed in required.items()}
 
 
 @dataclass
-class _Page:
-    """The changes on one node, its free memory before the first change, and its last reading."""
+class _NodeChanges:
+    """Memory state of one node with changes.
 
-    before: Megabytes | None
+    Attributes:
+        initial: free MB by device before the first change; None if the node does not report free memory.
+        latest: last reported free MB by device.
+        changes: changes that the readings do not fully include yet.
+    """
+
+    initial: Megabytes | None
     latest: Megabytes | None
     changes: list[Change] = field(default_factory=list[Change])
 
@@ -67,61 +75,62 @@ class _Page:
 class MemoryBook:
     """Tracks the memory of loads and unloads until the nodes' own readings include it.
 
-    The readings of a node show an unknown part of each running change. While a node has changes, its expected free
-    memory is therefore the free memory before the first change minus the memory that the changes use. Other processes
-    may also use memory, so the result is capped at the last reading plus the memory that the unloads free.
+    During a load or unload, a node's reading includes an unknown part of the change. While a node has changes, its
+    expected free memory is therefore the free memory before the first change minus the memory that the changes use.
+    Other processes may also use memory, so the expected value is at most the last reading plus the memory that
+    unloads free.
     """
 
     def __init__(self) -> None:
-        self._pages: dict[str, _Page] = {}
+        self._by_node: dict[str, _NodeChanges] = {}
 
     def begin(self, node: Node, change: Change) -> None:
-        """Count a change from now on."""
+        """Add a change of a node's memory."""
         free_mb = reading(node)
-        self._pages.setdefault(node.name, _Page(free_mb, free_mb)).changes.append(change)
+        self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
     def cancel(self, node: str, change: Change) -> None:
-        """Remove a change that will not happen."""
-        page = self._pages.get(node)
-        if page is not None and change in page.changes:
-            page.changes.remove(change)
-            if not page.changes:
-                del self._pages[node]
+        """Remove a change whose load or unload does not take place."""
+        node_changes = self._by_node.get(node)
+        if node_changes is not None and change in node_changes.changes:
+            node_changes.changes.remove(change)
+            if not node_changes.changes:
+                del self._by_node[node]
 
-    def turn(self, node: Node) -> None:
-        """Store the node's last reading, and drop the node's changes once the reading is newer than all of them."""
-        page = self._pages.get(node.name)
-        if page is None:
+    def update(self, node: Node) -> None:
+        """Store the node's last reading. Drop the node's changes if the reading is newer than all of them."""
+        node_changes = self._by_node.get(node.name)
+        if node_changes is None:
             return
-        page.latest = reading(node) or page.latest
-        end_times = [change.ended_at for change in page.changes]
-        # inf: no readings to wait for
-        covered_until = inf if page.before is None else (node.read_at or 0.0) - READING_LAG_SECS
+        node_changes.latest = reading(node) or node_changes.latest
+        end_times = [change.ended_at for change in node_changes.changes]
+        # inf: the node reports no free memory, so no reading is awaited
+        covered_until = inf if node_changes.initial is None else (node.read_at or 0.0) - READING_LAG_SECS
         if all(end_time is not None and end_time <= covered_until for end_time in end_times):
-            del self._pages[node.name]
+            del self._by_node[node.name]
 
     def expected_free(self) -> dict[str, Megabytes]:
-        """Return expected free MB by device for each node that has changes and reports its free memory."""
+        """Return the expected free MB by node and device, for nodes that have changes and report their free memory."""
         return {
-            name: _expected(page.before, page.latest or page.before, page.changes)
-            for name, page in self._pages.items()
-            if page.before is not None
+            name: _expected(node_changes.initial, node_changes.latest or node_changes.initial, node_changes.changes)
+            for name, node_changes in self._by_node.items()
+            if node_changes.initial is not None
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """Return the MB by device that running loads will use, for each node with changes."""
+        """Return the MB that running loads will use, by node and device, for nodes with changes."""
         return {
-            name: _sum(change for change in page.changes if change.ended_at is None)
-            for name, page in self._pages.items()
+            name: _sum(change for change in node_changes.changes if change.ended_at is None)
+            for name, node_changes in self._by_node.items()
         }
 
 
-def _expected(before: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
+def _expected(initial: Megabytes, latest: Megabytes, changes: list[Change]) -> Megabytes:
     used_mb = _sum(changes)
     freed_mb = _sum(Change({index: min(0, size) for index, size in change.megabytes.items()}) for change in changes)
     return {
         index: min(free_mb - used_mb.get(index, 0), latest.get(index, 0) - freed_mb.get(index, 0))
-        for index, free_mb in before.items()
+        for index, free_mb in initial.items()
     }
 
 

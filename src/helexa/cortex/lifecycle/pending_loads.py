@@ -29,13 +29,13 @@ class Waiting(Protocol):
         ...
 
 
-class PendingLoads:
-    """One model that requests wait for, and the waiting requests.
+class PendingLoad:
+    """A model that must be loaded, and the requests that wait for it.
 
     Attributes:
         outcome: resolves to the node and URL that serve the model, or to the error response.
         job: the running load, or None.
-        hold: why the load cannot start yet; None before the first decision and after a load was started.
+        hold: the decision to wait, if the load cannot start yet; else None.
     """
 
     def __init__(self, model: str) -> None:
@@ -47,7 +47,7 @@ class PendingLoads:
 
     @property
     def since(self) -> float:
-        """Arrival time of the oldest waiting request; infinity if no request waits."""
+        """Arrival time of the oldest waiting request (seconds of the fleet's clock); infinity if no request waits."""
         return min((waiter.enqueued for waiter in self._waiters), default=inf)
 
     @property
@@ -55,12 +55,12 @@ class PendingLoads:
         """Highest priority among the waiting requests; 0 if no request waits."""
         return max((waiter.priority for waiter in self._waiters), default=0)
 
-    def wanted(self) -> bool:
+    def has_waiters(self) -> bool:
         """Return whether any request waits."""
         return bool(self._waiters)
 
     @contextmanager
-    def waiting(self, one: Waiting) -> Iterator[None]:
+    def waiting(self, request: Waiting) -> Iterator[None]:
         """Count a request as waiting until the block ends.
 
         Raises:
@@ -68,8 +68,8 @@ class PendingLoads:
         """
         if len(self._waiters) >= MAX_WAITERS:
             raise overloaded(f"too many requests wait for model '{self.model}' to load", RETRY_CROWDED)
-        self._waiters.append(one)
+        self._waiters.append(request)
         try:
             yield
         finally:
-            self._waiters.remove(one)
+            self._waiters.remove(request)

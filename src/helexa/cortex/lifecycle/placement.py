@@ -1,6 +1,6 @@
 """Placement of models that are not loaded: node, devices and evictions.
 
-Pure functions of a `FleetSnapshot`.
+All functions are pure functions of a `FleetSnapshot`.
 """
 
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from helexa.core.catalogue import Profile
 from helexa.core.errors import ApiError, model_not_found, service_unavailable
 from helexa.core.fleet import Discovery, ModelSpec
 from helexa.cortex.fleet.fleet_view import Node
-from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, clearing
+from helexa.cortex.lifecycle.evictor import EvictionPlan, capable_devices, plan_eviction
 from helexa.cortex.lifecycle.fleet_snapshot import Failure, FleetSnapshot
 from helexa.cortex.lifecycle.memory import HOST
 
@@ -27,10 +27,10 @@ RETRY_NO_ROOM = 30
 
 @dataclass(frozen=True)
 class Cold:
-    """Decision to load the model on a node before requests are forwarded.
+    """Decision to load a model on a node, or to join its running load.
 
     Attributes:
-        evict: models to unload first.
+        evict: models to evict first.
         joined: True if the load is already running.
     """
 
@@ -43,12 +43,12 @@ class Cold:
 
 @dataclass(frozen=True)
 class Hold:
-    """Decision to wait, because the models to evict are in use or were loaded too recently.
+    """Decision to wait before a load, because the models to evict are in use or were loaded too recently.
 
     Attributes:
         node: the node that the model will probably be loaded on.
-        evict: models that will be unloaded first.
-        until: latest time at which the load can start; infinity if the time depends on a load of unknown length.
+        evict: models that will probably be evicted first.
+        until: latest start of the load (seconds of the fleet's clock); infinity if it must wait for a running load.
     """
 
     model: str
@@ -57,47 +57,48 @@ class Hold:
     until: float
 
 
-def place(situation: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
-    """Decide where to load a model that no node has loaded.
+def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
+    """Decide where to load a model that no node has loaded, or that it must wait.
 
     Args:
-        situation: the fleet snapshot.
+        snapshot: the fleet snapshot.
         model: the model's id.
-        since: when the oldest waiting request arrived.
-        claimed: nodes reserved for models that have waited longer than `swap_wait_secs`.
+        since: arrival time of the oldest waiting request (seconds of the fleet's clock).
+        claimed: names of nodes that are reserved for models that have waited longer than `swap_wait_secs`.
 
     Raises:
-        ApiError: 503 if no node can serve the model now, with Retry-After if that may change; 404 for an unknown model.
+        ApiError: 404 for an unknown model; 503 if no node can load the model, with Retry-After if a retry may
+        succeed.
     """
-    healthy = [node for node in situation.view.nodes if node.healthy]
+    healthy = [node for node in snapshot.view.nodes if node.healthy]
     if not healthy:
         raise service_unavailable("no healthy node", RETRY_NO_NODE)
-    running_target = _running(situation, healthy, model)
+    running_target = _running_load(snapshot, healthy, model)
     if running_target is not None:
         return running_target
-    profile = situation.catalogue.profile(model)
+    profile = snapshot.catalogue.profile(model)
     loadable = [node for node in healthy if node.kind == "neuron" and not node.cordoned]
     registered = [node for node in loadable if model in node.models and node.models[model].status == "unloaded"]
     if profile is None:
         if registered:
-            return Cold(model, registered[0].name, _spec(situation, registered[0], model))
-        raise _unknown(situation, healthy, model)
+            return Cold(model, registered[0].name, _spec(snapshot, registered[0], model))
+        raise _no_candidate_error(snapshot, healthy, model)
     candidates = [
-        node for node in registered or loadable if feasible(profile, node) and _vacant(situation, node, model)
+        node for node in registered or loadable if feasible(profile, node) and _is_vacant(snapshot, node, model)
     ]
-    trusted = [node for node in candidates if not _failing(situation, node, model)]
-    planned = [(node, _way(situation, node, profile, since)) for node in trusted]
+    trusted = [node for node in candidates if not _in_back_off(snapshot, node, model)]
+    planned = [(node, _eviction_plan(snapshot, node, profile, since)) for node in trusted]
     plans = [(node, plan) for node, plan in planned if plan is not None]
     if not plans:
-        raise _refused(situation, profile, healthy, candidates, trusted)
+        raise _placement_error(snapshot, profile, healthy, candidates, trusted)
     plans = [(node, plan) for node, plan in plans if plan.fits] or plans
-    ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= situation.now and node.name not in claimed]
+    ready_plans = [(node, plan) for node, plan in plans if plan.ready_at <= snapshot.now and node.name not in claimed]
     if ready_plans:
-        node, plan = min(ready_plans, key=lambda pair: _preference(situation, *pair))
+        node, plan = min(ready_plans, key=lambda pair: _preference(snapshot, *pair))
         return Cold(
             model, node.name, load_spec(profile, plan.devices), tuple(resident.model for resident in plan.evict)
         )
-    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(situation, *pair)))
+    node, plan = min(plans, key=lambda pair: (pair[1].ready_at, *_preference(snapshot, *pair)))
     return Hold(model, node.name, tuple(resident.model for resident in plan.evict), plan.ready_at)
 
 
@@ -107,7 +108,7 @@ def allowed(profile: Profile, node: Node) -> bool:
 
 
 def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Return whether the hardware could hold the model.
+    """Return whether hardware like `discovery` has enough devices for the model.
 
     A node without accelerators can hold a model if the model needs one device and states no minimum device memory.
     """
@@ -123,7 +124,7 @@ def feasible(profile: Profile, node: Node) -> bool:
 
 
 def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
-    """Return the load request for a node.
+    """Return the specification of a load for `POST /models/load`.
 
     Args:
         profile: the model's catalogue entry.
@@ -140,95 +141,104 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
     )
 
 
-def _preference(situation: FleetSnapshot, node: Node, way: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of a placement: fits, no evictions, low eviction cost, most free memory, node name."""
-    free_mb = situation.free(node)
+def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
+    """Return the sort key of a plan; the lowest key is chosen.
+
+    Plans are ordered by fit, no evictions, eviction cost, most free memory, and node name.
+    """
+    free_mb = snapshot.free(node)
     return (
-        not way.fits,
-        bool(way.evict),
-        way.cost(situation.now),
-        -sum(free_mb.get(device, 0) for device in way.devices),
+        not plan.fits,
+        bool(plan.evict),
+        plan.cost(snapshot.now),
+        -sum(free_mb.get(device, 0) for device in plan.devices),
         node.name,
     )
 
 
-def _running(situation: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
-    """Return the running load of the model, started by this gateway or reported by a node, or None."""
-    fleet_view = situation.view
+def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
+    """Return the model's running load, started by this gateway or reported by a node, or None.
+
+    Raises:
+        ApiError: 503 if the model is recovering, or loads without a catalogue entry.
+    """
+    fleet_view = snapshot.view
     for node in healthy:
         if (node.name, model) in fleet_view.loading:
-            return Cold(model, node.name, _spec(situation, node, model), joined=True)
+            return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
     if any(node.models[model].status in RECOVERING for node in healthy if model in node.models):
         raise service_unavailable(f"model '{model}' is recovering", RETRY_RECOVERING)
     for node in healthy:
         if (model in node.models and node.models[model].status == "loading") or model in node.activating():
-            if situation.catalogue.profile(model) is None:
+            if snapshot.catalogue.profile(model) is None:
                 raise service_unavailable(f"model '{model}' is loading", RETRY_LOADING)
-            if not _failing(situation, node, model):
-                return Cold(model, node.name, _spec(situation, node, model), joined=True)
+            if not _in_back_off(snapshot, node, model):
+                return Cold(model, node.name, _spec(snapshot, node, model), joined=True)
     return None
 
 
-def _way(situation: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return how to fit the model on the node.
+def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
+    """Return the plan to fit the model on the node, or None.
 
-    A model that is being drained there must be unloaded first.
+    If the model is being drained on this node, the plan's start is infinity: the model must be unloaded first.
     """
-    plan = clearing(situation, node, profile, since)
-    is_draining = (node.name, profile.id) in situation.view.draining
+    plan = plan_eviction(snapshot, node, profile, since)
+    is_draining = (node.name, profile.id) in snapshot.view.draining
     return replace(plan, ready_at=inf) if plan is not None and is_draining else plan
 
 
-def _vacant(situation: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the model is not loaded on the node, is loading, or is being drained."""
+def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
+    """Return whether the node may load the model: it is not loaded there, or is loading or being drained."""
     info = node.models.get(model)
-    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in situation.view.draining
+    return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 
 
-def _failing(situation: FleetSnapshot, node: Node, model: str) -> bool:
-    failure = situation.failures.get((node.name, model))
-    return failure is not None and failure.retry_at > situation.now
+def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
+    failure = snapshot.failures.get((node.name, model))
+    return failure is not None and failure.retry_at > snapshot.now
 
 
-def _refused(
-    situation: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
+def _placement_error(
+    snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Return the error response for a model of the catalogue that cannot be placed now."""
+    """Return the error for a model of the catalogue that cannot be placed now."""
     model = profile.id
-    failures = [situation.failures[node.name, model] for node in candidates if node not in trusted]
+    failures = [snapshot.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
-        return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), situation.now)
+        return failed(min(failures, key=lambda failure: (not failure.temporary, failure.retry_at)), snapshot.now)
     if trusted:
-        return service_unavailable(f"no node has room for model '{model}': {_needs(situation, profile)}", RETRY_NO_ROOM)
-    return _unknown(situation, healthy, model)
+        return service_unavailable(
+            f"no node has enough memory for model '{model}': {_memory_text(snapshot, profile)}", RETRY_NO_ROOM
+        )
+    return _no_candidate_error(snapshot, healthy, model)
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the error response after a failed load."""
+    """Return the error for requests after a failed load."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
 
 
-def _needs(situation: FleetSnapshot, profile: Profile) -> str:
+def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
     devices = f" on {profile.min_devices} devices" if profile.min_devices > 1 else ""
-    return f"it needs {situation.needs_mb(profile.id)} MB{devices}, and what is loaded may not leave for it"
+    return f"it needs {snapshot.needs_mb(profile.id)} MB{devices}, and the loaded models cannot be evicted for it"
 
 
-def _unknown(situation: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
-    """Return the error response when no node is a candidate."""
-    fleet_view, profile = situation.view, situation.catalogue.profile(model)
+def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
+    """Return the error if no node is a candidate for the model."""
+    fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     for node in healthy:
-        if model in node.models and not node.cordoned and not _vacant(situation, node, model):
+        if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):
             servable = node.models[model].servable
             reason = (servable.reason if servable else None) or "unknown reason"
             return service_unavailable(f"model '{model}' is loaded but cannot serve: {reason}", RETRY_UNSERVABLE)
     if profile is None:
         if fleet_view.knows(model):
-            return service_unavailable(f"the node that has model '{model}' takes no requests", RETRY_NODE_DOWN)
+            return service_unavailable(f"the node that has model '{model}' accepts no requests", RETRY_NODE_DOWN)
         return model_not_found(model[:200])
     if any(_may_hold_later(profile, node) for node in fleet_view.nodes if node.kind == "neuron"):
-        return service_unavailable(f"no node that can hold model '{model}' takes any now", RETRY_NODE_DOWN)
+        return service_unavailable(f"no node that can hold model '{model}' accepts loads now", RETRY_NODE_DOWN)
     return ApiError(503, "service_unavailable", f"no node can hold model '{model}'", type="api_error")
 
 
@@ -239,10 +249,10 @@ def _may_hold_later(profile: Profile, node: Node) -> bool:
     return (not node.healthy or node.cordoned) and feasible(profile, node)
 
 
-def _spec(situation: FleetSnapshot, node: Node, model: str) -> ModelSpec:
-    profile = situation.catalogue.profile(model)
+def _spec(snapshot: FleetSnapshot, node: Node, model: str) -> ModelSpec:
+    profile = snapshot.catalogue.profile(model)
     if profile is not None:
-        devices = situation.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
+        devices = snapshot.devices.get((node.name, model)) or capable_devices(profile, node)[: profile.min_devices]
         return load_spec(profile, devices)
     info = node.models.get(model)
     return ModelSpec(model_id=model, harness=info.harness if info else "torch")

@@ -1,6 +1,6 @@
-"""Order in which waiting models are loaded.
+"""The order in which waiting models are loaded.
 
-Pure functions, used by the gateway and by the simulation.
+The functions are used by the gateway and by the fleet simulation.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,8 +12,8 @@ from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, Hold, place
 
 
-class Wanted(Protocol):
-    """A model that requests wait for."""
+class QueuedModel(Protocol):
+    """A model that waits to be loaded."""
 
     @property
     def model(self) -> str:
@@ -33,48 +33,53 @@ class Wanted(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The decision for one waiting model."""
+    """The decision for one waiting model: load it, wait, or reject its requests."""
 
-    wanted: Wanted
+    queued: QueuedModel
     decision: Cold | Hold | ApiError
 
 
-def in_turn(wanted: Iterable[Wanted], now: float, swap_wait_secs: float) -> list[Wanted]:
-    """Sort waiting models: first models that waited `swap_wait_secs`, by age; then others by priority and age."""
+def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
+    """Return the waiting models in the order of decisions.
 
-    def order(one: Wanted) -> tuple[bool, int, float]:
-        overdue = now - one.since >= swap_wait_secs
-        return not overdue, 0 if overdue else -one.priority, one.since
+    Models that waited for `swap_wait_secs` come first, by age. Then all other models follow, by priority and age.
+    """
 
-    return sorted(wanted, key=order)
+    def order(queued: QueuedModel) -> tuple[bool, int, float]:
+        overdue = now - queued.since >= swap_wait_secs
+        return not overdue, 0 if overdue else -queued.priority, queued.since
+
+    return sorted(queue, key=order)
 
 
 def decide(
-    wanted: Sequence[Wanted], look: Callable[[], FleetSnapshot], start: Callable[[Wanted, Cold], None]
+    queue: Sequence[QueuedModel],
+    take_snapshot: Callable[[], FleetSnapshot],
+    start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
-    """Decide for all waiting models in order and return the decisions.
+    """Decide for all waiting models in order, start the loads that can start, and return the decisions.
 
-    A model that has waited `swap_wait_secs` and still cannot start reserves its node: later models cannot be placed
-    there.
+    A model that has waited for `swap_wait_secs` and still cannot start reserves its node: later models in the order
+    cannot be placed there.
 
     Args:
-        wanted: the waiting models.
-        look: returns the current `FleetSnapshot`; called again after every start.
-        start: begins a load at once; the next `look` must include the load.
+        queue: the waiting models.
+        take_snapshot: returns the current `FleetSnapshot`; called at the beginning and after every start.
+        start: starts a load; the next snapshot must include the load.
     """
-    situation = look()
+    snapshot = take_snapshot()
     verdicts: list[Verdict] = []
     claimed: set[str] = set()
-    swap_wait_secs = situation.settings.swap_wait_secs
-    for waiter in in_turn(wanted, situation.now, swap_wait_secs):
+    swap_wait_secs = snapshot.settings.swap_wait_secs
+    for waiter in queue_order(queue, snapshot.now, swap_wait_secs):
         try:
-            decision: Cold | Hold | ApiError = place(situation, waiter.model, waiter.since, claimed)
+            decision: Cold | Hold | ApiError = place(snapshot, waiter.model, waiter.since, claimed)
         except ApiError as error:
             decision = error
         verdicts.append(Verdict(waiter, decision))
         if isinstance(decision, Cold):
             start(waiter, decision)
-            situation = look()
-        elif isinstance(decision, Hold) and situation.now - waiter.since >= swap_wait_secs:
+            snapshot = take_snapshot()
+        elif isinstance(decision, Hold) and snapshot.now - waiter.since >= swap_wait_secs:
             claimed.add(decision.node)
     return verdicts

@@ -1,4 +1,4 @@
-"""Access control of routes: every route states who may use it, so that no route is public by omission."""
+"""Access control of routes. Every route declares its access, so that no route is public by omission."""
 
 from collections.abc import Awaitable, Callable
 
@@ -13,17 +13,17 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def public(endpoint: Endpoint) -> Endpoint:
-    """Allow all requests."""
+    """Return `endpoint` unchanged: all requests are allowed."""
     return endpoint
 
 
 def user(endpoint: Endpoint) -> Endpoint:
-    """Allow requests that may use models; `request.state.principal` holds their principal."""
-    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
+    """Wrap `endpoint` to require a valid key if `require_auth` is true; set `request.state.principal`."""
+    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 
 def viewer(endpoint: Endpoint) -> Endpoint:
-    """Allow requests that may see the state of the whole fleet: of admins, or any request if no key is required."""
+    """Wrap `endpoint` to require an admin's key if `require_auth` is true. Otherwise no key is required."""
 
     def admit(gateway: Gateway, headers: Headers) -> Principal | None:
         gatekeeper = gateway.gatekeeper
@@ -31,15 +31,15 @@ def viewer(endpoint: Endpoint) -> Endpoint:
             gatekeeper.admit_admin(headers) if gateway.config.entitlements.require_auth else gatekeeper.admit(headers)
         )
 
-    return _guarded(endpoint, admit)
+    return _guard(endpoint, admit)
 
 
 def admin(endpoint: Endpoint) -> Endpoint:
-    """Allow requests of admins."""
-    return _guarded(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
+    """Wrap `endpoint` to require an admin's key, even if `require_auth` is false."""
+    return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit_admin(headers))
 
 
-def _guarded(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:
+def _guard(endpoint: Endpoint, admit: Callable[[Gateway, Headers], Principal | None]) -> Endpoint:
     async def admitted(request: Request) -> Response:
         request.state.principal = admit(request.app.state.gateway, request.headers.raw)
         return await endpoint(request)

@@ -11,7 +11,7 @@ _TEXTS = ("account_id", "key_id", "model", "node")
 
 
 async def list_activity(request: Request) -> Response:
-    """Return the newest requests first.
+    """Return recent requests from the activity log, newest first.
 
     Query parameters: `limit` (100, at most 1000), `before` (only rows with a smaller id), and the filters `account_id`,
     `key_id`, `model`, `node` and `status`.
@@ -29,5 +29,5 @@ def _number(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise ApiError(400, "invalid_parameter", f"'{name}' must be a whole number", param=name)
+        raise ApiError(400, "invalid_parameter", f"'{name}' must be a non-negative integer", param=name)
     return int(text)

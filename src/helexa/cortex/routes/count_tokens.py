@@ -1,4 +1,7 @@
-"""`POST /v1/messages/count_tokens`: exact if the model is loaded, else an estimate; nothing is loaded or charged."""
+"""`POST /v1/messages/count_tokens`: an exact count if the model is loaded, else an estimate.
+
+The endpoint loads no model and charges nothing.
+"""
 
 import asyncio
 
@@ -19,11 +22,11 @@ from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
 from helexa.http.connections.request_head import refuse_encoded, request_id
 
-PATIENCE_SECS = 5.0
+TIMEOUT_SECS = 5.0
 
 
 async def count_message_tokens(request: Request) -> Response:
-    """Return the count, or an error in Anthropic's format."""
+    """Return the token count of a prompt, or an error in Anthropic's format."""
     name = request_id(request.scope["headers"])
     try:
         body, status, headers = await _count(request), 200, dict[str, str]()
@@ -41,17 +44,17 @@ async def _count(request: Request) -> bytes:
     refuse_encoded(headers)
     with gateway.limits.enter(principal):
         body = await read_body(request.receive, headers, gateway.max_body_bytes)
-        return await _counted(gateway, principal, await read_count(gateway.body_workers, body))
+        return await _count_prompt(gateway, principal, await read_count(gateway.body_workers, body))
 
 
-async def _counted(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
+async def _count_prompt(gateway: Gateway, principal: Principal | None, count: CountRequest) -> bytes:
     model = gateway.catalogue.resolve(count.model)
     authorise(principal, model, count.model)
     fleet_view = gateway.fleet.view()
     if not is_known(gateway, fleet_view, model):
         if any(node.healthy for node in fleet_view.nodes):
             raise model_not_found(count.model[:200])
-        raise service_unavailable(f"no node is up that could have model '{count.model[:200]}'", RETRY_OPEN)
+        raise service_unavailable(f"no node is up that could serve model '{count.model[:200]}'", RETRY_OPEN)
     if principal is not None:
         await gateway.ledger.check_budget(principal)
     target = route(fleet_view, model)
@@ -60,7 +63,7 @@ async def _counted(gateway: Gateway, principal: Principal | None, count: CountRe
         if target is None:
             return None
         try:
-            async with asyncio.timeout(PATIENCE_SECS):
+            async with asyncio.timeout(TIMEOUT_SECS):
                 return await gateway.calls.call(target, TOKENIZE_PATH, body)
         except TimeoutError:
             return None

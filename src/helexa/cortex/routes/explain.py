@@ -1,4 +1,4 @@
-"""`GET /api/explain?model=`: where a request would go, without sending a request."""
+"""`GET /api/explain?model=`: the routing decision for a model, without sending a request."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,6 +13,8 @@ async def get_explanation(request: Request) -> Response:
     """Return the routing decision for one model id or alias."""
     name = request.query_params.get("model", "")
     if not name:
-        raise ApiError(400, "missing_model_field", "which model? write ?model=ID", param="model")
+        raise ApiError(
+            400, "missing_model_field", "the query parameter 'model' is missing; write ?model=ID", param="model"
+        )
     lifecycle: Lifecycle = request.app.state.gateway.lifecycle
-    return JsonResponse(explain(lifecycle.situation(), name[:200]))
+    return JsonResponse(explain(lifecycle.snapshot(), name[:200]))

@@ -25,7 +25,7 @@ requests = logging.getLogger("helexa.cortex.requests")
 
 
 class Generation:
-    """The ASGI endpoint of all generation routes in the nodes' own API formats."""
+    """ASGI endpoint of the generation routes whose requests nodes accept without translation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request. Every code path records the request exactly once."""
@@ -33,8 +33,8 @@ class Generation:
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"])
         logs.request_id.set(record.request_id)
-        reply = self.reply(send, record.request_id)
-        reply.headers.append((b"x-request-id", record.request_id.encode()))
+        response = self.response(send, record.request_id)
+        response.headers.append((b"x-request-id", record.request_id.encode()))
         failure: ApiError | None = None
         try:
             record.principal = gateway.gatekeeper.admit(headers)
@@ -43,8 +43,8 @@ class Generation:
                 body = await read_body(receive, headers, gateway.max_body_bytes)
                 record.read = time.perf_counter()
                 with scope["extensions"][HangUp.NAME]:
-                    request = await self.question(gateway.body_workers, record.api, headers, body, reply)
-                    await serve(gateway, request, reply, record, admission)
+                    request = await self.parse(gateway.body_workers, record.api, headers, body, response)
+                    await serve(gateway, request, response, record, admission)
         except ClientGone:
             record.client_gone = True
         except ApiError as error:
@@ -52,7 +52,7 @@ class Generation:
         except asyncio.CancelledError:  # only the server cancels this task, when its grace period for open streams ends
             failure = shutting_down()
         except Exception:
-            log.exception("a fault in the gateway")
+            log.exception("internal error")
             failure = internal_error()
         if failure is not None:
             record.failed = True
@@ -64,38 +64,38 @@ class Generation:
         if requests.isEnabledFor(log_level):
             logs.tell(requests, log_level, "answered", **record.facts())
         if failure is not None:
-            await reply.abort(failure)
+            await response.abort(failure)
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return the reply to the client."""
         return Reply(send)
 
-    async def question(
-        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    async def parse(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Return the request for a node."""
+        """Parse the body and return the request to forward."""
         return await read_question(workers, path, headers, body)
 
 
 class Responses(Generation):
-    """`POST /v1/responses`, which has its own error events."""
+    """Endpoint of `POST /v1/responses`, whose streams have their own error events."""
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply with the error events of the Responses API."""
         return ResponseReply(send)
 
 
 class Messages(Generation):
-    """`POST /v1/messages`: nodes get a chat request, and their chat completion is translated back."""
+    """Endpoint of `POST /v1/messages`: forwards a chat request and translates the completion into a message."""
 
-    def reply(self, send: Send, request_id: str) -> Reply:
+    def response(self, send: Send, request_id: str) -> Reply:
         """Return a reply that translates chat completions."""
         return AnthropicReply(send, request_id)
 
-    async def question(
-        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, reply: Reply
+    async def parse(
+        self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
-        """Return the request as a chat request."""
-        assert isinstance(reply, AnthropicReply)
-        reply.translation, request = await read_message(workers, headers, body)
+        """Translate the body and return the chat request to forward."""
+        assert isinstance(response, AnthropicReply)
+        response.translation, request = await read_message(workers, headers, body)
         return request

@@ -14,20 +14,20 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:
-    """Report the state of the fleet; always 200, because any answer shows that this process is alive."""
+    """Return the state of the fleet, with status 200 even if no node is healthy: the process itself is alive."""
     return JsonResponse(fleet_health(_view(request)))
 
 
 async def get_readiness(request: Request) -> Response:
-    """Report whether this gateway can serve requests now: 200, or 503 if a component fails.
+    """Return whether this gateway can serve requests now: status 200, or 503 if a component is not ready.
 
     The components are the ledger, whose database must accept a write, and the nodes, of which at least one must be
-    healthy. The answer does not contain the causes, because the route is public; the log contains them.
+    healthy. The response does not contain error details, because the route is public; the log contains them.
     """
     gateway: Gateway = request.app.state.gateway
     reasons: dict[str, str] = {}
     if not await gateway.ledger.writable():
-        reasons["ledger"] = "the ledger's database cannot be written"
+        reasons["ledger"] = "the ledger's database is not writable"
     nodes = _view(request).nodes
     if not any(node.healthy for node in nodes):
         reasons["nodes"] = f"none of {len(nodes)} nodes is healthy"

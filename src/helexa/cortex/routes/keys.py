@@ -24,7 +24,7 @@ _MAX_BODY_BYTES = 256 << 10
 
 
 async def list_keys(request: Request) -> Response:
-    """Return all keys with their spent tokens but without their secrets; keys from cortex.toml come first."""
+    """Return all keys with their spent tokens and without their secrets. Keys from cortex.toml come first."""
     gateway = _gateway(request)
     entries = [await _entry(gateway, key, "config") for key in gateway.gatekeeper.static]
     entries += [await _entry(gateway, key) for key in await gateway.keyring.store.list()]
@@ -32,22 +32,22 @@ async def list_keys(request: Request) -> Response:
 
 
 async def create_key(request: Request) -> Response:
-    """Create a key. Only this answer contains the key's secret."""
+    """Create a key. Only this response contains the key's secret."""
     gateway = _gateway(request)
     new_key = NewKey.parse(await _body(request))
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
-        raise invalid_body("expires_at: this is in the past", "expires_at")
+        raise invalid_body("expires_at: must be in the future", "expires_at")
     principal = new_key.principal(gateway.catalogue)
     refuse_static(gateway.gatekeeper.static, principal.key_id)
     key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
-    answer = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
-    answer.headers["cache-control"] = "no-store"
-    return answer
+    response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
+    response.headers["cache-control"] = "no-store"
+    return response
 
 
 async def change_key(request: Request) -> Response:
-    """Change the terms of a key, from the next request on."""
+    """Change the terms of a key. The new terms apply from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await _body(request))
     refuse_static(gateway.gatekeeper.static, key_id)
@@ -66,12 +66,12 @@ async def revoke_key(request: Request) -> Response:
 
 
 def _route(path: str, **endpoints: Endpoint) -> Route:
-    """Return one route for all methods of a path, because only a single route can list the allowed methods."""
+    """Return one route for all methods of a path, so that a 405 response lists all allowed methods."""
 
-    async def answer(request: Request) -> Response:
+    async def dispatch(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
-    return Route(path, answer, methods=list(endpoints))
+    return Route(path, dispatch, methods=list(endpoints))
 
 
 key_routes = [
@@ -95,4 +95,4 @@ async def _body(request: Request) -> bytes:
     try:
         return await read_body(request.receive, request.scope["headers"], _MAX_BODY_BYTES)
     except ClientGone:
-        raise ApiError(400, "client_disconnected", "the client went away while sending its request") from None
+        raise ApiError(400, "client_disconnected", "the client disconnected while sending its request") from None

@@ -35,13 +35,13 @@ async def uncordon_node(request: Request) -> Response:
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/drain`: cordon a node, and answer once this gateway has no request and no load there.
+    """`POST /api/nodes/{name}/drain`: cordon a node and wait until this gateway has no request or load there.
 
-    The answer comes at the latest after `wait_secs` (default and maximum 600); its counts show whether requests still
-    run. The node stays cordoned in either case.
+    The response is sent after `wait_secs` (default and maximum 600) at the latest. Its counts show whether requests
+    or loads still run. The node stays cordoned in either case.
     """
     wait_secs = _wait_secs(request)
-    fleet, name = _fleet(request), _cordoned(request, True)
+    fleet, name = _fleet(request), _set_cordoned(request, True)
     with suppress(TimeoutError):
         async with asyncio.timeout(wait_secs):
             await fleet.emptied(name)
@@ -49,15 +49,15 @@ async def drain_node(request: Request) -> Response:
 
 
 def _cordon(request: Request, cordoned: bool) -> Response:
-    return JsonResponse(_state(_fleet(request), _cordoned(request, cordoned)))
+    return JsonResponse(_state(_fleet(request), _set_cordoned(request, cordoned)))
 
 
-def _cordoned(request: Request, cordoned: bool) -> str:
+def _set_cordoned(request: Request, cordoned: bool) -> str:
     name = request.path_params["name"]
     try:
         _fleet(request).cordon(name, cordoned)
     except KeyError:
-        raise ApiError(404, "node_not_found", f"there is no node '{name[:200]}'", param="name") from None
+        raise ApiError(404, "node_not_found", f"node '{name[:200]}' not found", param="name") from None
     return name
 
 
@@ -66,7 +66,7 @@ def _wait_secs(request: Request) -> float:
     if text is None:
         return MAX_WAIT_SECS
     if not (text.isascii() and text.isdigit()) or int(text[:9]) > MAX_WAIT_SECS:
-        message = f"wait_secs must be whole seconds up to {MAX_WAIT_SECS:g}"
+        message = f"wait_secs must be an integer from 0 to {MAX_WAIT_SECS:g}"
         raise ApiError(400, "invalid_value", message, param="wait_secs")
     return float(text)
 

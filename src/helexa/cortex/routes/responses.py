@@ -1,4 +1,4 @@
-"""Stored responses: forwards requests to the node that stores the response, which the response's id identifies."""
+"""Stored responses: forwards requests to the node that stores a response. The id's prefix names the node."""
 
 from urllib.parse import urlencode
 
@@ -10,19 +10,19 @@ from helexa.cortex.fleet.node_client import NodeError
 from helexa.cortex.gateway import Gateway
 
 
-async def kept_response(request: Request) -> Response:
-    """Answer `GET` and `DELETE /v1/responses/{id}`: 404 for a principal that does not own the response."""
+async def stored_response(request: Request) -> Response:
+    """Handle `GET` and `DELETE /v1/responses/{id}`. Respond 404 if the response belongs to another principal."""
     for name in request.query_params:
         raise unsupported_parameter(name)
-    return await _asked(request)
+    return await _forward(request)
 
 
 async def input_items(request: Request) -> Response:
-    """Answer `GET /v1/responses/{id}/input_items`."""
-    return await _asked(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
+    """Handle `GET /v1/responses/{id}/input_items`."""
+    return await _forward(request, f"/input_items?{urlencode(request.query_params.multi_items())}")
 
 
-async def _asked(request: Request, rest: str = "") -> Response:
+async def _forward(request: Request, subpath: str = "") -> Response:
     gateway: Gateway = request.app.state.gateway
     principal = request.state.principal
     identity = {} if principal is None else principal.headers()
@@ -31,9 +31,9 @@ async def _asked(request: Request, rest: str = "") -> Response:
     if holder is not None:
         try:
             bearer = gateway.fleet.bearer(holder.name)
-            status, body = await gateway.client.response(request.method, holder.endpoint, id, identity, bearer, rest)
+            status, body = await gateway.client.response(request.method, holder.endpoint, id, identity, bearer, subpath)
         except NodeError:
-            message = f"node '{holder.name}' did not answer"
+            message = f"node '{holder.name}' did not respond"
             raise ApiError(502, "upstream_connection_error", message, type="api_error") from None
         if status != 404:
             return Response(body, status, media_type="application/json")

@@ -1,6 +1,6 @@
-"""Endpoints that a model's tokenizer answers on a node.
+"""Endpoints for a model's tokenizer, forwarded to a node that has the model loaded.
 
-These endpoints generate, load and charge nothing.
+These endpoints load no model and charge nothing.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from helexa.cortex.serving.service import is_known
 from helexa.http.connections.client_disconnect import ClientGone
 from helexa.http.connections.request_head import Headers, refuse_encoded
 
-PATIENCE_SECS = 30.0
+TIMEOUT_SECS = 30.0
 RETRY_SECS = 5
 
 
@@ -44,7 +44,7 @@ _fields = msgspec.json.Decoder(_Fields)
 
 
 async def ask_tokenizer(request: Request) -> Response:
-    """Answer `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
+    """Handle `POST /tokenize`, `/detokenize` and `/v1/responses/input_tokens`."""
     gateway: Gateway = request.app.state.gateway
     headers = request.scope["headers"]
     principal = gateway.gatekeeper.admit(headers)
@@ -59,7 +59,7 @@ async def ask_tokenizer(request: Request) -> Response:
         if fields.model != target.model or target.kind != "neuron":  # third-party backends get a single `model`
             run_rewrite = gateway.body_workers.run if is_large(body) else asyncio.to_thread
             body = await run_rewrite(rewrite, body, {"model": target.model})
-        return await _answer(gateway, target, principal, request.url.path, body)
+        return await _call_tokenizer(gateway, target, principal, request.url.path, body)
 
 
 def _read(body: bytes) -> _Fields:
@@ -75,7 +75,7 @@ def _read_large(body: bytes) -> _Fields:
 
 
 async def get_tokenizer_info(request: Request) -> Response:
-    """Answer `GET /tokenizer_info?model=`."""
+    """Handle `GET /tokenizer_info?model=`."""
     for name in request.query_params:
         if name != "model":
             raise unsupported_parameter(name)
@@ -84,18 +84,18 @@ async def get_tokenizer_info(request: Request) -> Response:
     with gateway.limits.enter(principal):
         target = await _target(gateway, principal, request.query_params.get("model"))
         path = f"{request.url.path}?model={quote(target.model, safe='')}"
-        return await _answer(gateway, target, principal, path)
+        return await _call_tokenizer(gateway, target, principal, path)
 
 
 async def _target(gateway: Gateway, principal: Principal | None, name: str | None, previous: str | None = None) -> Warm:
-    """Return the node to ask.
+    """Return the node that handles a tokenizer request.
 
     Args:
         gateway: the gateway.
         principal: principal of the request.
-        name: a model id or an alias; None for the only loaded model, because clients of one-model servers omit the
-            name.
-        previous: id of a stored response; its node is preferred.
+        name: a model id or an alias. None selects the only loaded model, because clients of servers with one model
+            omit the name.
+        previous: id of a stored response; the node that stores the response is preferred.
     """
     fleet_view = gateway.fleet.view()
     model = _only_model(gateway, principal) if not name else gateway.catalogue.resolve(name)
@@ -108,7 +108,7 @@ async def _target(gateway: Gateway, principal: Principal | None, name: str | Non
     other_nodes = set() if holder is None else {node.name for node in fleet_view.nodes} - {holder.name}
     target = route(fleet_view, model, avoid=other_nodes) or route(fleet_view, model)
     if target is None:
-        raise service_unavailable(f"model '{model}' is not loaded; a request for an answer loads it", RETRY_SECS)
+        raise service_unavailable(f"model '{model}' is not loaded; a generation request loads it", RETRY_SECS)
     return target
 
 
@@ -121,20 +121,20 @@ def _only_model(gateway: Gateway, principal: Principal | None) -> str:
     return allowed_models[0]
 
 
-async def _answer(
+async def _call_tokenizer(
     gateway: Gateway, target: Warm, principal: Principal | None, path: str, body: bytes = b""
 ) -> Response:
     identity: Headers = []
     if principal is not None and target.kind == "neuron":
         identity = [(name.encode(), value.encode()) for name, value in principal.headers().items()]
-    answer = None
+    node_response = None
     try:
-        async with asyncio.timeout(PATIENCE_SECS):
-            answer = await gateway.calls.call(target, path, body, b"POST" if body else b"GET", identity)
+        async with asyncio.timeout(TIMEOUT_SECS):
+            node_response = await gateway.calls.call(target, path, body, b"POST" if body else b"GET", identity)
     except TimeoutError:
         pass
-    if answer is None:
-        message = f"node '{target.node}' did not answer"
+    if node_response is None:
+        message = f"node '{target.node}' did not respond"
         raise ApiError(502, "upstream_connection_error", message, type="api_error")
-    status, content = answer
+    status, content = node_response
     return Response(content, status, media_type="application/json")

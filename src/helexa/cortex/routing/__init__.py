@@ -1,1 +1,1 @@
-"""Chooses the node that answers a request."""
+"""Choice of the node that serves a request, among the nodes that have the model loaded."""

@@ -1,6 +1,6 @@
 """Prefix-cache affinity: assigns requests with the same session or the same prompt beginning to the same node.
 
-Requests with a common beginning are cheapest on the node that has this beginning in its prefix cache. The affinity key
+Prompts with a common beginning are cheapest on the node that has this beginning in its prefix cache. The affinity key
 of a request names its session or its prompt beginning. Rendezvous hashing ranks the nodes for a key. Gateways therefore
 agree without communication, and an added or removed node moves only its own share of the keys.
 """
@@ -17,15 +17,15 @@ KEY_BYTES = 16
 
 _MAX_SESSION_BYTES = 512
 _HASHED_END_BYTES = 32 << 10
-_HASHED_OF_A_TEXT = 2 << 10
-# Clients move this mark to later messages as a conversation grows; the marked message itself does not change.
+_HASHED_TEXT_BYTES = 2 << 10
+# Clients move `cache_control` to later messages as a conversation grows; the text of the message does not change.
 _CACHE_MARK = re.compile(rb',?\s*"cache_control"\s*:\s*\{[^{}]*\}')
 
 _NOTHING = msgspec.Raw()
 
 
 class _Beginning(msgspec.Struct):
-    """The fields of a request body that begin the prompt, in any API format; the node validates their values."""
+    """The request fields that determine the beginning of the prompt, in any API format. Values are not validated."""
 
     prompt_cache_key: Any = None
     metadata: Any = None
@@ -58,15 +58,16 @@ def affinity_key(
     3. Anthropic's `metadata.user_id`, which agents fill with their session.
     4. The beginning of the prompt, which every later turn of the conversation repeats: tools, system, and messages up
        to the first user message, extended to at least `min_bytes`. A shorter prompt has no key, because the cache can
-       save little. Of a plain `prompt` string, which may grow, the first 2 KiB (or `min_bytes`, if larger) count.
+       save little. For a plain `prompt` string, which may grow, the key covers the first 2 KiB (or `min_bytes`, if
+       larger).
 
-    OpenAI's `user` is not used, because one user's conversations do not begin alike.
+    OpenAI's `user` is not used, because conversations of one user have different beginnings.
 
     Args:
         body: a request in any API format. A malformed body has no key.
         headers: names in lower case.
-        account: account of the request; two accounts never share a key.
-        min_bytes: minimum length of a prompt beginning.
+        account: account of the request; it is part of the key, so that accounts never share keys.
+        min_bytes: minimum length in bytes of a prompt with a key.
     """
     for name, value in headers:
         if name == SESSION_HEADER and 0 < len(value) <= _MAX_SESSION_BYTES:
@@ -83,8 +84,8 @@ def affinity_key(
         return None
 
 
-def ranked(names: Iterable[str], model: str, key: bytes) -> list[str]:
-    """Return the node names ranked for a key; the first node is preferred, then the second, and so on."""
+def rank_nodes(names: Iterable[str], model: str, key: bytes) -> list[str]:
+    """Return the node names in order of preference for an affinity key (rendezvous hashing)."""
     suffix = b"\0" + model.encode("utf-8", "replace") + b"\0" + key
     return sorted(names, key=lambda name: blake2b(name.encode("utf-8", "replace") + suffix, digest_size=8).digest())
 
@@ -101,7 +102,7 @@ def _prefix(account: str, beginning: _Beginning, min_bytes: int) -> bytes | None
         size += _feed(digest, bytes(prefix_part))
     messages = bytes(beginning.messages) or bytes(beginning.input)
     if messages[:1] != b"[":  # a single string
-        size += _feed(digest, messages or bytes(beginning.prompt)[: max(min_bytes, _HASHED_OF_A_TEXT)])
+        size += _feed(digest, messages or bytes(beginning.prompt)[: max(min_bytes, _HASHED_TEXT_BYTES)])
         return digest.digest() if size >= min_bytes else None
     has_user_turn = False
     for message in _messages.decode(messages):
@@ -118,16 +119,16 @@ def _digest(account: str, kind: bytes) -> blake2b:
     return digest
 
 
-def _feed(digest: blake2b, part: bytes) -> int:
-    """Hash one part of a prompt and return its size in bytes.
+def _feed(digest: blake2b, data: bytes) -> int:
+    """Add one part of a prompt to the hash and return the part's size in bytes.
 
-    Of a very long part, only both ends are hashed.
+    If a part is longer than 64 KiB, only its first and last 32 KiB are hashed.
     """
-    if b'"cache_control"' in part:
-        part = _CACHE_MARK.sub(b"", part)
-    size = len(part)
+    if b'"cache_control"' in data:
+        data = _CACHE_MARK.sub(b"", data)
+    size = len(data)
     digest.update(b"%d:" % size)
     if size > 2 * _HASHED_END_BYTES:
-        part = part[:_HASHED_END_BYTES] + part[-_HASHED_END_BYTES:]
-    digest.update(part)
+        data = data[:_HASHED_END_BYTES] + data[-_HASHED_END_BYTES:]
+    digest.update(data)
     return size

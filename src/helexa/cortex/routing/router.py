@@ -9,7 +9,7 @@ import msgspec
 from helexa.core.errors import ApiError, service_unavailable
 from helexa.cortex.config import RoutingSection
 from helexa.cortex.fleet.fleet_view import FleetView, Node
-from helexa.cortex.routing.affinity import ranked
+from helexa.cortex.routing.affinity import rank_nodes
 
 WARM = ("loaded", "reloading")
 RETRY_OPEN = 3
@@ -19,10 +19,10 @@ _LONGEST_NAME = 64
 Choose = Callable[[Sequence[Node]], Node]
 
 Outcome = Literal["unreached", "broken", "silent", "busy"]
-"""How an attempt failed before the first byte of a response.
+"""How an attempt to forward a request failed before the first byte of a response.
 
-`unreached`: no connection. `broken`: the connection ended or did not carry HTTP. `silent`: a timeout expired. `busy`:
-the node answered 429 or 503.
+`unreached`: the connection failed. `broken`: the connection ended, or the bytes were not HTTP. `silent`: a timeout
+expired. `busy`: the node answered 429 or 503.
 """
 
 
@@ -33,8 +33,8 @@ class Warm(msgspec.Struct, frozen=True):
         model: the model id.
         node: the node's name.
         url: base URL of the model's API.
-        reason: why the router chose this node, for the header `x-helexa-route`: short ASCII text.
-        kind: kind of the node.
+        reason: value of the header `x-helexa-route`: short ASCII text that explains the choice.
+        kind: `neuron`, or `openai` for a third-party backend.
     """
 
     model: str
@@ -52,25 +52,27 @@ def route(
     choose: Choose = random.choice,
     avoid: Collection[str] = (),
 ) -> Warm | None:
-    """Return the node that answers a request for `model`, or None if no node with the model can get the request.
+    """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
-    With an affinity key, the first node in the key's order is chosen whose load is at most `affinity_load_factor` times
-    the average load plus one. Without a key, the node with the lowest load is chosen. Nodes that failed or were busy
-    recently are chosen only if no other node has the model.
+    With an affinity key, nodes are tried in the key's order of preference. The first node is chosen whose load is at
+    most `affinity_load_factor` times the average load plus one. Without a key, the node with the lowest load is
+    chosen.
+    Nodes
+    that failed or were busy recently are chosen only if no other node has the model.
 
     Args:
         view: state of the fleet.
         model: the model id.
         key: affinity key from `affinity.affinity_key`, or None.
         settings: the routing section of the configuration.
-        choose: chooses among the nodes with the lowest load.
+        choose: chooses one of several nodes with the same lowest load.
         avoid: names of nodes that were already tried.
     """
     serving_nodes = candidates(view, model, avoid)
     preferred_nodes = [node for node in serving_nodes if (node.name, model) not in view.wary] or serving_nodes
     if not preferred_nodes:
         return None
-    node, cause = _chosen(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
+    node, cause = _choose_node(view, preferred_nodes, model, key, settings or RoutingSection(), choose)
     load = view.load(node, model)
     reason = f"node={_ascii(node.name)}; why={cause}; load={load}; candidates={len(serving_nodes)}"
     return Warm(model, node.name, node.url(model), reason, node.kind)
@@ -97,7 +99,7 @@ def has_warm(node: Node, model: str) -> bool:
     return info is not None and info.status in WARM and (info.servable is None or info.servable.ok)
 
 
-def failing(view: FleetView, model: str) -> ApiError | None:
+def breaker_error(view: FleetView, model: str) -> ApiError | None:
     """Return the error response if every node that has the model loaded keeps failing, else None.
 
     The model is not loaded elsewhere in this case, because a load costs more than waiting for the breaker's next probe.
@@ -108,7 +110,7 @@ def failing(view: FleetView, model: str) -> ApiError | None:
 
 
 def may_retry(outcomes: Sequence[Outcome]) -> bool:
-    """Return whether another node may be asked after these failed attempts, the last of which has just failed.
+    """Return whether the request may be sent to another node after the failed attempts `outcomes`.
 
     * `unreached`, `busy`: yes, because the node has not processed the request.
     * `broken`: once, because the request may have crashed the node; a third node never gets the request.
@@ -118,7 +120,7 @@ def may_retry(outcomes: Sequence[Outcome]) -> bool:
     return last_outcome in ("unreached", "busy") or (last_outcome == "broken" and outcomes.count("broken") == 1)
 
 
-def _chosen(
+def _choose_node(
     view: FleetView, nodes: list[Node], model: str, key: bytes | None, settings: RoutingSection, choose: Choose
 ) -> tuple[Node, str]:
     if len(nodes) == 1:
@@ -126,7 +128,7 @@ def _chosen(
     loads = {node.name: view.load(node, model) for node in nodes}
     if key is not None and settings.affinity:
         affinity_bound = settings.affinity_load_factor * sum(loads.values()) / len(loads) + 1
-        ranking = ranked(loads, model, key)
+        ranking = rank_nodes(loads, model, key)
         # the lowest load is always within the bound
         name = next(name for name in ranking if loads[name] <= affinity_bound)
         node = next(node for node in nodes if node.name == name)

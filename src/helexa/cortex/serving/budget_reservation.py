@@ -1,9 +1,9 @@
-"""Reserves the budget of a request: the maximum number of tokens that a node can use to answer it.
+"""Reserves the budget of a request: the largest number of tokens that a node can use for the request.
 
-1. First bound, without tokenizing: bytes of the body, number of images, and the output limit.
+1. The first bound needs no tokenizer: bytes of the body, tokens of the images, and the output limit.
 2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens.
-3. If the counted bound is still too large and the client states no output limit, the output limit becomes the rest of
-   the budget.
+3. If the counted bound is still too large and the request has no output limit, the output limit is reduced to the
+   remaining budget.
 """
 
 from msgspec.structs import replace
@@ -18,53 +18,51 @@ from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.usage.media_tokens import media_tokens
 
 DEFAULT_OUTPUT = 8192
-"""Output limit for a key with a cap if the client states none.
+"""Output limit for requests without an output limit whose key has a cap.
 
-Without a limit, nodes use the rest of the context. One response would reserve that much of the budget, and other
-requests of the key would have to wait.
+Without a limit, a response could use the remaining context, and so much budget would have to be reserved that other
+requests of the key would be rejected.
 """
 THIRD_PARTY_OUTPUT = 4096
 LEAST_OUTPUT = 256
-"""Minimum output limit: a response is not limited to fewer tokens to fit a budget."""
+"""Smallest output limit: a budget that allows fewer output tokens rejects the request."""
 
-_COUNT_MARGIN = 64  # a node counts the prompt without thinking marks, which a chat template may add
-_LEAST_BYTES_PER_TOKEN = 3  # fewer than in most texts, so that prompt and default output fit the context
+_COUNT_MARGIN = 64  # the node's count lacks thinking markers, which a chat template may add
+_LEAST_BYTES_PER_TOKEN = 3  # below most texts' value, so that prompt and default output fit the context
 
 
-async def hold_budget(
+async def reserve_budget(
     gateway: Gateway,
     view: FleetView,
     principal: Principal,
     request_id: str,
     model: str,
-    question: ClientRequest,
+    request: ClientRequest,
     limit: Limit | None,
 ) -> tuple[Reservation, ClientRequest]:
-    """Reserve the tokens that `question` can use from the key's budget.
+    """Reserve the tokens that `request` can use from the key's budget.
 
-    For a key without a cap, an estimate is reserved and the request is forwarded unchanged.
+    For a key without a cap, an estimate is reserved, and no output limit is enforced.
 
     Returns:
-        The reservation, and the question with the enforced output limit.
+        The reservation, and the request with the enforced output limit.
 
     Raises:
-        ApiError: 429 if the budget does not suffice, 503 if the ledger does not answer.
+        ApiError: 429 if the budget does not suffice, 503 if the ledger is not available.
     """
     ledger = gateway.ledger
     if principal.hard_cap is None:
-        return await ledger.reserve(principal, request_id, model, question.tokens(limit)), replace(
-            question, metered=True
-        )
-    spending, context = question.spending, None if limit is None else limit.context
+        return await ledger.reserve(principal, request_id, model, request.tokens(limit)), replace(request, metered=True)
+    spending, context = request.spending, None if limit is None else limit.context
     if not spending.fills(context):
-        media = await gateway.body_workers.run_if(question.large, media_tokens, question.body)
+        media = await gateway.body_workers.run_if(request.large, media_tokens, request.body)
         if media:
             spending = replace(spending, prompt=spending.prompt + media)
-    output = default_output(view, model, question, context) if spending.output is None else spending.output
+    output = default_output(view, model, request, context) if spending.output is None else spending.output
     tokens = spending.most_tokens(output, context)
     try:
         reservation = await ledger.reserve(principal, request_id, model, tokens)
-        return reservation, replace(question, metered=True, enforced=output)
+        return reservation, replace(request, metered=True, enforced=output)
     except ApiError as error:
         if "tokens_left" not in error.extras:
             raise
@@ -74,7 +72,7 @@ async def hold_budget(
         and replace(spending, prompt=1, continues=False).most_tokens(output, None) > tokens_left
     ):
         raise budget_error
-    prompt_tokens = await gateway.counter.count(view, model, question)
+    prompt_tokens = await gateway.counter.count(view, model, request)
     if prompt_tokens is not None:
         spending = replace(spending, prompt=min(prompt_tokens + _COUNT_MARGIN, spending.prompt), continues=False)
     reduced_tokens = spending.most_tokens(output, context)
@@ -87,11 +85,11 @@ async def hold_budget(
     if reduced_tokens == tokens:
         raise budget_error
     reservation = await ledger.reserve(principal, request_id, model, reduced_tokens)
-    return reservation, replace(question, metered=True, enforced=output)
+    return reservation, replace(request, metered=True, enforced=output)
 
 
-def default_output(view: FleetView, model: str, question: ClientRequest, context: int | None) -> int:
-    """Return the output limit of a request that states none.
+def default_output(view: FleetView, model: str, request: ClientRequest, context: int | None) -> int:
+    """Return the output limit to enforce for a request without one.
 
     Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the
     prompt. Helexa's own nodes lower the limit themselves.
@@ -100,5 +98,5 @@ def default_output(view: FleetView, model: str, question: ClientRequest, context
         return DEFAULT_OUTPUT
     if context is None:
         return THIRD_PARTY_OUTPUT
-    context_left = context - len(question.body) // _LEAST_BYTES_PER_TOKEN
+    context_left = context - len(request.body) // _LEAST_BYTES_PER_TOKEN
     return min(max(context_left, min(LEAST_OUTPUT, context)), THIRD_PARTY_OUTPUT)

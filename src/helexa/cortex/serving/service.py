@@ -11,15 +11,15 @@ from helexa.cortex.access.auth import authorise
 from helexa.cortex.access.limits import Pass
 from helexa.cortex.fleet.fleet_view import FleetView
 from helexa.cortex.forwarding.load_wait import wait_for_load
-from helexa.cortex.forwarding.proxy import NoAnswer, Settle
+from helexa.cortex.forwarding.proxy import NoResponse, Settle
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.requests.prompt_check import advice, check_prompt, may_exceed
 from helexa.cortex.requests.request import ClientRequest
 from helexa.cortex.routing.affinity import affinity_key
-from helexa.cortex.routing.router import Outcome, Warm, failing, may_retry, route
-from helexa.cortex.serving.budget_reservation import hold_budget
+from helexa.cortex.routing.router import Outcome, Warm, breaker_error, may_retry, route
+from helexa.cortex.serving.budget_reservation import reserve_budget
 from helexa.cortex.serving.settlement import Settlement
 
 log = logging.getLogger(__name__)
@@ -27,59 +27,59 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Waiter:
-    """A request that waits for its model; requests with a key have a higher priority."""
+    """A request that waits for its model to load. Requests with a key have a higher priority."""
 
     priority: int
     enqueued: float = field(default_factory=time.monotonic)
 
 
 async def serve(
-    gateway: Gateway, question: ClientRequest, reply: Reply, exchange: RequestRecord, admitted: Pass
+    gateway: Gateway, request: ClientRequest, response: Reply, record: RequestRecord, admission: Pass
 ) -> None:
-    """Answer one request.
+    """Check, route, forward and charge one request.
 
     Args:
         gateway: the gateway.
-        question: the parsed request.
-        reply: the response to the client.
-        exchange: the request record.
-        admitted: the request's pass from its key's limits, entered before the body was read.
+        request: the parsed request.
+        response: the response to the client.
+        record: the request record.
+        admission: the request's admission by its key's rate limits, granted before the body was read.
 
     Raises:
         ApiError: the request was rejected or failed; the caller ends the reply with this error.
     """
-    exchange.name, exchange.prompt_estimate = question.model, question.prompt_estimate
-    model, fleet_view = gateway.catalogue.resolve(question.model), gateway.fleet.view()
+    record.name, record.prompt_estimate = request.model, request.prompt_estimate
+    model, fleet_view = gateway.catalogue.resolve(request.model), gateway.fleet.view()
     model_known = is_known(gateway, fleet_view, model)
     if model_known:
-        exchange.model = model
-    authorise(exchange.principal, model, question.model)
+        record.model = model
+    authorise(record.principal, model, request.model)
     if not model_known and any(node.healthy for node in fleet_view.nodes):
-        raise model_not_found(question.model[:200])
+        raise model_not_found(request.model[:200])
     limit = _widest_limit(fleet_view, model)
-    if limit is not None and may_exceed(question.body, limit.context):
-        await gateway.body_workers.run_if(question.large, check_prompt, question.body, limit.context)
-    hint = advice(question.headers)
+    if limit is not None and may_exceed(request.body, limit.context):
+        await gateway.body_workers.run_if(request.large, check_prompt, request.body, limit.context)
+    hint = advice(request.headers)
     if hint is not None:
-        reply.headers.append((b"x-helexa-advice", hint))
-    tokens = question.tokens(limit)
-    admitted.hold_tokens(tokens)
-    reply.headers += admitted.headers
+        response.headers.append((b"x-helexa-advice", hint))
+    tokens = request.tokens(limit)
+    admission.hold_tokens(tokens)
+    response.headers += admission.headers
     try:
-        if exchange.principal is None:
-            await _ask(gateway, model, question, reply, exchange, None)
+        if record.principal is None:
+            await _forward(gateway, model, request, response, record, None)
         else:
-            reservation, question = await hold_budget(
-                gateway, fleet_view, exchange.principal, exchange.request_id, model, question, limit
+            reservation, request = await reserve_budget(
+                gateway, fleet_view, record.principal, record.request_id, model, request, limit
             )
-            async with Settlement(reservation, question, exchange, gateway.calls) as settlement:
+            async with Settlement(reservation, request, record, gateway.calls) as settlement:
                 try:
-                    await _ask(gateway, model, question, reply, exchange, settlement.settle)
+                    await _forward(gateway, model, request, response, record, settlement.settle)
                 finally:
-                    admitted.answered()
+                    admission.answered()
     finally:
-        if exchange.usage is not None:
-            admitted.spent(exchange.usage.prompt + exchange.usage.completion)
+        if record.usage is not None:
+            admission.spent(record.usage.prompt + record.usage.completion)
 
 
 def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
@@ -87,22 +87,22 @@ def is_known(gateway: Gateway, view: FleetView, model: str) -> bool:
     return gateway.catalogue.profile(model) is not None or view.knows(model)
 
 
-async def _ask(
-    gateway: Gateway, model: str, question: ClientRequest, reply: Reply, exchange: RequestRecord, settle: Settle | None
+async def _forward(
+    gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord, settle: Settle | None
 ) -> None:
-    """Forward the request to a node, and to further nodes as long as a retry is allowed."""
-    routing, key = gateway.config.routing, await _affinity_key(gateway, question, exchange)
+    """Forward the request to a node. After a failure, try other nodes while `may_retry` allows it."""
+    routing, key = gateway.config.routing, await _affinity_key(gateway, request, record)
     fleet_view = gateway.fleet.view()
     outcomes: list[Outcome] = []
     tried_nodes: set[str] = set()
-    if question.previous is not None and (holder := fleet_view.holder(question.previous)) is not None:
+    if request.previous is not None and (holder := fleet_view.holder(request.previous)) is not None:
         tried_nodes = {node.name for node in fleet_view.nodes} - {
             holder.name
         }  # no other node stores the previous response
     target = (
         route(fleet_view, model, key, routing, avoid=tried_nodes)
         or route(fleet_view, model, key, routing)
-        or await _loaded(gateway, model, question, reply, exchange)
+        or await _wait_for_model(gateway, model, request, response, record)
     )
     while True:
         tried_nodes.add(target.node)
@@ -110,47 +110,49 @@ async def _ask(
             len(fleet_view.nodes) == 1 or route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) is None
         )
         try:
-            await gateway.proxy.ask(target, question, reply, exchange, settle, last=is_last)
+            await gateway.proxy.ask(target, request, response, record, settle, last=is_last)
             return
-        except NoAnswer as error:
-            log.warning("node=%s no answer: %s", target.node, error)
+        except NoResponse as error:
+            log.warning("node=%s request failed: %s", target.node, error)
             outcomes.append(error.outcome)
             fallback = (
                 route(gateway.fleet.view(), model, key, routing, avoid=tried_nodes) if may_retry(outcomes) else None
             )
             if fallback is None:
-                raise error.refusal from error
+                raise error.error_response from error
             target = fallback
 
 
-async def _affinity_key(gateway: Gateway, question: ClientRequest, exchange: RequestRecord) -> bytes | None:
+async def _affinity_key(gateway: Gateway, request: ClientRequest, record: RequestRecord) -> bytes | None:
     """Return the request's affinity key, or None if affinity is disabled or there are fewer than two nodes."""
     routing = gateway.config.routing
     if not routing.affinity or len(gateway.fleet.view().nodes) < 2:
         return None
-    account = exchange.principal.account_id if exchange.principal else ""
+    account = record.principal.account_id if record.principal else ""
     return await gateway.body_workers.run_if(
-        question.large, affinity_key, question.body, question.headers, account, routing.affinity_min_bytes
+        request.large, affinity_key, request.body, request.headers, account, routing.affinity_min_bytes
     )
 
 
-async def _loaded(gateway: Gateway, model: str, question: ClientRequest, reply: Reply, exchange: RequestRecord) -> Warm:
-    """Wait for the model to be loaded, and return where it serves."""
-    load_failure = failing(gateway.fleet.view(), model)
+async def _wait_for_model(
+    gateway: Gateway, model: str, request: ClientRequest, response: Reply, record: RequestRecord
+) -> Warm:
+    """Wait for the model to load, and return the node that serves the model."""
+    load_failure = breaker_error(gateway.fleet.view(), model)
     if load_failure is not None:
         raise load_failure
     started_at = asyncio.get_running_loop().time()
     try:
-        load = gateway.lifecycle.serve(model, Waiter(1 if exchange.principal else 0))
-        return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), question.stream, reply)
+        load = gateway.lifecycle.serve(model, Waiter(1 if record.principal else 0))
+        return await wait_for_load(load, lambda: gateway.lifecycle.progress(model), request.stream, response)
     finally:
-        exchange.loading = asyncio.get_running_loop().time() - started_at
+        record.loading = asyncio.get_running_loop().time() - started_at
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the largest limit that any node advertises, or None.
+    """Return the limit with the largest context that any node reports for the model, or None.
 
-    A larger prompt fits on no node.
+    A prompt above this limit fits on no node.
     """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

@@ -1,4 +1,4 @@
-"""Settles the charge of a request: before the end of the response is sent to the client."""
+"""Charges a request, before the end of its response is sent to the client."""
 
 import asyncio
 import logging
@@ -18,33 +18,34 @@ log = logging.getLogger(__name__)
 
 
 class Settlement:
-    """Settlement of one request. The context manager settles on every code path.
+    """Charges one request. As a context manager, it also releases the reservation on every code path.
 
-    * A complete response is charged by the usage that it states.
-    * A response that broke off, or whose client disconnected, is charged by the usage that the node reports on request.
-      Without a report, the prompt and the output are estimated, and the ledger entry is marked as estimated.
-    * A request that timed out in the gateway is charged by the usage that the node reports; without a report it is
-      free.
-    * A request that no node answered, or that was rejected, is free.
+    * A complete response is charged by the usage in the response.
+    * An incomplete response, or a response whose client disconnected, is charged by the usage that the node reports
+      on request. If the node reports no usage, prompt and output are estimated, and the ledger entry is marked as
+      estimated.
+    * A request that timed out is charged by the usage that the node reports. If the node reports no usage, the
+      request is free.
+    * A request without a response from a node, or that was rejected, is free.
 
     A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
     """
 
     def __init__(
-        self, reservation: Reservation, question: ClientRequest, exchange: RequestRecord, calls: NodeCalls
+        self, reservation: Reservation, request: ClientRequest, record: RequestRecord, calls: NodeCalls
     ) -> None:
         self._reservation = reservation
-        self._question = question
-        self._exchange = exchange
+        self._request = request
+        self._record = record
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage that the response states, if it has stated it."""
-        record = self._exchange
+        """Charge the usage in the response, if the response contains it and it is not charged yet."""
+        record = self._record
         if record.usage is None and record.meter is not None:
             record.usage = record.meter.usage()
             if record.usage is not None:
-                await self._pay(record.usage)
+                await self._charge(record.usage)
 
     async def __aenter__(self) -> Self:
         return self
@@ -53,7 +54,7 @@ class Settlement:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.settle()
-        record = self._exchange
+        record = self._record
         answered = record.meter is not None
         client_gone = isinstance(error, asyncio.CancelledError)
         timed_out = isinstance(error, ApiError) and error.code == UPSTREAM_TIMEOUT
@@ -64,21 +65,21 @@ class Settlement:
                 if record.usage is None and (answered or client_gone):
                     record.usage, record.estimated = self._estimate(), True
                 if record.usage is not None:
-                    await self._pay(record.usage)
+                    await self._charge(record.usage)
         await self._reservation.release()
 
     def _estimate(self) -> Usage:
-        produced_tokens = self._exchange.meter.estimated_tokens() if self._exchange.meter else 0
+        produced_tokens = self._record.meter.estimated_tokens() if self._record.meter else 0
         reserved = self._reservation.tokens
-        prompt = min(self._question.prompt_estimate, reserved)
+        prompt = min(self._request.prompt_estimate, reserved)
         return Usage(prompt, min(produced_tokens, reserved - prompt))
 
-    async def _pay(self, usage: Usage) -> None:
+    async def _charge(self, usage: Usage) -> None:
         reserved = self._reservation.tokens
-        if self._question.enforced is not None and usage.prompt + usage.completion > reserved:
+        if self._request.enforced is not None and usage.prompt + usage.completion > reserved:
             log.warning(
-                "node=%s reports more tokens than it was allowed: prompt=%d completion=%d held=%d",
-                self._exchange.node,
+                "node=%s reports more tokens than were reserved: prompt=%d completion=%d reserved=%d",
+                self._record.node,
                 usage.prompt,
                 usage.completion,
                 reserved,
@@ -89,6 +90,6 @@ class Settlement:
             usage.prompt,
             usage.completion,
             cached=usage.cached,
-            node=self._exchange.node,
-            estimated=self._exchange.estimated,
+            node=self._record.node,
+            estimated=self._record.estimated,
         )

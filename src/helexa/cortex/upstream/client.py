@@ -6,7 +6,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 
-from helexa.cortex.upstream.connection import Answer, Connection
+from helexa.cortex.upstream.connection import Connection, UpstreamResponse
 from helexa.cortex.upstream.errors import BrokenOff, LocalError, NotReached
 from helexa.cortex.upstream.origin import Origin, parse_base
 from helexa.http.connections.local_errors import is_local_error
@@ -18,7 +18,7 @@ CONNECT_TIMEOUT_SECS = 2.0
 KEEPALIVE_SECS = 4.0
 
 UNCHECKED_SECS = 0.5
-"""Connections that were idle longer are checked before reuse. Servers keep idle connections at least this long."""
+"""Connections that were idle for longer are checked before reuse."""
 
 MAX_IDLE = 1024
 
@@ -26,14 +26,14 @@ _MAX_IDLE_AT_AN_ORIGIN = 256
 
 
 class Upstream:
-    """Pooled connections to any number of origins.
+    """HTTP client with pooled connections to any number of origins.
 
     Args:
         max_idle: maximum number of idle connections over all origins.
 
     Attributes:
         idle_timeout_secs: longest silence within a response, or before it if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response's body from a living node; 0 for no limit.
+        answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Upstream:
         headers: Headers,
         body: bytes = b"",
         *,
-        lives: Callable[[], bool] | None = None,
+        is_alive: Callable[[], bool] | None = None,
         interim: bool = False,
         repeatable: bool = False,
-    ) -> Answer:
+    ) -> UpstreamResponse:
         """Send a request, wait for the head of its response, and return the response.
 
         A server may close an idle connection at the moment of the next request. The request is then sent again over a
@@ -71,13 +71,13 @@ class Upstream:
             path: path and query below the base URL.
             headers: all headers except `host` and `content-length`; free of line breaks.
             body: body of the request.
-            lives: returns whether the node answers its polls; called when the node is silent on this connection.
+            is_alive: returns whether the node answers its polls; called if this connection receives no data.
             interim: ask the node for `102 Processing` responses every `INTERIM_SECS` until its response begins.
             repeatable: True if the request may be sent twice.
 
         Raises:
-            NotReached: no connection within `CONNECT_TIMEOUT_SECS`.
-            LocalError: no connection, because the gateway is out of descriptors, ports or memory.
+            NotReached: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
+            LocalError: the gateway is out of descriptors, ports or memory.
             BrokenOff: the connection ended before the response began.
             Silent: a timeout on silence expired.
         """
@@ -86,59 +86,59 @@ class Upstream:
         lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method, target, origin.authority.encode())]
         lines += [name + b": " + value for name, value in headers]
         request_head = b"\r\n".join(lines) + b"\r\ncontent-length: %d\r\n" % len(body)
-        connection = self._kept(origin)
+        connection = self._reusable_connection(origin)
         if connection is not None:
             try:
-                return await connection.ask(request_head, body, lives, interim)
+                return await connection.ask(request_head, body, is_alive, interim)
             except BrokenOff:
-                if connection.spoken or not (repeatable or method == b"GET"):
+                if connection.response_began or not (repeatable or method == b"GET"):
                     raise
-        return await (await self._connect(origin)).ask(request_head, body, lives, interim)
+        return await (await self._connect(origin)).ask(request_head, body, is_alive, interim)
 
     def close(self) -> None:
-        """Close the idle connections. Connections in use are closed by their answers."""
+        """Close the idle connections. A connection in use is closed at the end of its response."""
         for connections in self._idle.values():
             for connection in connections:
-                connection.cut()
+                connection.abort()
         self._idle.clear()
         self._idle_count = 0
 
-    def keep(self, connection: Connection) -> None:
-        """Return a connection with a complete response to the pool; close the oldest one if too many are idle."""
+    def put_back(self, connection: Connection) -> None:
+        """Return a connection to the pool. If too many connections are idle, close the oldest one."""
         idle_connections = self._idle.setdefault(connection.origin, deque())
         idle_connections.append(connection)
         self._idle_count += 1
         if len(idle_connections) > _MAX_IDLE_AT_AN_ORIGIN:
-            self._pop_oldest(connection.origin).cut()
+            self._pop_oldest(connection.origin).abort()
         elif self._idle_count > self._max_idle:
-            self._pop_oldest(next(iter(self._idle))).cut()
+            self._pop_oldest(next(iter(self._idle))).abort()
 
-    def forget(self, connection: Connection) -> None:
-        """Drop a connection that ended while it was idle."""
+    def remove(self, connection: Connection) -> None:
+        """Remove an idle connection that has ended."""
         idle_connections = self._idle.get(connection.origin)
         if idle_connections is not None and connection in idle_connections:
             idle_connections.remove(connection)
-            self._popped(connection.origin, idle_connections)
+            self._count_removed(connection.origin, idle_connections)
 
-    def _kept(self, origin: Origin) -> Connection | None:
+    def _reusable_connection(self, origin: Origin) -> Connection | None:
         while idle_connections := self._idle.get(origin):
             connection = idle_connections.pop()
-            self._popped(origin, idle_connections)
-            idle_secs = self._loop.time() - connection.heard_at
+            self._count_removed(origin, idle_connections)
+            idle_secs = self._loop.time() - connection.last_received_at
             if idle_secs < UNCHECKED_SECS or (idle_secs < KEEPALIVE_SECS and connection.is_open()):
                 return connection
-            connection.cut()
+            connection.abort()
         return None
 
     def _pop_oldest(self, origin: Origin) -> Connection:
         idle_connections = self._idle[origin]
         connection = idle_connections.popleft()
-        self._popped(origin, idle_connections)
+        self._count_removed(origin, idle_connections)
         return connection
 
-    def _popped(self, origin: Origin, kept: deque[Connection]) -> None:
+    def _count_removed(self, origin: Origin, idle_connections: deque[Connection]) -> None:
         self._idle_count -= 1
-        if not kept:
+        if not idle_connections:
             del self._idle[origin]
 
     async def _connect(self, origin: Origin) -> Connection:

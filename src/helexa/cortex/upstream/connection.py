@@ -1,4 +1,4 @@
-"""One connection to a node, and the response on it."""
+"""A connection to a node, and the response of its current request."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -21,27 +21,27 @@ _RECHECK_SECS = 1.0
 
 
 class Pool(Protocol):
-    """The interface of the pool that a connection needs.
+    """The part of the connection pool's interface that a connection uses.
 
     Attributes:
         idle_timeout_secs: longest silence within a response, or before it if the node is down.
-        answer_timeout_secs: longest wait for the first byte of a response's body from a living node; 0 for no limit.
+        answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
     """
 
     idle_timeout_secs: float
     answer_timeout_secs: float
 
-    def keep(self, connection: "Connection") -> None:
+    def put_back(self, connection: "Connection") -> None:
         """Return a connection with a complete response to the pool."""
         ...
 
-    def forget(self, connection: "Connection") -> None:
+    def remove(self, connection: "Connection") -> None:
         """Drop a connection that ended while it was idle."""
         ...
 
 
-class Answer:
-    """One response: status and headers are known from the start, the body follows chunk by chunk.
+class UpstreamResponse:
+    """An HTTP response. Status and headers are available at once; the body is read chunk by chunk.
 
     Attributes:
         status: HTTP status.
@@ -55,90 +55,103 @@ class Answer:
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body was read, so that `chunk` would return empty bytes."""
+        """Whether the whole body has been read."""
         return self._connection.complete
 
     def chunk(self) -> Coroutine[Any, Any, bytes]:
-        """Await the next bytes of the body; empty at the end.
+        """Return the next bytes of the body; empty at the end.
 
         Raises:
-            BrokenOff, Silent: the rest of the body will not arrive.
+            BrokenOff: the connection ended before the end of the body.
+            Silent: a timeout expired.
         """
         return self._connection.body()  # no `await` here: it would cost one more frame per chunk
 
     def close(self) -> None:
-        """Return the connection to the pool if the response is complete, else close it, which the node notices."""
+        """Return the connection to the pool if the response is complete.
+
+        Otherwise close the connection, so that the node cancels the request.
+        """
         self._connection.release()
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which carries one request at a time.
+    """A connection that carries one request at a time.
 
     Attributes:
         origin: the server.
-        heard_at: when the last bytes arrived (the event loop's clock).
-        spoken: True if bytes arrived since the last request was sent.
+        last_received_at: time of the last received bytes (the event loop's clock).
+        response_began: True if bytes arrived since the current request was sent.
         status, headers: status and headers of the response.
     """
 
     def __init__(self, pool: Pool, origin: Origin, loop: asyncio.AbstractEventLoop) -> None:
         self.origin = origin
-        self.heard_at = loop.time()
-        self.spoken = False
+        self.last_received_at = loop.time()
+        self.response_began = False
         self.status = 0
         self.headers: Headers = []
         self._pool = pool
         self._loop = loop
-        self._asked = False
-        self._asked_at = 0.0
-        self._lives: Callable[[], bool] | None = None
-        self._begun = False  # True once bytes of the response's body arrived
+        self._awaiting_response = False
+        self._request_sent_at = 0.0
+        self._is_alive: Callable[[], bool] | None = None
+        self._body_began = False  # True once bytes of the response's body arrived
         self._interim_header = b""
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = 0
-        self._headed = False
+        self._head_complete = False
         self._until_close = False
         self._complete = False
-        self._keep = False
+        self._keep_alive = False
         self._failure: UpstreamError | None = None
         self._chunks: list[bytes] = []
-        self._held_bytes = 0
+        self._buffered_bytes = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def complete(self) -> bool:
-        """Whether the whole body of the response was read."""
+        """Whether the whole body of the response has been read."""
         return self._complete and not self._chunks
 
     def is_open(self) -> bool:
-        """Return whether the connection is open in the kernel's view."""
+        """Return whether the connection is open, according to the event loop and the kernel."""
         if self._transport is None or self._transport.is_closing():
             return False
         return not is_gone(self._transport.get_extra_info("socket").fileno())
 
-    async def ask(self, head: bytes, body: bytes, lives: Callable[[], bool] | None, interim: bool) -> Answer:
+    async def ask(
+        self, head: bytes, body: bytes, is_alive: Callable[[], bool] | None, interim: bool
+    ) -> UpstreamResponse:
         """Send a request, wait for the head of its response, and return the response.
 
         Args:
             head: request line and headers, without the empty line that ends them.
             body: the request's body.
-            lives: see `Upstream.ask`.
-            interim: see `Upstream.ask`.
+            is_alive: returns whether the node answers its polls.
+            interim: ask the node for `102 Processing` responses until its response begins.
 
         Raises:
-            BrokenOff, Silent: no response arrived.
+            BrokenOff: the connection ended before the response.
+            Silent: a timeout expired.
         """
         if self._transport is None or self._transport.is_closing():
             raise BrokenOff("closed")
-        self._asked, self.spoken, self.status, self.headers = True, False, 0, []
-        self._header_bytes, self._headed, self._until_close, self._complete, self._keep = 0, False, False, False, False
-        self.heard_at = self._asked_at = self._loop.time()
-        self._lives, self._begun = lives, False
+        self._awaiting_response, self.response_began, self.status, self.headers = True, False, 0, []
+        self._header_bytes, self._head_complete, self._until_close, self._complete, self._keep_alive = (
+            0,
+            False,
+            False,
+            False,
+            False,
+        )
+        self.last_received_at = self._request_sent_at = self._loop.time()
+        self._is_alive, self._body_began = is_alive, False
         if self._pool.answer_timeout_secs:
-            self._clear_alarm()  # the timer of the previous request may expire too late for this limit
+            self._clear_timer()  # the timer of the previous request may expire too late for this limit
         if interim:
             head += self._interim_header
         if len(body) <= _HIGH_WATER_BYTES:
@@ -147,54 +160,55 @@ class Connection(asyncio.Protocol):
             self._transport.write(head + b"\r\n")
             self._transport.write(body)
         try:
-            while not self._headed:
-                await self._something()
+            while not self._head_complete:
+                await self._wait_for_event()
         except BaseException:
-            self.cut()
+            self.abort()
             raise
-        return Answer(self)
+        return UpstreamResponse(self)
 
     async def body(self) -> bytes:
         """Return the next bytes of the response's body; empty at the end.
 
         Raises:
-            BrokenOff, Silent: the rest of the body will not arrive.
+            BrokenOff: the connection ended before the end of the body.
+            Silent: a timeout expired.
         """
         while not self._chunks:
             if self._complete:
                 return b""
-            await self._something()
-        chunks, self._chunks, self._held_bytes = self._chunks, [], 0
+            await self._wait_for_event()
+        chunks, self._chunks, self._buffered_bytes = self._chunks, [], 0
         if self._paused and self._transport is not None:
             self._paused = False
-            self.heard_at = self._loop.time()  # while reading was paused, no bytes could arrive
+            self.last_received_at = self._loop.time()  # while reading was paused, no bytes could arrive
             self._transport.resume_reading()
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def release(self) -> None:
         """Return the connection to the pool if it can carry another request, else close it."""
-        self._asked = False
+        self._awaiting_response = False
         is_open = self._transport is not None and not self._transport.is_closing() and self._failure is None
-        if self._complete and self._keep and is_open and not self._chunks:
-            self._pool.keep(self)
+        if self._complete and self._keep_alive and is_open and not self._chunks:
+            self._pool.put_back(self)
         else:
-            self.cut()
+            self.abort()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Close the connection at once."""
-        self._clear_alarm()
+        self._clear_timer()
         if self._transport is not None:
             self._transport.abort()
 
-    async def _something(self) -> None:
-        """Wait for the next event of the response.
+    async def _wait_for_event(self) -> None:
+        """Wait until bytes of the response arrive or the response ends.
 
-        An error is raised only after all earlier bytes were read.
+        Raise the error of a failed response. Callers read all buffered bytes first.
         """
         if self._failure is not None:
             raise self._failure
         self._waiter = self._loop.create_future()
-        if self._alarm is None:
+        if self._timer is None:
             self._check_silence()
         try:
             await self._waiter
@@ -202,31 +216,33 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _check_silence(self) -> None:
-        """Fail the request if a timeout expired, else set the timer again.
+        """Fail the request if a timeout expired, else restart the timer.
 
-        One timer per connection follows `heard_at`, instead of one timer per read. The timer ends when no request runs.
+        A connection has one timer that follows `last_received_at`, instead of one timer per read. The timer stops
+        when the connection has no request.
         """
-        self._alarm = None
-        if not self._asked:
+        self._timer = None
+        if not self._awaiting_response:
             return
         now, idle_secs, answer_secs = self._loop.time(), self._pool.idle_timeout_secs, self._pool.answer_timeout_secs
-        secs_left = self.heard_at + idle_secs - now
-        if not self._begun:
-            if secs_left <= 0 and self._lives is not None and self._lives():
+        secs_left = self.last_received_at + idle_secs - now
+        if not self._body_began:
+            if secs_left <= 0 and self._is_alive is not None and self._is_alive():
                 secs_left = _RECHECK_SECS
             if answer_secs:
-                secs_left = min(secs_left, self._asked_at + answer_secs - now)
-        if self._paused:  # the client reads nothing, so the node's silence is not an error
+                secs_left = min(secs_left, self._request_sent_at + answer_secs - now)
+        # reading is paused because the client reads too slowly, so the node's silence is not an error
+        if self._paused:
             secs_left = max(secs_left, _RECHECK_SECS)
         if secs_left > 0:
-            self._alarm = self._loop.call_later(secs_left, self._check_silence)
+            self._timer = self._loop.call_later(secs_left, self._check_silence)
         else:
-            self._fail(Silent(f"no byte for {now - self.heard_at:.0f} s"))
+            self._fail(Silent(f"no byte for {now - self.last_received_at:.0f} s"))
 
-    def _clear_alarm(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -236,7 +252,7 @@ class Connection(asyncio.Protocol):
         if self._failure is None:
             self._failure = failure
         self._wake()
-        self.cut()
+        self.abort()
 
     # Callbacks of the event loop.
 
@@ -249,38 +265,38 @@ class Connection(asyncio.Protocol):
         self._interim_header = f"x-helexa-keep-alive: {INTERIM_SECS}; from={host}:{port}\r\n".encode()
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of the response; bytes outside of a response fail the connection."""
-        self.heard_at = self._loop.time()
-        self.spoken = True
-        if not self._asked or self._complete:  # no response is expected
-            self._fail(BrokenOff("bytes after the answer"))
+        """Parse bytes of the response. Bytes that arrive without a request fail the connection."""
+        self.last_received_at = self._loop.time()
+        self.response_began = True
+        if not self._awaiting_response or self._complete:  # no response is expected
+            self._fail(BrokenOff("bytes after the response"))
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fail(BrokenOff("the node wants to upgrade"))
+            self._fail(BrokenOff("the node sent a protocol upgrade"))
         except httptools.HttpParserError as error:
             self._fail(BrokenOff(type(error).__name__))
         else:
-            if self._held_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
+            if self._buffered_bytes > _HIGH_WATER_BYTES and not self._paused and self._transport is not None:
                 self._paused = True
                 self._transport.pause_reading()
-            if self._headed:
+            if self._head_complete:
                 self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the response.
+        """Handle the end of the connection.
 
-        The response is complete if its body ends with the connection; otherwise it broke off.
+        The response is complete if it has no length and so ends with the connection. Otherwise it failed.
         """
-        if not self._asked:
-            self._pool.forget(self)
+        if not self._awaiting_response:
+            self._pool.remove(self)
         elif self._until_close and exc is None and not self._complete:
             self._complete = True
             self._wake()
         elif not self._complete:
             self._fail(BrokenOff(type(exc).__name__ if exc else "closed"))
-        self._clear_alarm()
+        self._clear_timer()
         self._transport = None
 
     # Callbacks of the parser.
@@ -288,7 +304,7 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         """Reject a second response."""
         if self._complete:
-            raise ValueError("bytes after the answer")
+            raise ValueError("bytes after the response")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Store one header."""
@@ -303,14 +319,14 @@ class Connection(asyncio.Protocol):
         if self.status >= 200:
             names = {name for name, _ in self.headers}
             self._until_close = not names & {b"content-length", b"transfer-encoding"} and self.status not in (204, 304)
-            self._keep = self._parser.should_keep_alive() and not self._until_close
-            self._headed = True
+            self._keep_alive = self._parser.should_keep_alive() and not self._until_close
+            self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
         """Buffer a part of the body."""
-        self._begun = True
+        self._body_began = True
         self._chunks.append(body)
-        self._held_bytes += len(body)
+        self._buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
         """End the response, unless it is an interim response."""

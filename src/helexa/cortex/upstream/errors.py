@@ -2,23 +2,23 @@
 
 
 class UpstreamError(Exception):
-    """A response that did not arrive, or broke off."""
+    """Base class: no response arrived, or the response is incomplete."""
 
 
 class NotReached(UpstreamError):
-    """No connection: the node has not received the request."""
+    """The connection to the node failed, so the node has not received the request."""
 
 
 class LocalError(UpstreamError):
-    """No connection, because the gateway is out of descriptors, ports or memory; the node is not the cause."""
+    """The gateway is out of descriptors, ports or memory, so it could not connect."""
 
 
 class BrokenOff(UpstreamError):
-    """The connection ended, or its bytes are not HTTP."""
+    """The connection ended during a request, or the node's bytes are not HTTP."""
 
 
 class Silent(UpstreamError):
-    """A timeout on silence expired.
+    """The node sent no data within a timeout.
 
     The node received the request and may still be working on it.
     """

@@ -23,7 +23,7 @@ class Origin:
 @lru_cache(maxsize=1024)
 def parse_base(url: str) -> tuple[Origin, str]:
     """Return the origin and the path prefix of a node's base URL, which is already validated."""
-    parts = urlsplit(url)
-    tls = parts.scheme == "https"
-    host = (parts.hostname or "").encode("idna").decode()
-    return Origin(host, parts.port or (443 if tls else 80), tls), parts.path
+    url_parts = urlsplit(url)
+    tls = url_parts.scheme == "https"
+    host = (url_parts.hostname or "").encode("idna").decode()
+    return Origin(host, url_parts.port or (443 if tls else 80), tls), url_parts.path

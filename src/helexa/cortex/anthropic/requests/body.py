@@ -9,7 +9,7 @@ from helexa.cortex.anthropic.errors import invalid_anthropic_body
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Return a body as an object.
+    """Parse a JSON body that must be an object.
 
     Raises:
         ApiError: 400 `malformed_json` or `invalid_anthropic_body`.
@@ -23,11 +23,11 @@ def read_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def encoded(value: dict[str, Any]) -> bytes:
-    """Return an object derived from a body as JSON.
+def to_json(value: dict[str, Any]) -> bytes:
+    """Serialize an object that was derived from a request body.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body`: nested too deeply to be serialized.
+        ApiError: 400 `invalid_anthropic_body` if the object is nested too deeply.
     """
     try:
         return orjson.dumps(value)

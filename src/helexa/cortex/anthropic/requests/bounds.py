@@ -12,7 +12,7 @@ MAX_TOOLS = 10_000
 
 
 def check_bounds(body: Mapping[str, Any]) -> None:
-    """Reject a request with too many parts before any of them is translated.
+    """Reject a request with too many messages, content blocks or tools.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body`, naming the limit.
@@ -39,5 +39,5 @@ def check_bounds(body: Mapping[str, Any]) -> None:
                 contents += (block.get("content"), source.get("content") if isinstance(source, dict) else None)
 
 
-def _too_many(field: str, what: str, limit: int, count: int) -> ApiError:
-    return invalid_anthropic_body(field, f"has {count} {what}; the limit is {limit}")
+def _too_many(field: str, noun: str, limit: int, count: int) -> ApiError:
+    return invalid_anthropic_body(field, f"has {count} {noun}; the limit is {limit}")

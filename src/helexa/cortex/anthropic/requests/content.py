@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
-from helexa.cortex.anthropic.requests.body import encoded
+from helexa.cortex.anthropic.requests.body import to_json
 
 Part = dict[str, Any]
 """A text part `{"type": "text", "text"}` or an image part `{"type": "image_url", "image_url": {"url"}}`."""
@@ -14,12 +14,12 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the blocks of a message's content with their paths.
+    """Yield each content block of a message with the block's path.
 
-    A string is one text block, null is an empty list.
+    A string counts as one text block, null as an empty list.
 
     Raises:
-        ApiError: `invalid_anthropic_body`.
+        ApiError: 400 `invalid_anthropic_body` for malformed content.
     """
     if isinstance(content, str):
         yield field, {"type": "text", "text": content}
@@ -34,12 +34,12 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
-    """Return a block as parts of a chat message.
+    """Translate a content block to parts of a chat message.
 
-    A block of an unknown type becomes a text part with its JSON.
+    A block of an unknown type becomes a text part with the block's JSON.
 
     Raises:
-        ApiError: `invalid_anthropic_body`: the block is malformed, or of a type that no model can read.
+        ApiError: 400 `invalid_anthropic_body` for a malformed block, or an unsupported image or document source.
     """
     match block["type"]:
         case "text":
@@ -53,11 +53,11 @@ def parts(block: Mapping[str, Any], field: str) -> list[Part]:
             return [*map(text_part, titles), *all_parts(block.get("content"), f"{field}.content")]
         case _:
             fields = {name: value for name, value in block.items() if name != "cache_control"}
-            return [text_part(encoded(fields).decode())]
+            return [text_part(to_json(fields).decode())]
 
 
 def all_parts(content: Any, field: str) -> list[Part]:
-    """Return the parts of all blocks of `content`, in order."""
+    """Translate all blocks of `content` to parts of a chat message, in order."""
     return [part for path, block in blocks(content, field) for part in parts(block, path)]
 
 
@@ -66,18 +66,18 @@ def text_part(text: str) -> Part:
     return {"type": "text", "text": text}
 
 
-def joined(content: list[Part]) -> str | list[Part]:
-    """Return the content of a message: one text with a line per part, or the list of parts if it contains an image."""
+def join_parts(content: list[Part]) -> str | list[Part]:
+    """Return the content of a chat message: the parts joined by line breaks, or the list if it contains an image."""
     if any(part["type"] != "text" for part in content):
         return content
     return "\n".join([part["text"] for part in content])
 
 
 def string(fields: Mapping[str, Any], name: str, field: str) -> str:
-    """Return the string `name` of the object at the path `field`.
+    """Return the string member `name` of `fields`, the object at the path `field`.
 
     Raises:
-        ApiError: `invalid_anthropic_body`.
+        ApiError: 400 `invalid_anthropic_body` if the member is not a string.
     """
     value = fields.get(name)
     if not isinstance(value, str):
@@ -105,7 +105,7 @@ def _image_url(block: Mapping[str, Any], field: str) -> str:
         if not url.lower().startswith(("https://", "http://")):
             raise invalid_anthropic_body(f"{field}.url", "must begin with https:// or http://")
         return url
-    raise invalid_anthropic_body(f"{field}.type", "images are taken as 'base64' or 'url'")
+    raise invalid_anthropic_body(f"{field}.type", "must be 'base64' or 'url' for images")
 
 
 def _document(block: Mapping[str, Any], field: str) -> list[Part]:
@@ -116,4 +116,4 @@ def _document(block: Mapping[str, Any], field: str) -> list[Part]:
         return [*titles, text_part(string(source, "data", f"{field}.source"))]
     if kind == "content":
         return [*titles, *all_parts(source.get("content"), f"{field}.source.content")]
-    raise invalid_anthropic_body(f"{field}.source.type", "documents are taken as 'text' or 'content'; send text")
+    raise invalid_anthropic_body(f"{field}.source.type", "must be 'text' or 'content' for documents")

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from helexa.cortex.anthropic.errors import invalid_anthropic_body
-from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, joined, parts, string, text_part
+from helexa.cortex.anthropic.requests.content import Part, all_parts, blocks, join_parts, parts, string, text_part
 
 ChatMessage = dict[str, Any]
 
-# Claude Code puts this accounting line for Anthropic before its system prompt. The line is not part of the prompt. It
-# differs with every request, so the rest of the prompt would never be found in a prefix cache.
+# Claude Code sends this billing line for Anthropic before its system prompt. The line is not part of the prompt. The
+# line differs in every request, so with it the prompt would never be found in a prefix cache.
 _ACCOUNTING = "x-anthropic-billing-header:"
 _NO_ID = "toolu_unknown"
 _SYSTEM_ROLES = ("system", "developer")
@@ -18,8 +18,7 @@ _SYSTEM_ROLES = ("system", "developer")
 def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
     """Return chat messages: one leading system message with all system texts, then the turns.
 
-    Text blocks of one system prompt are joined by a line break, system prompts by an empty line. The texts do not
-    change.
+    Text blocks of one system prompt are joined by a line break, several system prompts by an empty line.
 
     Raises:
         ApiError: `invalid_anthropic_body`, naming the field.
@@ -43,7 +42,7 @@ def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
             raise invalid_anthropic_body(f"{field}.role", "must be 'user', 'assistant' or 'system'")
     prompt = "\n\n".join([text for text in prompts if text])
     if not prompt and not chat:
-        raise invalid_anthropic_body("messages", "must say something")
+        raise invalid_anthropic_body("messages", "must not be empty")
     return [{"role": "system", "content": prompt}, *chat] if prompt else chat
 
 
@@ -51,7 +50,7 @@ def _system_text(content: Any, field: str) -> str:
     texts: list[str] = []
     for path, block in blocks(content, field):
         if block["type"] != "text":
-            raise invalid_anthropic_body(path, "a system prompt is made of text blocks")
+            raise invalid_anthropic_body(path, "must be a text block: a system prompt contains only text")
         texts.append(string(block, "text", path))
     return "\n".join([text for text in texts if not text.startswith(_ACCOUNTING)])
 
@@ -64,11 +63,11 @@ def _user_turns(content: Any, field: str) -> list[ChatMessage]:
         if block["type"] == "tool_result":
             results.append(_tool_result(block, path))
         elif block["type"] == "tool_use":
-            raise invalid_anthropic_body(path, "'tool_use' belongs in a message of the assistant")
+            raise invalid_anthropic_body(path, "'tool_use' is only allowed in assistant messages")
         else:
             content_parts += parts(block, path)
     if content_parts or not results:
-        results.append({"role": "user", "content": joined(content_parts)})
+        results.append({"role": "user", "content": join_parts(content_parts)})
     return results
 
 
@@ -76,7 +75,7 @@ def _tool_result(block: Mapping[str, Any], field: str) -> ChatMessage:
     content = all_parts(block.get("content"), f"{field}.content")
     if block.get("is_error") is True:
         content.insert(0, text_part("Error:"))  # chat messages have no field for errors
-    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": joined(content)}
+    return {"role": "tool", "tool_call_id": _id(block.get("tool_use_id")), "content": join_parts(content)}
 
 
 def _assistant_turn(content: Any, field: str) -> ChatMessage:
@@ -90,12 +89,12 @@ def _assistant_turn(content: Any, field: str) -> ChatMessage:
             case "thinking":
                 reasoning_texts.append(string(block, "thinking", path))
             case "redacted_thinking":
-                pass  # encrypted by its provider: it contains nothing that another model could read
+                pass  # encrypted by Anthropic, so no other model can read it
             case "tool_result":
-                raise invalid_anthropic_body(path, "'tool_result' belongs in a message of the user")
+                raise invalid_anthropic_body(path, "'tool_result' is only allowed in user messages")
             case _:
                 text_parts += parts(block, path)
-    message: ChatMessage = {"role": "assistant", "content": joined(text_parts)}
+    message: ChatMessage = {"role": "assistant", "content": join_parts(text_parts)}
     if any(reasoning_texts):
         message["reasoning_content"] = "\n".join([text for text in reasoning_texts if text])
     if calls:

@@ -15,32 +15,32 @@ _TRANSLATED = {
 }
 
 # Fields for accounting, caching and routing at Anthropic. They do not affect the response here, and are dropped.
-_HARMLESS = {
+_IGNORED = {
     *("service_tier", "context_management", "cache_control", "diagnostics", "inference_geo", "speed", "betas"),
     *("user_profile_id", "workspace_id", "billing_policy", "fallbacks", "fallback_credit_token", "anthropic_version"),
 }
-_NOT_PASSED_ON = frozenset(_TRANSLATED | _HARMLESS)
+_NOT_FORWARDED = frozenset(_TRANSLATED | _IGNORED)
 
 _MUST_BE_EMPTY = ("mcp_servers", "container", "compaction")
 
-# Chat fields that have another name in the Messages API. Both names together would be ambiguous.
-_NOT_OURS = ("stop", "stream_options", "max_completion_tokens", "n")
+# Chat fields that the Messages API does not have, or has under another name.
+_CHAT_ONLY_FIELDS = ("stop", "stream_options", "max_completion_tokens", "n")
 
 _EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 
 
 def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the equivalent chat request. Fields that belong to neither API are passed on.
+    """Return the equivalent chat request. Unknown fields are forwarded.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` naming the field, `missing_model_field`, or 404 `thread_not_found`.
     """
     _check_thread(body.get("thread"))
-    chat = {name: value for name, value in body.items() if name not in _NOT_PASSED_ON}
+    chat = {name: value for name, value in body.items() if name not in _NOT_FORWARDED}
     for name in _MUST_BE_EMPTY:
         if chat.pop(name, None):
             raise invalid_anthropic_body(name, "is not supported")
-    for name in _NOT_OURS:
+    for name in _CHAT_ONLY_FIELDS:
         if name in chat:
             raise invalid_anthropic_body(name, "is not a field of the Messages API")
     chat |= to_prompt(body)
@@ -91,11 +91,11 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
     """Return the strings that end a response.
 
     Raises:
-        ApiError: `invalid_anthropic_body`.
+        ApiError: 400 `invalid_anthropic_body` if the value is not a list of non-empty strings.
     """
     sequences = body.get("stop_sequences") or []
     if not isinstance(sequences, list) or not all(isinstance(sequence, str) and sequence for sequence in sequences):
-        raise invalid_anthropic_body("stop_sequences", "must be a list of strings that are not empty")
+        raise invalid_anthropic_body("stop_sequences", "must be a list of non-empty strings")
     return sequences
 
 
@@ -106,14 +106,14 @@ def _check_thread(thread: Any) -> None:
     """
     kind = thread.get("type") if isinstance(thread, dict) else None
     if kind == "continue":
-        raise ApiError(404, "thread_not_found", "thread: conversations are not kept here; send all messages again")
+        raise ApiError(404, "thread_not_found", "thread: conversations are not stored; send all messages again")
     if thread is not None and kind != "create":
         raise invalid_anthropic_body("thread.type", "must be 'create' or 'continue'")
 
 
 def _max_tokens(value: Any) -> int:
     if type(value) is not int or value < 1:
-        raise invalid_anthropic_body("max_tokens", "is required: a whole number of at least 1")
+        raise invalid_anthropic_body("max_tokens", "is required: an integer of at least 1")
     return value
 
 
@@ -139,7 +139,7 @@ def _thinking(thinking: Any) -> dict[str, Any]:
     if budget is None:
         return {"enable_thinking": True}
     if type(budget) is not int or budget < 1:
-        raise invalid_anthropic_body("thinking.budget_tokens", "must be a whole number of at least 1")
+        raise invalid_anthropic_body("thinking.budget_tokens", "must be an integer of at least 1")
     return {"enable_thinking": True, "thinking_budget": budget}
 
 
@@ -173,6 +173,6 @@ def _output_settings(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_prefilled(messages: list[dict[str, Any]]) -> bool:
-    """Return whether the last turn is the beginning of the response, which the model is to continue."""
+    """Return whether the last message is an assistant text that the model must continue (a prefill)."""
     message = messages[-1]
     return message["role"] == "assistant" and not message.get("tool_calls") and message["content"] not in ("", [])

@@ -4,9 +4,9 @@ import orjson
 
 
 def strict_body(body: bytes) -> bytes:
-    """Return the chat request with the arguments of tool calls as JSON text, the only form that all servers accept.
+    """Return the chat request with tool call arguments as JSON text, as OpenAI's API requires.
 
-    Helexa's own nodes get objects, because chat templates need objects.
+    Helexa's nodes accept objects too, which chat templates need.
     """
     if b'"tool_calls"' not in body:
         return body

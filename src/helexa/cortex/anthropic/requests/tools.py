@@ -13,7 +13,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
     """Return the tools in OpenAI's format; a tool that is already in OpenAI's format is not changed.
 
     Raises:
-        ApiError: `invalid_anthropic_body`: malformed, or a tool that Anthropic's servers run or define.
+        ApiError: 400 `invalid_anthropic_body` for a malformed tool, or a tool that Anthropic's servers run or define.
     """
     if tools is None:
         return []
@@ -26,7 +26,7 @@ def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]
     """Return the fields `tool_choice` and `parallel_tool_calls`, if the client set them.
 
     Raises:
-        ApiError: `invalid_anthropic_body`.
+        ApiError: 400 `invalid_anthropic_body` for an invalid choice.
     """
     if choice is None:
         return {}
@@ -36,7 +36,7 @@ def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]
     if kind == "tool":
         name = string(choice, "name", "tool_choice")
         if all(tool["function"].get("name") != name for tool in tools):
-            raise invalid_anthropic_body("tool_choice.name", "is not the name of a tool of this request")
+            raise invalid_anthropic_body("tool_choice.name", "must be the name of a tool in 'tools'")
         tool_choice: Any = {"type": "function", "function": {"name": name}}
     elif isinstance(kind, str) and kind in _CHOICES:
         tool_choice = _CHOICES[kind]
@@ -44,7 +44,7 @@ def chat_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> dict[str, Any]
         raise invalid_anthropic_body("tool_choice.type", "must be 'auto', 'any', 'tool' or 'none'")
     if not tools:
         if kind == "any":
-            raise invalid_anthropic_body("tool_choice", "asks for a tool, but there are no tools")
+            raise invalid_anthropic_body("tool_choice", "requires a tool, but 'tools' is empty")
         return {}
     fields = {"tool_choice": tool_choice}
     return fields | {"parallel_tool_calls": False} if choice.get("disable_parallel_tool_use") is True else fields

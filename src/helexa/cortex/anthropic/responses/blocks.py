@@ -1,4 +1,7 @@
-"""The content blocks of a streamed message: one open block at a time, even if the node interleaves their deltas."""
+"""Content blocks of a streamed message.
+
+Clients support one open block at a time. A node may interleave the deltas of several tool calls.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,11 +16,11 @@ from helexa.cortex.anthropic.responses.response import (
     as_json,
     call_as_text,
     malformed,
-    parsed_arguments,
+    parse_arguments,
     text_block,
 )
 
-MAX_HELD_CHARS = 4 << 20
+MAX_BUFFERED_CHARS = 4 << 20
 MAX_CALLS = 512
 MAX_NAME_CHARS = 1024
 
@@ -30,94 +33,99 @@ _DELTAS = {
     "tool_use": (b"input_json_delta", b"partial_json"),
 }
 _SIGNATURE = SIGNATURE.encode()
-_BLOCK_CHARS = 256  # fixed memory of a block, counted in characters
+_BLOCK_CHARS = 256  # fixed memory cost of a block, in characters
 
 
 @dataclass(eq=False)
 class _Block:
-    """One content block. Its text is in `held` until the block is started."""
+    """One content block.
+
+    Attributes:
+        arguments: deltas of a tool call's arguments.
+        pending: deltas that were not sent yet, because the block has not begun.
+        begun: True once `content_block_start` was sent.
+        ended: True once `content_block_stop` was sent.
+        delta_head: bytes of a delta event before its text.
+    """
 
     kind: Kind
     id: str = ""
     name: str = ""
     arguments: list[str] = field(default_factory=list[str])
-    held: list[str] = field(default_factory=list[str])
+    pending: list[str] = field(default_factory=list[str])
     begun: bool = False
     ended: bool = False
     delta_head: bytes = b""
-    _judged: tuple[int, bool] = (-1, False)
+    _completeness: tuple[int, bool] = (-1, False)
 
-    def is_whole(self) -> bool:
-        """Return whether the block can be ended: a tool call needs a name, and a complete JSON object as arguments."""
+    def is_complete(self) -> bool:
+        """Return whether the block can be ended. A tool call needs a name, and a complete JSON object as arguments."""
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""
         if last_delta and not last_delta.endswith("}"):
             return False
-        if self._judged[0] != len(self.arguments):
-            self._judged = len(self.arguments), parsed_arguments("".join(self.arguments)) is not None
-        return bool(self.name) and self._judged[1]
+        if self._completeness[0] != len(self.arguments):
+            self._completeness = len(self.arguments), parse_arguments("".join(self.arguments)) is not None
+        return bool(self.name) and self._completeness[1]
 
     def may_begin(self) -> bool:
-        """Return whether the block can be streamed.
-
-        The arguments of a tool call must at least begin as an object.
-        """
+        """Return whether the block can be started. A tool call needs a name, and arguments that begin with `{`."""
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
-        """Return the memory of the block, in characters."""
-        return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.held))
+        """Return the memory cost of the block, in characters."""
+        return _BLOCK_CHARS + sum(map(len, self.arguments)) + sum(map(len, self.pending))
 
 
 class Blocks:
-    """Takes deltas of text, thinking and tool calls, and emits the events of content blocks.
+    """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
-    The first incomplete block is streamed as it arrives. Deltas of later blocks wait for its end, because clients
-    support only one open block.
+    Deltas of the first incomplete block are emitted at once. Deltas of later blocks are buffered until that block
+    ends, because clients support only one open block.
 
     Args:
-        emit: receives the events.
+        emit: called with the bytes of each event.
 
     Attributes:
-        called: True if tool calls were sent, and none of them broke off.
-        pieces: number of deltas sent.
+        called: True if tool calls were sent and all of them are complete.
+        delta_count: number of emitted deltas.
     """
 
     def __init__(self, emit: Callable[[bytes], None]) -> None:
         self.called = False
-        self.pieces = 0
+        self.delta_count = 0
         self._emit = emit
         self._queue: deque[_Block] = deque()
         self._calls: dict[int, _Block] = {}
-        self._begun = 0
-        self._kept = 0
+        self._block_count = 0
+        self._buffered_chars = 0
 
-    def say(self, kind: Literal["thinking", "text"], text: str) -> None:
+    def add_text(self, kind: Literal["thinking", "text"], text: str) -> None:
         """Add a delta of text or thinking.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`: too much text waits for a tool call to end.
+            ApiError: 502 `upstream_malformed_response` if more than `MAX_BUFFERED_CHARS` are buffered.
         """
         block = self._queue[-1] if self._queue else None
         if block is None or block.kind != kind:
             block = self._append(_Block(kind))
         self._add(block, text)
 
-    def call(self, piece: Any) -> None:
-        """Add a delta of a tool call, an element of `tool_calls` in a chunk's delta.
+    def add_call(self, delta: Any) -> None:
+        """Add a delta of a tool call: an element of `tool_calls` in a chunk's delta.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response`.
+            ApiError: 502 `upstream_malformed_response` for a malformed delta, or if too much is buffered.
         """
-        function = piece.get("function") or {} if isinstance(piece, dict) else None
+        function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
             raise malformed("a tool call is not an object")
-        name, arguments, call_id = function.get("name"), function.get("arguments"), piece.get("id")
+        name, arguments, call_id = function.get("name"), function.get("arguments"), delta.get("id")
         name, call_id = (value if isinstance(value, str) else "" for value in (name, call_id))
         if len(name) + len(call_id) > MAX_NAME_CHARS:
-            raise malformed("the name of a tool call has no end")
-        block = self._called(piece.get("index"), name, call_id)
+            raise malformed("the name of a tool call is too long")
+        block = self._call_block(delta.get("index"), name, call_id)
         block.name, block.id = block.name or name, block.id or call_id
         if isinstance(arguments, dict):
             arguments = as_json(arguments).decode()
@@ -129,36 +137,37 @@ class Blocks:
             return
         if not block.ended:
             block.arguments.append(arguments)
-            self._keep(len(arguments))
+            self._count_chars(len(arguments))
             self._add(block, arguments)
         elif arguments.strip():
-            raise malformed("a tool call went on after its end")
+            raise malformed("a tool call continued after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End the open block and send the waiting blocks.
+        """End the open block and send the buffered blocks.
 
-        A tool call that was partly sent and broke off stays incomplete.
+        An incomplete tool call stays incomplete if a part of it was sent. Otherwise it becomes text.
 
         Args:
-            cut_off: True if the response reached its length limit, so that its last tool call may be incomplete.
+            cut_off: True if the response reached its length limit. A last incomplete tool call is then sent as a tool
+                call.
         """
         incomplete = False
         while self._queue:
             block = self._queue.popleft()
             if block.kind == "tool_use" and not block.name and not block.arguments:
                 continue
-            if not block.is_whole():
+            if not block.is_complete():
                 if block.begun or (cut_off and block.may_begin()):
                     incomplete = True
                 else:
-                    block = _Block("text", held=[call_as_text(block.name, "".join(block.arguments))])
+                    block = _Block("text", pending=[call_as_text(block.name, "".join(block.arguments))])
             self._end(block)
         self.called = self.called and not incomplete
-        if not self._begun:
+        if not self._block_count:
             self._end(_Block("text"))
 
-    def _called(self, index: Any, name: str, call_id: str) -> _Block:
-        """Return the tool call that a delta belongs to. Some nodes number tool calls incorrectly."""
+    def _call_block(self, index: Any, name: str, call_id: str) -> _Block:
+        """Return the block of the tool call with this delta. Some nodes omit the index or repeat it for all calls."""
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)
         block = self._calls.get(index)
@@ -173,7 +182,7 @@ class Blocks:
 
     def _append(self, block: _Block) -> _Block:
         self._queue.append(block)
-        self._keep(_BLOCK_CHARS)
+        self._count_chars(_BLOCK_CHARS)
         return block
 
     def _add(self, block: _Block, text: str) -> None:
@@ -182,10 +191,10 @@ class Blocks:
             if len(self._queue) == 1:
                 return
         else:
-            block.held.append(text)
-            self._keep(len(text))
-        # A tool call without arguments may still receive some.
-        while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_whole():
+            block.pending.append(text)
+            self._count_chars(len(text))
+        # a tool call without arguments is not ended yet, because arguments may follow
+        while len(self._queue) > 1 and self._queue[0].may_begin() and self._queue[0].is_complete():
             self._end(self._queue.popleft())
         if not self._queue[0].begun and self._queue[0].may_begin():
             self._begin(self._queue[0])
@@ -194,37 +203,37 @@ class Blocks:
         content: dict[str, Any] = {"type": block.kind}
         if block.kind == "tool_use":
             self.called = True
-            content |= {"id": block.id or f"toolu_{self._begun}", "name": block.name, "input": {}}
+            content |= {"id": block.id or f"toolu_{self._block_count}", "name": block.name, "input": {}}
         elif block.kind == "text":
             content |= text_block("")
         else:
             content |= {"thinking": "", "signature": ""}
-        start = {"type": "content_block_start", "index": self._begun, "content_block": content}
+        start = {"type": "content_block_start", "index": self._block_count, "content_block": content}
         self._emit(frame(orjson.dumps(start), "content_block_start"))
         kind, delta_field = _DELTAS[block.kind]
-        block.delta_head = b'%b%d,"delta":{"type":"%b","%b":' % (_DELTA, self._begun, kind, delta_field)
+        block.delta_head = b'%b%d,"delta":{"type":"%b","%b":' % (_DELTA, self._block_count, kind, delta_field)
         block.begun = True
-        self._begun += 1
-        self._kept -= sum(map(len, block.held))
-        pending_deltas, block.held = block.held, []
+        self._block_count += 1
+        self._buffered_chars -= sum(map(len, block.pending))
+        pending_deltas, block.pending = block.pending, []
         for text in pending_deltas:
             self._delta(block, text)
 
     def _delta(self, block: _Block, text: str) -> None:
-        self.pieces += 1
+        self.delta_count += 1
         self._emit(block.delta_head + orjson.dumps(text) + b"}}\n\n")
 
     def _end(self, block: _Block) -> None:
         if not block.begun:
             self._begin(block)
-        index = self._begun - 1
+        index = self._block_count - 1
         if block.kind == "thinking":
             self._emit(b'%b%d,"delta":{"type":"signature_delta","signature":"%b"}}\n\n' % (_DELTA, index, _SIGNATURE))
         self._emit(b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n' % index)
-        self._kept -= block.chars()
+        self._buffered_chars -= block.chars()
         block.ended, block.arguments = True, []
 
-    def _keep(self, chars: int) -> None:
-        self._kept += chars
-        if self._kept > MAX_HELD_CHARS:
-            raise malformed("tool calls without an end")
+    def _count_chars(self, chars: int) -> None:
+        self._buffered_chars += chars
+        if self._buffered_chars > MAX_BUFFERED_CHARS:
+            raise malformed("too much output is buffered behind an incomplete tool call")

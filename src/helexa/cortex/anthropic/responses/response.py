@@ -1,4 +1,4 @@
-"""Translates a whole chat completion to a message of the Messages API."""
+"""Translates a non-streaming chat completion to a message of the Messages API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,22 +15,22 @@ SIGNATURE = "unsigned"
 def to_message(
     chat: Mapping[str, Any], model: str, *, message_id: str, stop_sequences: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the equivalent message.
+    """Return the Messages API message for a chat completion.
 
     Args:
         chat: the chat completion.
-        model: model name as the client stated it, possibly an alias.
+        model: model name in the client's request, possibly an alias.
         message_id: id of the message.
         stop_sequences: the client's stop sequences.
 
     Raises:
-        ApiError: 502 `upstream_malformed_response`.
+        ApiError: 502 `upstream_malformed_response` for a malformed completion.
     """
     choices = chat.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(choice, dict) or not isinstance(message, dict):
-        raise malformed("the answer has no message")
+        raise malformed("it has no message")
     content = _content(message)
     called = any(block["type"] == "tool_use" for block in content)
     reason, sequence = stop_reason(
@@ -51,14 +51,16 @@ def to_message(
 
 def malformed(problem: str) -> ApiError:
     """Return the error for a node's malformed response."""
-    return ApiError(502, "upstream_malformed_response", f"the node's answer is malformed: {problem}", type="api_error")
+    return ApiError(
+        502, "upstream_malformed_response", f"the node's response is malformed: {problem}", type="api_error"
+    )
 
 
 def as_json(value: Any) -> bytes:
     """Serialize a value from a node's response.
 
     Raises:
-        ApiError: 502 `upstream_malformed_response`: nested too deeply to be serialized.
+        ApiError: 502 `upstream_malformed_response` if the value is nested too deeply.
     """
     try:
         return orjson.dumps(value)
@@ -67,15 +69,12 @@ def as_json(value: Any) -> bytes:
 
 
 def reasoning(message: Mapping[str, Any]) -> Any:
-    """Return the reasoning in a message or a delta. Two names of the field are in use."""
+    """Return the reasoning of a message or delta, which servers send as `reasoning_content` or `reasoning`."""
     return message.get("reasoning_content") or message.get("reasoning")
 
 
-def parsed_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a tool call, or None if `text` is not a JSON object.
-
-    Empty text means no arguments.
-    """
+def parse_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a tool call, or None if `text` is not a JSON object. Empty text means no arguments."""
     try:
         arguments = orjson.loads(text) if text.strip() else {}
     except orjson.JSONDecodeError:
@@ -84,7 +83,7 @@ def parsed_arguments(text: str) -> dict[str, Any] | None:
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """Return text that shows an invalid tool call, so that its content is not lost."""
+    """Return an invalid tool call as JSON text, so that its content is not lost."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 
@@ -101,23 +100,23 @@ def _content(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = (message.get("content"), message.get("refusal"))
     content += [text_block(text) for text in texts if isinstance(text, str) and text]
     calls = message.get("tool_calls")
-    for number, call in enumerate(calls if isinstance(calls, list) else ()):
-        content.append(_tool_use(call, f"toolu_{number}"))
+    for number, add_call in enumerate(calls if isinstance(calls, list) else ()):
+        content.append(_tool_use(add_call, f"toolu_{number}"))
     return content or [text_block("")]
 
 
-def _tool_use(call: Any, own_id: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
+def _tool_use(add_call: Any, own_id: str) -> dict[str, Any]:
+    function = add_call.get("function") if isinstance(add_call, dict) else None
     if not isinstance(function, dict):
         raise malformed("a tool call has no function")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(arguments, dict | str):
         arguments = ""
-    tool_input = arguments if isinstance(arguments, dict) else parsed_arguments(arguments)
+    tool_input = arguments if isinstance(arguments, dict) else parse_arguments(arguments)
     if not isinstance(name, str) or not name or tool_input is None:
         text = arguments if isinstance(arguments, str) else as_json(arguments).decode()
         return text_block(call_as_text(name if isinstance(name, str) else "", text))
-    call_id = call.get("id")
+    call_id = add_call.get("id")
     return {
         "type": "tool_use",
         "id": call_id if isinstance(call_id, str) and call_id else own_id,

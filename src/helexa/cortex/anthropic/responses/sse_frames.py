@@ -1,10 +1,10 @@
-"""Splits the bytes of an event stream into events."""
+"""Splits the bytes of an SSE stream into events."""
 
 from helexa.core.sse import MAX_EVENT_BYTES, LineSplitter
 
 
 class Frames:
-    """Takes bytes in any chunks, and returns the data of each event, and None for a comment (a keep-alive)."""
+    """Parser of an SSE stream that arrives in chunks of any size."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -12,10 +12,10 @@ class Frames:
         self._data_size = 0
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """Process the next bytes and return the completed events.
+        """Process the next bytes. Return the data of each completed event, and None for each comment (keep-alive).
 
         Raises:
-            ValueError: an event longer than `MAX_EVENT_BYTES`.
+            ValueError: an event is longer than `MAX_EVENT_BYTES`.
         """
         frames: list[bytes | None] = []
         for line in self._lines.feed(chunk):

@@ -17,20 +17,21 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageStream:
-    """Converts a node's bytes to events for the client, without I/O.
+    """Converts the bytes of a node's stream to Messages API events, without I/O.
 
-    The first event contains the prompt's counts. The event is sent with the first of these: the counts that helexa's
-    nodes send as prefill begins, usage in a chunk, or output. Pings are sent at once, because clients skip them.
+    The first event contains the prompt's token counts. It is sent as soon as the node sends one of these: the counts
+    that helexa's nodes send before the prefill, a chunk with usage, or output. Keep-alive comments become pings at
+    once.
 
     Args:
-        model: model name as the client stated it.
+        model: model name in the client's request.
         message_id: id of the message.
-        input_tokens: estimated prompt tokens for the first event, if the node sends no counts before the output.
+        input_tokens: estimated prompt tokens, used in the first event if the node sends no counts before the output.
         stop_sequences: the client's stop sequences.
-        request_id: id of the request for an error event.
+        request_id: id of the request, used in an error event.
 
     Attributes:
-        failure: the error that ended the stream, or None. Its event is already among the returned bytes.
+        failure: the error that ended the stream, or None. The returned bytes contain its event.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class MessageStream:
         self._usage: dict[str, Any] | None = None
         self._finish_reason: str | None = None
         self._matched: Any = None
-        self._begun = False
+        self._block_count = False
         self._ended = False
 
     def feed(self, chunk: bytes) -> bytes:
@@ -74,35 +75,35 @@ class MessageStream:
             self._fail(error)
         except ValueError as error:
             self._fail(malformed(str(error)[:100]))
-        return self._taken()
+        return self._take_output()
 
     def finish(self) -> bytes:
-        """Process the end of the node's response.
+        """Process the end of the node's response and return the last events.
 
-        A stream without a finish reason was cut off, which is an error.
+        A response without a finish reason is incomplete and ends with an error event.
         """
         if not self._ended:
             if self._finish_reason is None:
-                self._fail(malformed("it ended too early"))
+                self._fail(malformed("it ended without a finish reason"))
             else:
                 self._close()
-        return self._taken()
+        return self._take_output()
 
     def fail(self, error: ApiError) -> bytes:
         """End the stream with an error and return its events; empty if the stream has already ended."""
         if not self._ended:
             self._fail(error)
-        return self._taken()
+        return self._take_output()
 
-    def _taken(self) -> bytes:
+    def _take_output(self) -> bytes:
         frames = b"".join(self._out)
         self._out.clear()
         return frames
 
     def _begin(self) -> None:
-        if self._begun:
+        if self._block_count:
             return
-        self._begun = True
+        self._block_count = True
         usage = message_usage(self._usage or self._prompt)
         usage["output_tokens"] = 0
         message = {
@@ -128,7 +129,7 @@ class MessageStream:
         if isinstance(usage, dict):
             self._usage = usage
             self._begin()
-        if not self._begun and (prompt := prompt_usage(event.get("helexa_prompt"))):
+        if not self._block_count and (prompt := prompt_usage(event.get("helexa_prompt"))):
             self._prompt = prompt
             self._begin()
         choices = event.get("choices")
@@ -137,25 +138,25 @@ class MessageStream:
             return
         delta = choice.get("delta")
         if isinstance(delta, dict):
-            self._say(delta)
+            self._add_delta(delta)
         finish_reason = choice.get("finish_reason")
         if isinstance(finish_reason, str):
             self._finish_reason, self._matched = finish_reason, choice.get("stop_reason")
 
-    def _say(self, delta: dict[str, Any]) -> None:
+    def _add_delta(self, delta: dict[str, Any]) -> None:
         reasoning_text = reasoning(delta)
         if isinstance(reasoning_text, str) and reasoning_text:
             self._begin()
-            self._blocks.say("thinking", reasoning_text)
+            self._blocks.add_text("thinking", reasoning_text)
         for content_text in (delta.get("content"), delta.get("refusal")):
             if isinstance(content_text, str) and content_text:
                 self._begin()
-                self._blocks.say("text", content_text)
+                self._blocks.add_text("text", content_text)
         calls = delta.get("tool_calls")
         if isinstance(calls, list):
             self._begin()
             for tool_call in calls:
-                self._blocks.call(tool_call)
+                self._blocks.add_call(tool_call)
 
     def _close(self) -> None:
         self._begin()
@@ -164,7 +165,7 @@ class MessageStream:
             self._finish_reason, self._matched, called=self._blocks.called, stop_sequences=self._stop_sequences
         )
         # If the node reports no usage, the number of deltas is the best estimate of the output tokens.
-        chat_usage = self._usage or {**self._prompt, "completion_tokens": self._blocks.pieces}
+        chat_usage = self._usage or {**self._prompt, "completion_tokens": self._blocks.delta_count}
         message_delta = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},

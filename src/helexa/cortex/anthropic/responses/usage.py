@@ -8,10 +8,10 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `usage` of a `message_delta` from the usage of a chat completion.
+    """Return the `usage` of a `message_delta` event from the usage of a chat completion.
 
-    Anthropic splits a prompt into parts that do not overlap: `input_tokens` were computed, `cache_read_input_tokens`
-    came from the cache. The prompt is their sum. `helexa_timing`, which helexa's nodes add, is kept.
+    In Anthropic's format, `input_tokens` excludes `cache_read_input_tokens`: the prompt is the sum of both. The field
+    `helexa_timing` of helexa's nodes is forwarded.
     """
     prompt = _count(usage.get("prompt_tokens"))
     cached = min(_count(_member(usage.get("prompt_tokens_details"), "cached_tokens")), prompt)
@@ -30,7 +30,7 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `usage` of a whole message or of `message_start`, which has more fields than in a `message_delta`."""
+    """Return the `usage` of a message or of a `message_start` event, which has more fields than a `message_delta`."""
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
     counts["service_tier"] = "standard"
@@ -38,7 +38,7 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Return the usage before any output, from the counts that helexa's nodes send first; None without counts."""
+    """Return a chat usage from the prompt counts that helexa's nodes send before the output, or None without counts."""
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}
@@ -52,7 +52,7 @@ def stop_reason(
 
     Args:
         finish_reason: the node's finish reason.
-        matched: the matched stop sequence, if the node reports it: `stop_reason` of a choice.
+        matched: `stop_reason` of the choice: the matched stop sequence, if the node reports it.
         called: True if the message calls a tool.
         stop_sequences: the client's stop sequences.
     """
