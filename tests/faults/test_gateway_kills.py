@@ -82,8 +82,8 @@ class Gateway:
         self._process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=PIPE)
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            if found := re.search(r"listening on (http://\S+),", line.decode()):
-                self.url = found[1]
+            if match := re.search(r"listening on (http://\S+),", line.decode()):
+                self.url = match[1]
                 self._drained = asyncio.create_task(_drain(self._process.stderr))
                 return
         raise AssertionError("a gateway did not start")

@@ -34,22 +34,22 @@ def folded(data: list[str]) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": 0, "message": message, "logprobs": None}
     calls: list[dict[str, Any]] = []
     for chunk in [ChatCompletionChunk.model_validate_json(event) for event in data[:-2]]:
-        (said,) = chunk.choices
-        delta = said.delta.to_dict()
+        (chunk_choice,) = chunk.choices
+        delta = chunk_choice.delta.to_dict()
         message["role"] = delta.get("role") or message["role"]
         message["content"] += delta.get("content") or ""
         if thought := delta.get("reasoning_content"):
             message["reasoning_content"] = message.get("reasoning_content", "") + str(thought)
-        for piece in said.delta.tool_calls or []:
-            if piece.index == len(calls):
-                assert piece.id and piece.function and piece.type
-                calls.append({"id": piece.id, "type": piece.type, "function": {"name": piece.function.name}})
-            function = calls[piece.index]["function"]
-            assert piece.function is not None
-            function["arguments"] = function.get("arguments", "") + (piece.function.arguments or "")
-        if said.finish_reason is not None:
-            choice["finish_reason"] = said.finish_reason
-            if stop := said.to_dict().get("stop_reason"):
+        for part in chunk_choice.delta.tool_calls or []:
+            if part.index == len(calls):
+                assert part.id and part.function and part.type
+                calls.append({"id": part.id, "type": part.type, "function": {"name": part.function.name}})
+            function = calls[part.index]["function"]
+            assert part.function is not None
+            function["arguments"] = function.get("arguments", "") + (part.function.arguments or "")
+        if chunk_choice.finish_reason is not None:
+            choice["finish_reason"] = chunk_choice.finish_reason
+            if stop := chunk_choice.to_dict().get("stop_reason"):
                 choice["stop_reason"] = stop
     if calls:
         message["tool_calls"] = calls
@@ -65,7 +65,7 @@ async def both(node: Node, request: dict[str, Any], **headers: str) -> dict[str,
     ChatCompletion.model_validate(whole)
     streamed = folded(await node.events(PATH, request | USAGE))
     calls = [reply["message"].get("tool_calls", []) for reply in (whole["choices"][0], streamed["choice"])]
-    ids = [call.pop("id") for one in calls for call in one]
+    ids = [call.pop("id") for item in calls for call in item]
     for usage in (whole["usage"], streamed["usage"]):
         del usage["helexa_timing"]  # what is stopped from here has no times of the engine's
     assert len(set(ids)) == len(ids) and all(id.startswith("call_") for id in ids)
@@ -211,22 +211,24 @@ async def test_tools_that_the_template_fails_on_are_a_422() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "thoughts", "text"),
+    ("output", "thoughts", "text"),
     [
         ("Hm, 🦊.\n</think>\n\nYes.", "Hm, 🦊.", "Yes."),
         ("Hm", "Hm", ""),
         ("\n</think>\n\nYes.", None, "Yes."),
     ],
 )
-async def test_a_prompt_that_opens_the_block_is_answered_inside_it(said: str, thoughts: str | None, text: str) -> None:
-    async with serve(answer(said, finish="length"), AGENT_TEMPLATE) as node:
+async def test_a_prompt_that_opens_the_block_is_answered_inside_it(
+    output: str, thoughts: str | None, text: str
+) -> None:
+    async with serve(answer(output, finish="length"), AGENT_TEMPLATE) as node:
         reply = await both(node, THINKING)
         message = reply["choice"]["message"]
         assert (message.get("reasoning_content"), message["content"]) == (thoughts, text)
-        marks = said.partition("</think>")
+        marks = output.partition("</think>")
         details = reply["usage"]["completion_tokens_details"]
         inside = len((marks[0] + marks[1]).encode())
-        assert inside <= details["reasoning_tokens"] <= len(said.encode()) - len(text.encode())
+        assert inside <= details["reasoning_tokens"] <= len(output.encode()) - len(text.encode())
 
 
 async def test_a_block_that_the_model_opens_is_reasoning_too() -> None:
@@ -294,13 +296,13 @@ async def test_the_client_decides_whether_the_model_thinks(
         assert prompt.endswith("<think>\n") is thinks
 
 
-@pytest.mark.parametrize(("said", "text"), [
+@pytest.mark.parametrize(("output", "text"), [
     ("Hm.\n</think>\n\nYes.", "<think>\nHm.\n</think>\n\nYes."),
     ("Hm", "<think>\nHm\n</think>\n\n"),
     (f"Hm.</think>{CALL}", "<think>\nHm.\n</think>\n\n"),
 ])  # fmt: skip
-async def test_thoughts_are_text_for_who_says_so(said: str, text: str) -> None:
-    async with serve(answer(said), AGENT_TEMPLATE) as node:
+async def test_thoughts_are_text_for_who_says_so(output: str, text: str) -> None:
+    async with serve(answer(output), AGENT_TEMPLATE) as node:
         message = (await both(node, AGENT, **{"x-include-thinking": "true"}))["choice"]["message"]
         assert message["content"] == text
         assert "reasoning_content" not in message
@@ -376,8 +378,8 @@ async def test_an_engine_that_dies_at_the_end_of_the_budget_is_a_failure() -> No
 
 
 async def test_stop_strings_are_looked_for_in_the_text_alone() -> None:
-    said = f"Köln or not?</think>Is it Kö\n{CALL}"
-    async with serve(answer(said), AGENT_TEMPLATE) as node:
+    output = f"Köln or not?</think>Is it Kö\n{CALL}"
+    async with serve(answer(output), AGENT_TEMPLATE) as node:
         choice = (await both(node, {**AGENT, "enable_thinking": True, "stop": ["Köln"]}))["choice"]
         assert choice["message"]["content"] == "Is it Kö\n"
         assert json.loads(choice["message"]["tool_calls"][0]["function"]["arguments"]) == {"place": "Köln"}

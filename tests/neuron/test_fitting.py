@@ -85,12 +85,12 @@ async def test_of_two_that_load_side_by_side_one_is_refused_where_there_is_room_
 
 
 async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
-    asked: list[MemoryRequest] = []
+    requests: list[MemoryRequest] = []
     granted: list[MemoryGrant] = []
 
     class Book(MemoryBook):
         def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
-            asked.append(needs)
+            requests.append(needs)
             granted.append(super().grant(pid, needs))
             return granted[0]
 
@@ -102,7 +102,7 @@ async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
 
     def look() -> None:
         nonlocal taken
-        taken = max(taken, (own_bytes(pid) or 0) - asked[0].held)
+        taken = max(taken, (own_bytes(pid) or 0) - requests[0].held)
 
     async def answer(length: int, sampling: SamplingParams) -> None:
         prompt = [(5 + 7 * i) % 40000 for i in range(length)]

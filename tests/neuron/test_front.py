@@ -18,8 +18,12 @@ async def node() -> AsyncIterator[Node]:
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
-    said = ("answered ", "completed ", "refused ", "failed ")
-    return [one.getMessage() for one in caplog.records if one.levelno >= level and one.getMessage().startswith(said)]
+    prefixes = ("answered ", "completed ", "refused ", "failed ")
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= level and record.getMessage().startswith(prefixes)
+    ]
 
 
 async def sample(node: Node, series: str) -> float:
@@ -39,16 +43,16 @@ async def test_every_answer_has_the_id_of_its_request(node: Node, given: str | N
 async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.load(make_model(tmp_path))
-    asked = {"model": "org/tiny", "prompt": [1, 3]}
+    completion = {"model": "org/tiny", "prompt": [1, 3]}
     for request, beginning in (
         (node.get("/v1/models"), "answered method=GET path=/v1/models status=200 duration_ms="),
         (
             node.post("/tokenize", {"model": "org/tiny", "prompt": "a"}),
             "answered method=POST path=/tokenize status=200",
         ),
-        (node.post("/v1/completions", asked), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
-        (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=400"),
-        (node.post("/v1/completions", asked | {"model": "x"}), "refused path=/v1/completions status=404"),
+        (node.post("/v1/completions", completion), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
+        (node.post("/v1/completions", completion | {"stream": 1}), "refused path=/v1/completions status=400"),
+        (node.post("/v1/completions", completion | {"model": "x"}), "refused path=/v1/completions status=404"),
         (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=model_not_found"),
         (node.get("/nowhere%20else"), "refused path='/nowhere else' status=404 type=invalid_request_error"),
         (node.post("/health", {}), "refused path=/health status=405"),
@@ -63,8 +67,12 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
 async def test_an_engines_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     await node.load(make_model(tmp_path, "crash"))
-    said = [(one.levelname, one.getMessage().partition(": ")[2]) for one in caplog.records if "engine " in one.msg]
-    assert said == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
+    logged = [
+        (record.levelname, record.getMessage().partition(": ")[2])
+        for record in caplog.records
+        if "engine " in record.msg
+    ]
+    assert logged == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 
 
 async def test_what_gateways_poll_is_for_the_curious_only(node: Node, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,8 +131,8 @@ async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> 
 
 async def test_a_hang_up_is_counted_as_one(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
-    asked = {"model": "org/tiny", "prompt": [3], "stream": True}
-    async with node.session.post(f"{node.url}/v1/completions", json=asked) as response:
+    request = {"model": "org/tiny", "prompt": [3], "stream": True}
+    async with node.session.post(f"{node.url}/v1/completions", json=request) as response:
         await response.content.readany()
         response.close()
     while not await sample(node, 'neuron_runs_total{finish_reason="cancelled",model="org/tiny"}'):  # noqa: ASYNC110

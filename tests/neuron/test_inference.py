@@ -162,13 +162,13 @@ async def test_waiting_for_a_seat_is_no_prefill(
     other = scripted_model(endless("one two three"))
     model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
     async with model.admission.seat("a", 1, 1):
-        asked = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
+        running = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
         await until(lambda: model.load().queue_depth == 1)
         clock.now = 100.0
         if leaves:
-            asked.cancel()
-            await asyncio.wait([asked])
-    await asyncio.wait([asked])
+            running.cancel()
+            await asyncio.wait([running])
+    await asyncio.wait([running])
     (line,) = completions(caplog)
     assert figures in line
     assert model.load().tok_s_prefill == 0
@@ -237,11 +237,11 @@ async def test_the_start_does_not_wait_for_the_prefill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "asked", "limit"),
+    ("prompt_tokens", "requested", "limit"),
     [(10, None, CONTEXT - 10), (10, 5, 5), (10, 10**9, CONTEXT - 10), (CONTEXT - 1, 100, 1)],
 )
-def test_prompt_and_answer_fit_the_context(prompt_tokens: int, asked: int | None, limit: int) -> None:
-    assert output_limit([1] * prompt_tokens, asked, CONTEXT) == limit
+def test_prompt_and_answer_fit_the_context(prompt_tokens: int, requested: int | None, limit: int) -> None:
+    assert output_limit([1] * prompt_tokens, requested, CONTEXT) == limit
 
 
 def test_an_answer_without_a_stated_limit_may_fill_the_context() -> None:

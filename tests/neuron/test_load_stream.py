@@ -41,9 +41,9 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 async def halfway(response: aiohttp.ClientResponse) -> Any:
     """What is said when a slow load has come to the weights."""
-    while (said := await event(response))[1].get("stage") != "weights":
-        assert said[0] == "progress"
-    return said[1]
+    while (latest := await event(response))[1].get("stage") != "weights":
+        assert latest[0] == "progress"
+    return latest[1]
 
 
 @pytest.mark.parametrize("how", [{}, {"accept": "*/*", "stream": True}])
@@ -118,9 +118,9 @@ async def test_a_driver_that_does_not_work_is_told_a_watcher_too(
 async def test_a_watched_load_ends_with_the_node(tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     async with running({}) as node:
-        asked = asyncio.create_task(ask(node, slow).__aenter__())
+        watching = asyncio.create_task(ask(node, slow).__aenter__())
         await until(slow.with_suffix(".starts").exists)
-        response = await asked
+        response = await watching
         assert node.app is not None
         await node.app.state.registry.close()
         while (ended := await event(response))[0] == "progress":

@@ -64,9 +64,11 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
 
 @pytest.mark.parametrize("family", ANSWERS)
 async def test_calls_and_thoughts_of_real_families(templates: dict[str, str], family: str) -> None:
-    template, control, said, thoughts, text = ANSWERS[family]
+    template, control, output, thoughts, text = ANSWERS[family]
     tokenizer = byte_tokenizer(*control)
-    async with serve(answer(said, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM) as node:
+    async with serve(
+        answer(output, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM
+    ) as node:
         assert node.model.text.notation.family is not None and node.model.text.notation.family.name == family
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
         assert status == 200, reply
@@ -113,8 +115,8 @@ async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates:
 
     async def script(request: Any, say: Any) -> None:
         prompt = tokenizer.decode(request.prompt, skip_special=False)
-        said = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
-        await answer(said, tokenizer=tokenizer)(request, say)
+        output = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
+        await answer(output, tokenizer=tokenizer)(request, say)
 
     # As the engine has it, in which a token of the grammar is one of the tokenizer.
     ids = range(tokenizer.vocab_size)
@@ -128,8 +130,8 @@ async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates:
 
     async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
         for choice, free in (("auto", True), ("required", False)):
-            asked = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
-            status, reply = await node.post(PATH, asked)
+            request_body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
+            status, reply = await node.post(PATH, request_body)
             assert status == 200, reply
             message = reply["choices"][0]["message"]
             assert message["reasoning_content"] == "Hm"

@@ -139,13 +139,13 @@ async def test_many_loads_of_one_model_start_one_engine(registry: Registry, tmp_
     assert starts(path) == 1
 
 
-@pytest.mark.parametrize(("asked", "done"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
+@pytest.mark.parametrize(("requested", "reported"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
 async def test_a_checkpoint_is_quantised_as_asked(
-    registry: Registry, tmp_path: Path, asked: str | None, done: str | None
+    registry: Registry, tmp_path: Path, requested: str | None, reported: str | None
 ):
-    model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": asked}))
-    assert model.info().quant == done
-    assert ("quant" in model.info().json_dict()) == (done is not None)
+    model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
+    assert model.info().quant == reported
+    assert ("quant" in model.info().json_dict()) == (reported is not None)
 
 
 async def test_an_unknown_quantisation_is_refused_with_those_there_are(registry: Registry, tmp_path: Path):

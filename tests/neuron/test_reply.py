@@ -93,8 +93,8 @@ async def test_a_late_refusal_is_an_event(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_a_late_refusal_of_a_response_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"model": MODEL, "input": "hi"}
-    async with _waiting(monkeypatch, "/v1/responses", asked, max_wait_secs=0.1) as (response, _):
+    request_body = {"model": MODEL, "input": "hi"}
+    async with _waiting(monkeypatch, "/v1/responses", request_body, max_wait_secs=0.1) as (response, _):
         events = EventParser().feed(await response.content.read())
     error, failed = [json.loads(event.data) for event in events]
     assert (error["type"], error["sequence_number"]) == ("error", 0)

@@ -29,7 +29,7 @@ from helexa.neuron.events import (
 from helexa.neuron.routes.projectors.response_projector import Keep, ResponseProjector
 from neuron import openai_strict
 
-ASKED = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')
+REQUEST = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')
 END = Finished(
     reason="stop",
     prompt_tokens=20,
@@ -47,14 +47,14 @@ CALL = [ToolCallStart(0, "call_a", "f"), ToolCallDelta(0, '{"x": '), ToolCallDel
 OTHER = [ToolCallStart(1, "call_b", "g"), ToolCallDelta(1, "{}")]
 
 
-def projector(keep: Keep | None = None, asked: ResponsesRequest = ASKED) -> ResponseProjector:
-    return ResponseProjector("m", asked, keep, temperature=0.5, stem="0", created=7)
+def projector(keep: Keep | None = None, request: ResponsesRequest = REQUEST) -> ResponseProjector:
+    return ResponseProjector("m", request, keep, temperature=0.5, stem="0", created=7)
 
 
-def run(*said: Sequence[OutputEvent] | OutputEvent, end: Finished | Failed = END) -> list[InferenceEvent]:
+def run(*outputs: Sequence[OutputEvent] | OutputEvent, end: Finished | Failed = END) -> list[InferenceEvent]:
     events: list[InferenceEvent] = [Started(prompt_tokens=20)]
-    for one in said:
-        events += one if isinstance(one, Sequence) else [one]
+    for output in outputs:
+        events += output if isinstance(output, Sequence) else [output]
     return [*events, end]
 
 
@@ -153,7 +153,7 @@ def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "outputs",
     [
         [],
         [SAY],
@@ -166,14 +166,14 @@ def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
     ids=["nothing", "text", "thought", "both", "a call", "text after a call", "thought between calls"],
 )
 @pytest.mark.parametrize("end", [END, CUT], ids=["ended", "cut"])
-def test_streamed_and_whole_are_the_same_response(said: list[list[OutputEvent]], end: Finished) -> None:
-    events = run(*said, end=end)
-    told = stream(events)
-    streamed, entire = told[-1].response.to_dict(), whole(events).to_dict()
+def test_streamed_and_whole_are_the_same_response(outputs: list[list[OutputEvent]], end: Finished) -> None:
+    events = run(*outputs, end=end)
+    sent = stream(events)
+    streamed, entire = sent[-1].response.to_dict(), whole(events).to_dict()
     assert type(streamed.pop("completed_at")) is type(entire.pop("completed_at"))  # a second may have passed
     assert streamed == entire
-    done = [event for event in told if event.type == "response.output_item.done"]
-    assert [event.item.to_dict() for event in done] == [item.to_dict() for item in told[-1].response.output]
+    done = [event for event in sent if event.type == "response.output_item.done"]
+    assert [event.item.to_dict() for event in done] == [item.to_dict() for item in sent[-1].response.output]
     assert [event.output_index for event in done] == list(range(len(done)))
 
 
@@ -185,23 +185,23 @@ _SAID = st.one_of(
 
 
 @given(st.lists(_SAID, max_size=8), st.sampled_from([END, CUT, Failed(service_unavailable("gone", 1))]))
-def test_whatever_a_run_says_its_stream_says_once(said: list[Any], end: Finished | Failed) -> None:
+def test_whatever_a_run_says_its_stream_says_once(outputs: list[Any], end: Finished | Failed) -> None:
     events: list[OutputEvent] = []
     calls = 0
-    for one in said:
-        if isinstance(one, list):
+    for output in outputs:
+        if isinstance(output, list):
             events.append(ToolCallStart(calls, f"call_{calls}", "f"))
-            events += [ToolCallDelta(calls, piece) for piece in one]
+            events += [ToolCallDelta(calls, piece) for piece in output]
             calls += 1
         else:
-            events.append(one)
-    told = stream(run(events, end=end))
+            events.append(output)
+    sent = stream(run(events, end=end))
     deltas: dict[str, str] = {}
-    for event in told:
+    for event in sent:
         if event.type.endswith(".delta"):
             deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
     whole_texts: dict[str, str] = {}
-    for item in told[-1].response.output:
+    for item in sent[-1].response.output:
         match item.type:
             case "message":
                 whole_texts[item.id] = item.content[0].text
@@ -216,9 +216,9 @@ def test_whatever_a_run_says_its_stream_says_once(said: list[Any], end: Finished
 
 
 def test_a_response_that_was_cut_says_so() -> None:
-    told = stream(run(SAY, end=CUT))
-    assert told[-1].type == "response.incomplete"
-    response = told[-1].response
+    sent = stream(run(SAY, end=CUT))
+    assert sent[-1].type == "response.incomplete"
+    response = sent[-1].response
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert [item.status for item in response.output] == ["incomplete"]
 
@@ -246,9 +246,9 @@ def test_a_call_that_was_whole_when_the_answer_was_cut_is_complete() -> None:
 
 
 @pytest.mark.parametrize("end", [END, CUT])
-@pytest.mark.parametrize("said", [[], THINK], ids=["nothing", "thought"])
-def test_an_answer_that_says_nothing_has_an_empty_message(said: list[OutputEvent], end: Finished) -> None:
-    response = whole(run(said, end=end))
+@pytest.mark.parametrize("outputs", [[], THINK], ids=["nothing", "thought"])
+def test_an_answer_that_says_nothing_has_an_empty_message(outputs: list[OutputEvent], end: Finished) -> None:
+    response = whole(run(outputs, end=end))
     assert response.output[-1].type == "message"
     assert response.output_text == ""
 
@@ -262,8 +262,8 @@ def test_an_answer_that_says_nothing_has_an_empty_message(said: list[OutputEvent
     ],
 )
 def test_a_failure_is_an_error_and_the_end(error: ApiError, code: str) -> None:
-    *_, said, failed = stream(run(SAY, end=Failed(error)))
-    assert (said.type, said.code, said.message) == ("error", error.code, str(error))
+    *_, error_event, failed = stream(run(SAY, end=Failed(error)))
+    assert (error_event.type, error_event.code, error_event.message) == ("error", error.code, str(error))
     assert failed.type == "response.failed"
     assert (failed.response.status, failed.response.error.code) == ("failed", code)
     assert failed.response.error.message == str(error)
@@ -298,10 +298,10 @@ def test_what_is_kept_is_what_was_said(streamed: bool) -> None:
         rendering.frames(events[-1])
     else:
         body(events, rendering)
-    ((id, said, items),) = kept
+    ((id, stored_body, items),) = kept
     assert id == "resp_0"
-    assert said == body(events, projector(lambda *_: None))
-    assert json.loads(orjson.dumps(items)) == json.loads(said)["output"]
+    assert stored_body == body(events, projector(lambda *_: None))
+    assert json.loads(orjson.dumps(items)) == json.loads(stored_body)["output"]
 
 
 def test_a_failure_is_not_kept() -> None:
@@ -313,14 +313,14 @@ def test_a_failure_is_not_kept() -> None:
 
 
 def test_ids_of_responses_differ() -> None:
-    assert ResponseProjector("m", ASKED).id != ResponseProjector("m", ASKED).id
+    assert ResponseProjector("m", REQUEST).id != ResponseProjector("m", REQUEST).id
 
 
 def test_a_call_names_the_namespace_of_its_function() -> None:
     functions = [{"type": "function", "name": "f"}]
     tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
-    asked = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
-    calls = openai_strict.response(body(run(CALL, OTHER), projector(asked=asked))).output
+    request = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
+    calls = openai_strict.response(body(run(CALL, OTHER), projector(request=request))).output
     named = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
     assert named == [("f", "agents"), ("g", None)]
 

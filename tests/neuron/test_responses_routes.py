@@ -41,7 +41,7 @@ async def whole(node: Node, **fields: Any) -> OpenAIResponse:
     return openai_strict.response(body)
 
 
-async def told(node: Node, **fields: Any) -> list[Any]:
+async def streamed_events(node: Node, **fields: Any) -> list[Any]:
     """The events of a stream, checked."""
     return [openai_strict.event(data) for data in await node.events("/v1/responses", ASK | fields)]
 
@@ -78,7 +78,7 @@ async def test_an_answer_is_a_response(node: Node) -> None:
 
 
 async def test_a_stream_is_the_same_response(node: Node) -> None:
-    events = await told(node)
+    events = await streamed_events(node)
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     response = await whole(node)
     assert "".join(deltas) == response.output_text
@@ -122,16 +122,16 @@ async def test_the_real_client_reads_reasoning_and_calls() -> None:
             yield event
 
     async def route(request: Request) -> Reply:
-        asked = ResponsesRequest.parse(await request.body())
-        return Reply(run(), ResponseProjector(MODEL, asked), stream=bool(asked.stream))
+        parsed = ResponsesRequest.parse(await request.body())
+        return Reply(run(), ResponseProjector(MODEL, parsed), stream=bool(parsed.stream))
 
     async with serve(answer(""), routes=[Route("/v1/responses", route, methods=["POST"])]) as node:
         async with node.openai.responses.stream(model=MODEL, input="hi") as stream:
             async for _ in stream:
                 pass
             final = await stream.get_final_response()
-        asked = await node.openai.responses.create(model=MODEL, input="hi")
-    for response in (final, asked):
+        whole_response = await node.openai.responses.create(model=MODEL, input="hi")
+    for response in (final, whole_response):
         thought, message, *calls = response.output
         assert thought.type == "reasoning" and thought.summary[0].text == "hm"
         assert message.type == "message" and response.output_text == "I will"
@@ -143,17 +143,17 @@ async def test_the_real_client_reads_reasoning_and_calls() -> None:
 
 async def test_a_cut_answer_is_incomplete() -> None:
     async with serve(answer("on and on", finish="length")) as node:
-        asked = await whole(node)
-        *_, last = await told(node)
+        whole_response = await whole(node)
+        *_, last = await streamed_events(node)
     assert last.type == "response.incomplete"
-    for response in (asked, last.response):
+    for response in (whole_response, last.response):
         assert response.status == "incomplete"
         assert response.incomplete_details is not None and response.incomplete_details.reason == "max_output_tokens"
 
 
 async def test_a_failure_in_a_stream_is_its_end_and_otherwise_an_error() -> None:
     async with serve(failing("so far", "the engine ended")) as node:
-        *_, error, last = await told(node)
+        *_, error, last = await streamed_events(node)
         assert (error.type, last.type, last.response.error.message) == ("error", "response.failed", "the engine ended")
         assert (await refused(node.openai.responses.create(model=MODEL, input="hi")))[0] == 500
 
@@ -204,7 +204,9 @@ CALLED = 'hm</think>\n\nAdding.\n<tool_call>\n{"name": "add", "arguments": {"a":
 async def test_a_model_thinks_speaks_and_calls(streamed: bool) -> None:
     fields: Any = {"tools": [ADD], "reasoning": {"effort": "low"}}
     async with serve(answer(CALLED), AGENT_TEMPLATE) as node:
-        response: Any = (await told(node, **fields))[-1].response if streamed else await whole(node, **fields)
+        response: Any = (
+            (await streamed_events(node, **fields))[-1].response if streamed else await whole(node, **fields)
+        )
         (prompt,) = prompts(node)
     assert prompt.endswith("<think>\n")
     assert '"description":"Adds two numbers."' in prompt.replace('": ', '":')
@@ -308,7 +310,7 @@ async def test_a_format_that_cannot_be_had_says_where(node: Node) -> None:
 async def test_a_conversation_goes_on_from_a_response(node: Node, streamed: bool) -> None:
     instructions = {"instructions": "be brief"}
     if streamed:
-        first = (await told(node, **instructions))[-1].response
+        first = (await streamed_events(node, **instructions))[-1].response
     else:
         first = await whole(node, **instructions)
     second = await whole(node, input="and now?", previous_response_id=first.id)

@@ -40,12 +40,12 @@ async def likely(request: Generate, say: Say) -> None:
 
 def texts(data: list[str]) -> dict[int, str]:
     """What each of a stream's choices says."""
-    said: dict[int, str] = {}
+    output: dict[int, str] = {}
     for chunk in map(json.loads, data[:-2]):
         for choice in chunk["choices"]:
-            said.setdefault(choice["index"], "")
-            said[choice["index"]] += choice.get("text", "") or choice.get("delta", {}).get("content", "") or ""
-    return said
+            output.setdefault(choice["index"], "")
+            output[choice["index"]] += choice.get("text", "") or choice.get("delta", {}).get("content", "") or ""
+    return output
 
 
 async def whole(node: Node, path: str, **fields: Any) -> dict[str, Any]:
@@ -59,8 +59,8 @@ async def whole(node: Node, path: str, **fields: Any) -> dict[str, Any]:
 async def test_several_answers_to_one_prompt(path: str) -> None:
     async with serve(by_number) as node:
         reply = await whole(node, path, n=3, seed=7)
-        said = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
-        assert said == ["x", "xx", "xxx"]
+        output = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
+        assert output == ["x", "xx", "xxx"]
         assert [(choice["index"], choice["finish_reason"]) for choice in reply["choices"]] == [
             (0, "stop"),
             (1, "stop"),
@@ -100,13 +100,13 @@ async def test_the_others_begin_when_the_first_has_read_the_prompt() -> None:
         say(tokens=[END], finish="stop", timing=TIMING)
 
     async with serve(script) as node:
-        asked = asyncio.create_task(whole(node, "/v1/completions", n=4))
+        running = asyncio.create_task(whole(node, "/v1/completions", n=4))
         await node.engine.submitted.wait()
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(node.engine.requests) == 1
         go.set()
-        assert len((await asked)["choices"]) == 4
+        assert len((await running)["choices"]) == 4
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -202,10 +202,10 @@ async def test_a_hang_up_frees_all() -> None:
 
 @pytest.mark.parametrize(("top", "alternatives"), [(None, []), (0, []), (1, [" "]), (2, [" ", None])])
 async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: list[str | None]) -> None:
-    asked = {"logprobs": True, "top_logprobs": top}
+    fields = {"logprobs": True, "top_logprobs": top}
     async with serve(likely) as node:
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
-        data = await node.events("/v1/chat/completions", {**CHAT, **asked})
+        (choice,) = (await whole(node, "/v1/chat/completions", **fields))["choices"]
+        data = await node.events("/v1/chat/completions", {**CHAT, **fields})
     content = choice["logprobs"]["content"]
     assert b"".join(bytes(token["bytes"]) for token in content).decode() == "aé b" == choice["message"]["content"]
     assert [token["logprob"] for token in content] == [-1.0, -2.0, -3.0, -4.0, -5.0]
@@ -215,8 +215,8 @@ async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: li
     streamed = [
         token
         for event in data[:-2]
-        for said in json.loads(event)["choices"]
-        for token in (said.get("logprobs") or {}).get("content", [])
+        for choice in json.loads(event)["choices"]
+        for token in (choice.get("logprobs") or {}).get("content", [])
     ]
     assert streamed == content
 
@@ -225,13 +225,13 @@ async def test_completion_logprobs_are_of_each_token() -> None:
     async with serve(likely) as node:
         (choice,) = (await whole(node, "/v1/completions", logprobs=1))["choices"]
         data = await node.events("/v1/completions", {**TEXT, "logprobs": 1})
-    told = choice["logprobs"]
-    assert told["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
-    assert told["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
-    assert told["text_offset"] == [0, 1, 2, 3, 4]
-    assert told["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and told["top_logprobs"][3] == {" ": -0.5}
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
+    assert logprobs["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert logprobs["text_offset"] == [0, 1, 2, 3, 4]
+    assert logprobs["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and logprobs["top_logprobs"][3] == {" ": -0.5}
     pieces = [c["logprobs"] for event in data[:-2] for c in json.loads(event)["choices"] if c["logprobs"]]
-    assert {name: [one for piece in pieces for one in piece[name]] for name in told} == told
+    assert {name: [one for token in pieces for one in token[name]] for name in logprobs} == logprobs
 
 
 @pytest.mark.parametrize("logprobs", [None, False])
@@ -251,10 +251,10 @@ async def test_what_is_not_shown_has_no_logprobs() -> None:
 
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with serve(script, AGENT_TEMPLATE) as node:
-        asked = {"logprobs": True, "enable_thinking": True, "tools": tools}
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
+        fields = {"logprobs": True, "enable_thinking": True, "tools": tools}
+        (choice,) = (await whole(node, "/v1/chat/completions", **fields))["choices"]
         assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes, "
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked, stop=[", "]))["choices"]
+        (choice,) = (await whole(node, "/v1/chat/completions", **fields, stop=[", "]))["choices"]
         assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes"
 
 
@@ -276,9 +276,9 @@ async def test_echo_repeats_the_prompt(prompt: object) -> None:
 
 
 async def test_more_log_probabilities_than_a_reply_can_hold_are_refused() -> None:
-    asked = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
+    fields = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
     async with serve(answer("x"), context=1 << 14) as node:
-        status, code, message = await node.error("/v1/chat/completions", asked)
+        status, code, message = await node.error("/v1/chat/completions", fields)
         assert (status, code) == (400, "unsupported_parameter") and "'logprobs'" in message
         assert not node.engine.requests
-        assert (await node.post("/v1/chat/completions", {**asked, "logprobs": False, "top_logprobs": 0}))[0] == 200
+        assert (await node.post("/v1/chat/completions", {**fields, "logprobs": False, "top_logprobs": 0}))[0] == 200

@@ -71,7 +71,7 @@ def test_a_device_that_cannot_be_used_hides_no_other(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", full)
-    found = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
-    assert [one.device for one in found.devices] == ["cpu", "cuda:0", "cuda:1"]
-    assert [one.reason for one in found.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
-    assert (found.apart, found.unusable) == ([], None)
+    survey = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
+    assert [device.device for device in survey.devices] == ["cpu", "cuda:0", "cuda:1"]
+    assert [device.reason for device in survey.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
+    assert (survey.apart, survey.unusable) == ([], None)

@@ -57,14 +57,14 @@ async def test_who_sends_nothing_is_named(hub: FakeHub, tmp_path: Path, pauses: 
 
 
 async def test_a_server_that_ignores_ranges_sends_it_all_again(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(whole=True, cut=2_500_000), Trouble(whole=True))
+    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(ignore_range=True, cut=2_500_000), Trouble(ignore_range=True))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
     assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
 
 
 async def test_a_body_that_always_ends_early_is_given_up_and_kept(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, *[Trouble(whole=True, cut=400_000)] * 9)
+    hub.trouble(FILE, *[Trouble(ignore_range=True, cut=400_000)] * 9)
     error = await node.refusal()
     assert error.kind == "repo_fetch_failed"
     assert f"{hub.url}, which hung up after 400000 of 3072000 bytes" in str(error)
