@@ -1,4 +1,4 @@
-"""`/v1/embeddings` over a real socket, with the real client, in front of an engine that counts."""
+"""`/v1/embeddings` over a real socket, also with OpenAI's client, and with a fake engine."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ ASK: dict[str, Any] = {"model": MODEL, "input": "abc"}
 
 @dataclass
 class Vector:
-    """What an engine says."""
+    """An embedding from the engine."""
 
     vector: list[float]
     error: str | None = None
@@ -29,7 +29,7 @@ class Vector:
 
 
 class Embedder:
-    """Makes vectors of a prompt's length and first token, and keeps what it was asked."""
+    """A fake engine: an embedding consists of the prompt's length and first token. Records all requests."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
@@ -70,7 +70,7 @@ def unit(*values: float) -> list[float]:
     return [value / length for value in values]
 
 
-async def test_texts_become_vectors_of_length_one(node: Node) -> None:
+async def test_embeddings_have_unit_length(node: Node) -> None:
     ids = TOKENIZER.encode("abc")
     reply = await node.openai.embeddings.create(model=MODEL, input=["abc", "z"], encoding_format="float")
     assert [item.index for item in reply.data] == [0, 1]
@@ -82,8 +82,8 @@ async def test_texts_become_vectors_of_length_one(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("mine", "together"), [(0, 4), (1, 1), (3, 3)])
-async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: int, together: int) -> None:
-    """However few requests of one caller may be there at once, a batch is one that is served."""
+async def test_texts_of_a_batch_run_concurrently_within_the_limits(node: Node, mine: int, together: int) -> None:
+    """A batch is served even if it has more texts than the limit of requests per principal."""
     node.model.admission = Admission(AdmissionConfig(max_per_principal=mine), node.model.engine)
     texts = ["x" * length for length in range(1, 40)]
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
@@ -97,7 +97,7 @@ async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: in
     assert len(node.engine.embedder.requests) == len(texts)
 
 
-async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_before_a_failure_are_counted(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     node.engine.embedder.fails_at = 6
     assert (await node.error("/v1/embeddings", ASK | {"input": ["ab"] * 9}))[0] == 500
@@ -105,18 +105,18 @@ async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplo
     assert "finish_reason=error" in line and "texts=0" not in line and "texts=9" not in line
 
 
-async def test_the_client_reads_bytes_unless_told_otherwise(node: Node) -> None:
+async def test_openai_client_gets_base64_by_default(node: Node) -> None:
     packed = await node.openai.embeddings.create(model=MODEL, input="abc")
     plain = await node.openai.embeddings.create(model=MODEL, input="abc", encoding_format="float")
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, rel=1e-6)
 
 
-async def test_token_ids_are_taken_as_they_are(node: Node) -> None:
+async def test_token_ids_are_used_unchanged(node: Node) -> None:
     await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
     assert [request["prompt"] for request in node.engine.embedder.requests] == [[5, 6], [7]]
 
 
-async def test_a_principal_is_a_salt(node: Node) -> None:
+async def test_principal_is_the_salt(node: Node) -> None:
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
     await node.openai.embeddings.create(model=MODEL, input="a", extra_headers=headers)
     await node.openai.embeddings.create(model=MODEL, input="a")
@@ -134,14 +134,16 @@ async def test_a_principal_is_a_salt(node: Node) -> None:
         ({"dimensions": 2}, 400, "unsupported_parameter", "'dimensions'"),
     ],
 )
-async def test_refusals_have_names(node: Node, fields: dict[str, Any], status: int, code: str, words: str) -> None:
+async def test_invalid_request_has_its_error_code(
+    node: Node, fields: dict[str, Any], status: int, code: str, words: str
+) -> None:
     refused = await node.error("/v1/embeddings", ASK | fields)
     assert refused[:2] == (status, code)
     assert words in refused[2]
     assert not node.engine.embedder.requests
 
 
-async def test_a_text_may_fill_the_context(node: Node) -> None:
+async def test_text_may_fill_the_context(node: Node) -> None:
     status, _ = await node.post("/v1/embeddings", ASK | {"input": "x" * CONTEXT})
     assert status == 200
 
@@ -156,12 +158,12 @@ async def test_a_text_may_fill_the_context(node: Node) -> None:
         (Vector([1.0, math.nan]), 500),
     ],
 )
-async def test_what_the_engine_cannot_say_is_an_error(node: Node, vector: Vector, status: int) -> None:
+async def test_invalid_vector_is_an_error(node: Node, vector: Vector, status: int) -> None:
     node.engine.embedder.vector = vector
     assert (await node.error("/v1/embeddings", ASK))[0] == status
 
 
-async def test_a_hang_up_ends_the_work(node: Node) -> None:
+async def test_disconnect_cancels_the_request(node: Node) -> None:
     embedder = node.engine.embedder
     embedder.waits = True
     asking = asyncio.create_task(node.http.post(f"{node.url}/v1/embeddings", json=ASK).__aenter__())
@@ -169,10 +171,10 @@ async def test_a_hang_up_ends_the_work(node: Node) -> None:
     asking.cancel()
     await embedder.cancelled.wait()
     embedder.waits = False
-    assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # and the seat is free
+    assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # the slot in the batch is free
 
 
-async def test_a_busy_model_says_so(node: Node) -> None:
+async def test_busy_model_is_503(node: Node) -> None:
     node.engine.alive = False
     with pytest.raises(openai.APIStatusError) as refused:
         await node.openai.embeddings.create(model=MODEL, input="abc")

@@ -1,4 +1,4 @@
-"""What every request leaves behind: an id, one line in the log, and its place in the metrics."""
+"""Every request has an id, one log line and an entry in the metrics."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ async def sample(node: Node, series: str) -> float:
 
 
 @pytest.mark.parametrize("given", ["abc", "A.b_c-1", None, "a b", "x" * 129])
-async def test_every_answer_has_the_id_of_its_request(node: Node, given: str | None) -> None:
+async def test_response_has_the_request_id(node: Node, given: str | None) -> None:
     for path in ("/health", "/nowhere", "/models/load", "/v1/models"):
         headers = {} if given is None else {"x-request-id": given}
         async with node.session.get(node.url + path, headers=headers) as response:
@@ -40,7 +40,7 @@ async def test_every_answer_has_the_id_of_its_request(node: Node, given: str | N
         assert number == given if given in ("abc", "A.b_c-1") else number and number != given
 
 
-async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.load(make_model(tmp_path))
     completion = {"model": "org/tiny", "prompt": [1, 3]}
@@ -64,7 +64,7 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
         assert line.startswith(beginning)
 
 
-async def test_an_engines_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_log_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     await node.load(make_model(tmp_path, "crash"))
     logged = [
@@ -75,7 +75,7 @@ async def test_an_engines_lines_keep_their_level(node: Node, tmp_path: Path, cap
     assert logged == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 
 
-async def test_what_gateways_poll_is_for_the_curious_only(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_polling_requests_are_logged_at_debug_level(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.get("/health")
     assert lines(caplog) == []
@@ -106,7 +106,7 @@ async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
     assert await sample(node, "neuron_memory_total_bytes") > await sample(node, "neuron_memory_free_bytes") > 0
 
 
-async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: Node) -> None:
+async def test_errors_are_counted_by_code_and_unknown_paths_together(node: Node) -> None:
     await node.get("/a")
     await node.get("/b")
     await node.post("/v1/chat/completions", b"{")
@@ -117,7 +117,7 @@ async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: N
     assert await sample(node, 'neuron_refusals_total{code="invalid_source"}') == 1
 
 
-async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> None:
+async def test_model_events_are_counted(node: Node, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     await node.load(make_model(tmp_path))
     await node.load(make_model(tmp_path / "second", "bad-file"), "org/bad")
@@ -129,7 +129,7 @@ async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> 
         assert await sample(node, f'neuron_model_events_total{{event="{event}"}}') == count
 
 
-async def test_a_hang_up_is_counted_as_one(node: Node, tmp_path: Path) -> None:
+async def test_disconnect_is_counted_as_canceled(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     request = {"model": "org/tiny", "prompt": [3], "stream": True}
     async with node.session.post(f"{node.url}/v1/completions", json=request) as response:

@@ -1,4 +1,4 @@
-"""Open Responses' compliance cases, in front of a scripted engine."""
+"""The compliance cases of Open Responses, with a scripted engine."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Sofia"}}\n</
 
 
 async def reply_to(case: Case, says: str, **fields: Any) -> tuple[int, Any]:
-    """Status and reply, or the data of the events, of a node whose model says `says`."""
+    """Return the status and the body, or the data of the events, from a node whose model generates `says`."""
     async with serve(answer(says), AGENT_TEMPLATE) as node:
         body = {"model": MODEL, **case.body, **fields}
         return (200, await node.events(case.path, body)) if case.stream else await node.post(case.path, body)
@@ -30,7 +30,7 @@ def named(name: str) -> Case:
     [case for case in CASES if not case.vision],
     ids=lambda case: case.name,
 )
-async def test_a_reply_is_as_the_specification_demands(case: Case) -> None:
+async def test_response_complies_with_the_specification(case: Case) -> None:
     status, reply = await reply_to(case, CALL if "function_call" in case.items else "It is 4.")
     assert status in case.statuses, reply
     if status != 200:
@@ -41,12 +41,12 @@ async def test_a_reply_is_as_the_specification_demands(case: Case) -> None:
         specification().check_response(reply, case)
 
 
-async def test_a_model_that_cannot_see_refuses_the_image() -> None:
+async def test_image_is_rejected_without_vision() -> None:
     status, reply = await reply_to(named("image-input"), "A dot.")
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
-def test_the_schema_takes_messages_with_phases() -> None:
+def test_schema_accepts_messages_with_phases() -> None:
     content = [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}]
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": content}
     specification().check("ItemField", {**item, "phase": "final_answer"})
@@ -55,7 +55,7 @@ def test_the_schema_takes_messages_with_phases() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_reasoning_and_log_probabilities_are_of_the_schemas(stream: bool) -> None:
+async def test_calls_reasoning_and_logprobs_match_the_schemas(stream: bool) -> None:
     case = Case("all", {"input": "hi", "tools": [{"type": "function", "name": "get_weather"}]}, stream=stream)
     status, reply = await reply_to(case, f"<think>hm</think>I look.{CALL}", reasoning={"effort": "low"})
     assert status == 200
@@ -63,7 +63,7 @@ async def test_calls_reasoning_and_log_probabilities_are_of_the_schemas(stream: 
     check(reply, Case("all", {}, items=("reasoning", "message", "function_call")))
 
 
-async def test_parameters_are_repeated_as_numbers() -> None:
+async def test_response_repeats_parameters_as_numbers() -> None:
     parameters = {"frequency_penalty": 0.5, "top_p": 0.25, "safety_identifier": "s", "prompt_cache_key": "k"}
     status, reply = await reply_to(named("basic-response"), "Hi", **parameters, service_tier="auto")
     assert status == 200
@@ -72,14 +72,14 @@ async def test_parameters_are_repeated_as_numbers() -> None:
     assert reply["completed_at"] >= reply["created_at"] and reply["max_tool_calls"] is None
 
 
-async def test_a_schema_for_the_text_is_repeated_whole() -> None:
+async def test_response_repeats_the_text_schema() -> None:
     text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     status, reply = await reply_to(named("basic-response"), "{}", text={"format": text_format})
     assert status == 200, json.dumps(reply)
     assert reply["text"]["format"] == {**text_format, "description": None, "strict": True}
 
 
-async def test_a_compacted_conversation_stands_for_itself_in_the_next_request() -> None:
+async def test_compacted_conversation_is_accepted_as_input() -> None:
     case = named("compact-response")
     async with serve(answer("They launch on Tuesday.")) as node:
         body = {"model": MODEL, **case.body}
@@ -108,7 +108,7 @@ async def test_a_stored_response_can_be_compacted() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
-async def test_input_tokens_are_those_that_the_response_is_charged(more: dict[str, Any]) -> None:
+async def test_input_token_count_equals_the_usage(more: dict[str, Any]) -> None:
     async with serve(answer("Hi"), AGENT_TEMPLATE) as node:
         request = {"model": MODEL, "input": "Grüße", **more}
         counted = await node.post("/v1/responses/input_tokens", request)
