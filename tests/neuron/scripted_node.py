@@ -71,14 +71,14 @@ async def serve(
     *,
     tokenizer: Tokenizer = TOKENIZER,
     context: int = CONTEXT,
-    kept: ResponsesConfig | None = None,
+    stored_responses: ResponsesConfig | None = None,
     routes: Sequence[Route] = ROUTES,
 ) -> AsyncIterator[Node]:
     """Run a server with one model whose engine runs `script` for each request."""
     model = scripted_model(script, template=template, tokenizer=tokenizer, context=context)
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.registry = Registry(model)
-    app.state.responses = ResponseStore(kept or ResponsesConfig())
+    app.state.responses = ResponseStore(stored_responses or ResponsesConfig())
     # asyncio turns Nagle's algorithm off only for sockets with an explicit protocol.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))

@@ -60,16 +60,16 @@ def folded(data: list[str]) -> dict[str, Any]:
 async def both(node: Node, request: dict[str, Any], **headers: str) -> dict[str, Any]:
     """Send `request` streamed and not. Assert equal results; return the choice and the usage."""
     node.http.headers.update(headers)
-    status, whole = await node.post(PATH, request)
-    assert status == 200, whole
-    ChatCompletion.model_validate(whole)
+    status, complete = await node.post(PATH, request)
+    assert status == 200, complete
+    ChatCompletion.model_validate(complete)
     streamed = folded(await node.events(PATH, request | USAGE))
-    calls = [reply["message"].get("tool_calls", []) for reply in (whole["choices"][0], streamed["choice"])]
+    calls = [reply["message"].get("tool_calls", []) for reply in (complete["choices"][0], streamed["choice"])]
     ids = [call.pop("id") for item in calls for call in item]
-    for usage in (whole["usage"], streamed["usage"]):
+    for usage in (complete["usage"], streamed["usage"]):
         del usage["helexa_timing"]  # an answer that the server ends has no timing of the engine
     assert len(set(ids)) == len(ids) and all(id.startswith("call_") for id in ids)
-    assert streamed == {"choice": whole["choices"][0], "usage": whole["usage"]}
+    assert streamed == {"choice": complete["choices"][0], "usage": complete["usage"]}
     return streamed
 
 
@@ -238,8 +238,8 @@ async def test_reasoning_opened_by_the_model_is_reasoning() -> None:
 
 async def test_text_before_a_lone_closing_marker_is_reasoning() -> None:
     async with serve(answer(f"The weather.\n</think>\n\nI look.{CALL}"), AGENT_TEMPLATE) as node:
-        _, whole = await node.post(PATH, AGENT)
-        message = whole["choices"][0]["message"]
+        _, complete = await node.post(PATH, AGENT)
+        message = complete["choices"][0]["message"]
         assert (message["reasoning_content"], message["content"]) == ("The weather.\n", "I look.")
         assert len(message["tool_calls"]) == 1
         streamed = folded(await node.events(PATH, AGENT | USAGE))["choice"]["message"]

@@ -15,8 +15,8 @@ IDS = TOKENIZER.encode("ab")
 
 async def scoring(request: Generate, say: Say) -> None:
     """Report the log-probability -n for the nth prompt token, generate a token without text, and end."""
-    (other,) = TOKENIZER.encode("z")
-    scores: list[Logprob] = [(-float(n), [(other, -0.5)]) for n in range(1, len(request.prompt))]
+    (alternative,) = TOKENIZER.encode("z")
+    scores: list[Logprob] = [(-float(n), [(alternative, -0.5)]) for n in range(1, len(request.prompt))]
     if request.prompt_logprobs is not None:
         say(prompt_logprobs=scores[:1])  # as if from two prefill chunks
         say(prompt_logprobs=scores[1:], tokens=[])
@@ -51,12 +51,12 @@ async def test_lm_eval_request_gets_the_logprob_of_every_token() -> None:
 async def test_stream_has_the_same_logprobs() -> None:
     fields = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2}
     async with serve(scoring) as node:
-        (whole,) = await choices(node, **fields)
+        (complete,) = await choices(node, **fields)
         *data, done = await node.events(PATH, {"model": MODEL, **fields})
     assert done == "[DONE]"
     parts = [json.loads(one)["choices"][0] for one in data]
-    assert "".join(part["text"] for part in parts) == whole["text"] == "abc"
-    for name, values in whole["logprobs"].items():
+    assert "".join(part["text"] for part in parts) == complete["text"] == "abc"
+    for name, values in complete["logprobs"].items():
         assert [value for part in parts if part["logprobs"] for value in part["logprobs"][name]] == values
 
 
