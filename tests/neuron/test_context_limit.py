@@ -86,9 +86,9 @@ def test_rate_rises_at_once_and_falls_late() -> None:
 
     def rate_after(measured: float) -> float:
         rate.measure(measured)
-        return rate.told
+        return rate.rate
 
-    assert rate.told == 100.0  # before a measurement
+    assert rate.rate == 100.0  # before a measurement
     assert rate_after(150.0) == 150.0
     assert rate_after(80.0) == 150.0
     now = HOLD_SECONDS - 1
@@ -109,7 +109,7 @@ def test_rate_is_held_before_it_falls(steps: list[tuple[float, float]]) -> None:
     for wait, measured in steps:
         now += wait
         rate.measure(measured)
-        current = rate.told
+        current = rate.rate
         assert current >= measured
         if current != changes[-1][1]:
             assert current > changes[-1][1] or now - changes[-1][0] >= HOLD_SECONDS

@@ -18,7 +18,7 @@ from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.events import Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.routes import reply
 from helexa.neuron.routes.completions import CompletionProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from neuron.scripted_engine import MODEL, answer
 from neuron.scripted_node import CHAT, serve
 
@@ -38,14 +38,14 @@ async def _events(refused: bool) -> AsyncGenerator[InferenceEvent, None]:
     yield Finished(reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=1, prefill_ms=1.0, decode_ms=1.0)
 
 
-async def _serve(refused: bool, stream: bool) -> "weakref.ref[Reply]":
+async def _serve(refused: bool, stream: bool) -> "weakref.ref[RunResponse]":
     async def receive() -> dict[str, Any]:
         return await asyncio.Future()
 
     async def send(message: Any) -> None:
         pass
 
-    response = Reply(_events(refused), CompletionProjector("m"), stream=stream)
+    response = RunResponse(_events(refused), CompletionProjector("m"), stream=stream)
     try:
         await response({"type": "http", "path": "/v1/completions"}, receive, send)
         assert not refused

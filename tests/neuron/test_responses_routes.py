@@ -23,7 +23,7 @@ from helexa.neuron.events import (
 )
 from helexa.neuron.routes import reply
 from helexa.neuron.routes.projectors.response_projector import ResponseProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from neuron import openai_strict
 from neuron.scripted_engine import AGENT_TEMPLATE, MODEL, TOKENIZER, answer, endless, failing
 from neuron.scripted_node import Node, serve
@@ -121,9 +121,9 @@ async def test_openai_client_reads_reasoning_and_calls() -> None:
         for event in events:
             yield event
 
-    async def route(request: Request) -> Reply:
+    async def route(request: Request) -> RunResponse:
         parsed = ResponsesRequest.parse(await request.body())
-        return Reply(run(), ResponseProjector(MODEL, parsed), stream=bool(parsed.stream))
+        return RunResponse(run(), ResponseProjector(MODEL, parsed), stream=bool(parsed.stream))
 
     async with serve(answer(""), routes=[Route("/v1/responses", route, methods=["POST"])]) as node:
         async with node.openai.responses.stream(model=MODEL, input="hi") as stream:

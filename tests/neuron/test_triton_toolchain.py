@@ -47,19 +47,21 @@ def test_cached_build_needs_no_compiler_and_headers(machine: dict[str, str], tmp
 
 
 @pytest.mark.parametrize(
-    ("apart", "text"),
+    ("without_access", "text"),
     [
         ([], "cuda:0, cuda:1 reach one another's memory"),
         ([("cuda:0", "cuda:1")], "by way of main memory alone exchange data: cuda:0 and cuda:1"),
     ],
 )
 def test_doctor_reports_access_between_devices(
-    apart: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
+    without_access: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = [
         DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
     ]
-    monkeypatch.setattr(kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, apart=apart))
+    monkeypatch.setattr(
+        kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
+    )
     assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
 
 
@@ -74,4 +76,4 @@ def test_unusable_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyP
     survey = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
     assert [device.device for device in survey.devices] == ["cpu", "cuda:0", "cuda:1"]
     assert [device.reason for device in survey.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
-    assert (survey.apart, survey.unusable) == ([], None)
+    assert (survey.without_access, survey.unusable) == ([], None)

@@ -171,12 +171,12 @@ class TorchConfig(Section):
 
     def engine_options(self, device: str) -> EngineOptions:
         """Return the options of an engine that runs on `device`."""
-        step, beside = (2048, 2048) if device.startswith("cuda") else (512, 128)
+        step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
         decided = {
             "device": device,
             "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
             "max_prefill_beside_decode": (
-                beside if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
+                prefill_beside_decode if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
             ),
         }
         options = msgspec.convert(self.model_copy(update=decided), EngineOptions, from_attributes=True)

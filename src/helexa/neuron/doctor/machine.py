@@ -33,10 +33,10 @@ def look_at_machine(device: str) -> Iterator[Finding]:
     memory = f"{facts.memory_total_mb} MiB of memory"
     yield Finding("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
     yield Finding("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
-    found = _instructions()
-    if found:
-        yield Finding("machine", "fine", f"instructions that kernels make use of: {', '.join(found)}")
-    elif found is not None:
+    instructions = _instructions()
+    if instructions:
+        yield Finding("machine", "fine", f"instructions that kernels make use of: {', '.join(instructions)}")
+    elif instructions is not None:
         yield Finding("machine", "note", "instructions that kernels make use of: none, answers will be slow")
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None:
@@ -46,9 +46,13 @@ def look_at_machine(device: str) -> Iterator[Finding]:
 
 def _accelerators(device: str) -> Iterator[Finding]:
     facts = discover()
-    for one in facts.devices:
-        capability = f", compute capability {one.compute_capability}" if one.compute_capability else ""
-        yield Finding("device", "fine", f"cuda:{one.index} is {one.name} with {one.vram_total_mb} MiB{capability}")
+    for accelerator in facts.devices:
+        capability = f", compute capability {accelerator.compute_capability}" if accelerator.compute_capability else ""
+        yield Finding(
+            "device",
+            "fine",
+            f"cuda:{accelerator.index} is {accelerator.name} with {accelerator.vram_total_mb} MiB{capability}",
+        )
     if facts.driver_version:
         yield Finding("device", "fine", f"NVIDIA driver {facts.driver_version}, for CUDA up to {facts.cuda_version}")
     if facts.unified_accelerator:

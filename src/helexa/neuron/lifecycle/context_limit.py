@@ -90,24 +90,24 @@ class SteadyRate:
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
-        self.told = first
+        self.rate = first
         self._clock = clock
         self._lower = 0.0  # highest measurement since `_since`
         self._since: float | None = None
 
     def measure(self, rate: float) -> None:
         """Add a measurement."""
-        if rate >= self.told:
-            self.told, self._since = rate, None
+        if rate >= self.rate:
+            self.rate, self._since = rate, None
         elif self._since is None:
             self._lower, self._since = rate, self._clock()
         else:
             self._lower = max(self._lower, rate)
             if self._clock() - self._since >= HOLD_SECONDS:
-                self.told, self._since = self._lower, None
+                self.rate, self._since = self._lower, None
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:
     """Return the positions that the KV cache can really hold: pages without memory do not count."""
-    gone = -(-missing_bytes // max(facts.page_bytes, 1))
-    return max(facts.pages - gone, 0) * facts.page_size
+    missing_pages = -(-missing_bytes // max(facts.page_bytes, 1))
+    return max(facts.pages - missing_pages, 0) * facts.page_size

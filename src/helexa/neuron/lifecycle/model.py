@@ -65,7 +65,7 @@ class ServedModel:
     @property
     def limit(self) -> Limit:
         """The current limits of requests. Does not wait for the engine."""
-        readings = Readings(self.engine.missing_bytes, self._steady_rate.told)
+        readings = Readings(self.engine.missing_bytes, self._steady_rate.rate)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property

@@ -237,9 +237,9 @@ class Registry:
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
         report("tokenizer", 0, 0)
-        async with WarmStandby(self._spawn) as spare:  # an engine process starts while the tokenizer is read
+        async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
-            resident = self._resident(model_id, spec, path, options, text, spare.take)
+            resident = self._resident(model_id, spec, path, options, text, standby.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         self._residents[model_id] = resident
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
@@ -287,13 +287,13 @@ class Registry:
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Run `work` to its end, even if the caller is canceled. Other operations on `model_id` wait."""
 
-        def done(work: "asyncio.Task[T]") -> None:
+        def on_done(work: "asyncio.Task[T]") -> None:
             del self._busy[model_id]
             if not work.cancelled() and (error := work.exception()):
                 log.info("model=%s: %s: %s", model_id, type(error).__name__, error)
 
         self._busy[model_id] = work
-        work.add_done_callback(done)
+        work.add_done_callback(on_done)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -63,14 +63,14 @@ def run(
             the engine is down. Later failures are a `Failed` event.
     """
     runs = [
-        partial(_one, model, prompt, request, form, constraint, principal, turn, choice)
+        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
     return runs[0](counts_prompt) if len(runs) == 1 else all_choices(runs, request.n or 1)
 
 
-async def _one(
+async def _run_choice(
     model: ServedModel,
     prompt: list[int],
     request: GenerationRequest,
@@ -91,7 +91,7 @@ async def _one(
         stops=request.stop or (),
         stop_ids=stop_ids,
         form=form,
-        room=limit - len(closing),
+        closing_limit=limit - len(closing),
         logprobs=sampling.logprobs is not None,
         scored=request.scores_prompt,
     )
@@ -117,30 +117,30 @@ async def _one(
         )
 
     try:
-        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as seat:
+        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as admitted:
             outputs = generate()
             yield end.started()
             while True:
                 async with aclosing(outputs):
                     while True:
                         output = await anext(outputs)
-                        said = reader.read(output)
-                        seat.hold(end.count(output))
+                        events = reader.read(output)
+                        admitted.hold(end.count(output))
                         if counts_prompt and output.finish != "error":
                             counts_prompt = False
                             yield end.prompt_counted()
                         if reader.stopped or reader.overthought or output.finish is not None:
                             break
-                        for event in said:
+                        for event in events:
                             yield event
                 if not reader.overthought or output.finish == "error":
                     break
-                for event in (*said, *reader.end_reasoning(closing)):
+                for event in (*events, *reader.end_reasoning(closing)):
                     yield event
                 end.resume()
                 outputs = generate()
         # The engine has finished the request: a slow client no longer occupies the batch.
-        for event in said:
+        for event in events:
             yield event
         if output.finish == "error" and not reader.stopped:
             yield end.fail(_engine_error(output))
@@ -190,10 +190,10 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
     """
     if not prompt:
         raise invalid_body("the prompt has no tokens")
-    room = context_length - len(prompt)
-    if room < 0 or (room == 0 and requested != 0):
+    free = context_length - len(prompt)
+    if free < 0 or (free == 0 and requested != 0):
         raise context_length_exceeded(len(prompt), context_length)
-    return min((default or room) if requested is None else requested, room)
+    return min((default or free) if requested is None else requested, free)
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
@@ -207,8 +207,8 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
     """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:
-        asked: float | None = getattr(request, name)
-        value = defaults.get(name, fallback) if asked is None else asked
+        requested: float | None = getattr(request, name)
+        value = defaults.get(name, fallback) if requested is None else requested
         return min(max(value, low), high)  # requests are validated, but a model's file may hold any value
 
     temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)

@@ -54,14 +54,14 @@ class Metrics:
         self._decode = histogram("decode", "A run's answer", _PHASE, "model")
         self._token = histogram("time_per_output_token", "Between the tokens of an answer", _TOKEN, "model")
 
-    def observe(self, exchange: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
+    def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
         """Count a finished request. `endpoint` is the function that served it, or None."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
-        self._requests.labels(route, str(exchange.status)).inc()
-        self._duration.labels(route).observe(exchange.duration)
-        for code in exchange.refusals:
+        self._requests.labels(route, str(record.status)).inc()
+        self._duration.labels(route).observe(record.duration)
+        for code in record.refusals:
             self._refusals.labels(code).inc()
-        for run in exchange.runs:
+        for run in record.runs:
             self._observe_run(run)
 
     def watch(self, collector: Collector) -> None:
@@ -114,20 +114,22 @@ class NodeCollector(Collector):
         yield _gauge("memory_total_bytes", "Of the host", [((), (health.memory_total_mb or 0) << 20)])
         yield _gauge("models_loading", "Loads that run", [((), len(health.loading))])
         for name, text, field in _DEVICE:
-            values = [((str(one.index),), getattr(one, field)) for one in health.devices]
+            values = [((str(device.index),), getattr(device, field)) for device in health.devices]
             yield _gauge(f"device_{name}", text, values, "device")
         for name, text, field in _MODEL:
-            yield _gauge(f"model_{name}", text, [((one.id,), getattr(one, field)) for one in health.models], "model")
+            yield _gauge(
+                f"model_{name}", text, [((model.id,), getattr(model, field)) for model in health.models], "model"
+            )
         rejected = CounterMetricFamily("neuron_model_rejections", "Requests turned away", labels=("model", "reason"))
-        for one in health.models:
+        for model in health.models:
             for field in _REJECTIONS:
-                rejected.add_metric((one.id, field.removeprefix("rejected_")), getattr(one, field))
+                rejected.add_metric((model.id, field.removeprefix("rejected_")), getattr(model, field))
         yield rejected
         events = CounterMetricFamily("neuron_model_events", "What happened to models", labels=("event",))
         for event, count in self._events.items():
             events.add_metric((event,), count)
         yield events
-        up = [((one.id,), int(one.status == "loaded")) for one in self._models()]
+        up = [((model.id,), int(model.status == "loaded")) for model in self._models()]
         yield _gauge("model_up", "1 while it serves, 0 while it recovers", up, "model")
 
 

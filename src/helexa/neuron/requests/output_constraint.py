@@ -45,7 +45,7 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
     """
     if (shape := request.shape) is None:
         return None
-    grammar = await asyncio.to_thread(_shaped, shape)
+    grammar = await asyncio.to_thread(_shape_grammar, shape)
     await model.grammars.compile_check(grammar, shape.param)
     return Constraint(grammar)
 
@@ -68,13 +68,13 @@ async def chat_constraint(
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
     schemas = schemas_of(tools)
     if chat.shape is None and not (tools and (chat.must_call or strict)):
-        return _no_more_thoughts(model, chat, schemas)
+        return _after_closed_reasoning(model, chat, schemas)
     if tools:
-        constraint = await asyncio.to_thread(_called, model, chat, schemas, strict, prompt, thinks)
+        constraint = await asyncio.to_thread(_call_constraint, model, chat, schemas, strict, prompt, thinks)
         param = "tool_choice" if chat.must_call else "tools" if chat.shape is None else chat.shape.param
     else:
         assert chat.shape is not None
-        constraint = await asyncio.to_thread(_answered, model, chat.shape, prompt, thinks)
+        constraint = await asyncio.to_thread(_shape_constraint, model, chat.shape, prompt, thinks)
         param = chat.shape.param
     await model.grammars.compile_check(constraint.grammar, param)
     return constraint
@@ -85,21 +85,21 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
-def _shaped(shape: AnswerShape) -> str:
+def _shape_grammar(shape: AnswerShape) -> str:
     if shape.kind == "schema":
         return for_schema(shape.value, lenient=shape.lenient)
     return {"regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind](shape.value)
 
 
-def _answered(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
-    grammar, token_id = _shaped(shape), model.text.tokenizer.token_id
+def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
+    grammar, token_id = _shape_grammar(shape), model.text.tokenizer.token_id
     if model.text.notation.frames_calls:
         framed = [in_final_channel(grammar, reasons=reasons, token_id=token_id) for reasons in (True, False)]
         return Constraint(*framed)
     return Constraint(_with_reasoning(model, grammar, prompt, thinks), grammar)
 
 
-def _called(
+def _call_constraint(
     model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
 ) -> Constraint:
     family = model.text.notation.family
@@ -115,7 +115,7 @@ def _called(
         chat.parallel_tool_calls is not False and chat.forced_tool is None,
         strict=strict,
         token_id=model.text.tokenizer.token_id,
-        answer="" if shape is None else _shaped(shape),
+        answer="" if shape is None else _shape_grammar(shape),
     )
     cut = build(reasons=False)
     if model.text.notation.frames_calls:
@@ -124,14 +124,14 @@ def _called(
 
 
 def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thinks: bool) -> str:
-    notation = model.text.notation
-    begun = notation.is_inside(prompt)
-    if notation.reasoning is None or not (begun or (thinks and not notation.is_over(prompt))):
+    formats = model.text.notation
+    begun = formats.is_inside(prompt)
+    if formats.reasoning is None or not (begun or (thinks and not formats.is_over(prompt))):
         return grammar
-    return after_reasoning(grammar, notation.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
+    return after_reasoning(grammar, formats.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
 
 
-def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
+def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
     """Return a constraint for the output after closed reasoning, if calls follow reasoning; the reasoning itself is
     free.
     """

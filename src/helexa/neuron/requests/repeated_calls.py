@@ -21,7 +21,7 @@ class RepeatedCalls:
     """
 
     def __init__(self) -> None:
-        self.found = False
+        self.repeated = False
         self._earlier: set[tuple[str, str]] = set()
         self._name = ""
         self._arguments = ""
@@ -44,9 +44,9 @@ class RepeatedCalls:
             return []
         call = (self._name, self._arguments)
         self._name = ""
-        self.found = call in self._earlier
+        self.repeated = call in self._earlier
         self._earlier.add(call)
-        return [] if self.found else self.release()
+        return [] if self.repeated else self.release()
 
     def release(self) -> Sequence[CallEvent]:
         """Return the events of a call that were held back until the call differs from earlier calls."""

@@ -60,9 +60,9 @@ class RequestRecord:
 _current: ContextVar[RequestRecord | None] = ContextVar("exchange", default=None)
 
 
-def begin(exchange: RequestRecord) -> None:
+def begin(record: RequestRecord) -> None:
     """Set the record of the current request."""
-    _current.set(exchange)
+    _current.set(record)
 
 
 def current() -> RequestRecord:

@@ -17,7 +17,7 @@ from helexa.neuron.requests.output_constraint import chat_constraint, schemas_of
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projectors.chat_projector import ChatProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.usage import counts_prompt, reports_usage
 from helexa.neuron.text.templates.chat_template import TemplateError
 
@@ -25,7 +25,7 @@ _THINKING_HEADER = "x-include-thinking"
 _THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
 
 
-async def chat_completions(request: Request) -> Reply:
+async def chat_completions(request: Request) -> RunResponse:
     """Answer a conversation."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
@@ -34,11 +34,11 @@ async def chat_completions(request: Request) -> Reply:
     events = await converse(
         model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
     )
-    asked = chat.includes_usage
+    client_usage = chat.includes_usage
     projector = ChatProjector(
-        model.id, choices=chat.n or 1, include_usage=asked or reports_usage(request), null_usage=asked
+        model.id, choices=chat.n or 1, include_usage=client_usage or reports_usage(request), null_usage=client_usage
     )
-    return Reply(events, projector, stream=bool(chat.stream))
+    return RunResponse(events, projector, stream=bool(chat.stream))
 
 
 async def converse(
