@@ -212,7 +212,7 @@ def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.Mon
         if thread.name == "nvml":
             thread.join()  # otherwise the next test may see its result
     assert listed.devices == []
-    assert listed.unavailable == "the driver did not answer for 0.05 s; see nvidia-smi, reboot"
+    assert listed.unavailable == "the driver did not respond for 0.05 s; run nvidia-smi, or reboot"
 
 
 @pytest.mark.parametrize("code", [9, 12])

@@ -157,7 +157,7 @@ async def test_forced_call_is_400_without_a_tool_call_format(fields: dict[str, A
     async with serve(answer("x"), "{{ tools }}{{ messages }}") as node:
         status, code, message = await node.error(PATH, {**CHAT, **fields})
         assert (status, code) == (400, "unsupported_parameter")
-        assert f"'{param}'" in message and "notation" in message
+        assert f"'{param}'" in message and "tool-call format" in message
 
 
 # With a real model

@@ -33,6 +33,6 @@ def test_device_with_the_most_free_memory_is_chosen_if_the_model_fits(model_gib,
 def test_choice_lists_reasons_against_skipped_devices():
     choice = choose_device(30 * GIB, gpus(8, 24), skipped=["cuda:7 is lost"])
     assert str(choice) == (
-        "cpu: the processor; cuda:7 is lost; cuda:1 has 24576 MiB free, the model needs 37376; "
+        "cpu: no GPU can be used; cuda:7 is lost; cuda:1 has 24576 MiB free, the model needs 37376; "
         "cuda:0 has 8192 MiB free, the model needs 37376"
     )

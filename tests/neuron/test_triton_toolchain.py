@@ -49,8 +49,8 @@ def test_cached_build_needs_no_compiler_and_headers(machine: dict[str, str], tmp
 @pytest.mark.parametrize(
     ("without_access", "text"),
     [
-        ([], "cuda:0, cuda:1 reach one another's memory"),
-        ([("cuda:0", "cuda:1")], "by way of main memory alone exchange data: cuda:0 and cuda:1"),
+        ([], "direct memory access between cuda:0, cuda:1"),
+        ([("cuda:0", "cuda:1")], "no direct memory access, data is copied through main memory: cuda:0 and cuda:1"),
     ],
 )
 def test_doctor_reports_access_between_devices(

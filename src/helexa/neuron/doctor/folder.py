@@ -30,10 +30,12 @@ def _look(folder: Path, content: str) -> Finding:
     except OSError:  # the folder is not readable
         writable, free = False, 0
     if not writable:
-        return Finding("cache", "fault", f"{content} are to be kept in {folder}, which cannot be written")
-    text = f"{content} are kept in {folder}, {free >> 30} GiB free"
+        return Finding("cache", "fault", f"{content} belong in {folder}, which is not writable")
+    text = f"{content} are stored in {folder}, {free >> 30} GiB free"
     if free < _LITTLE_BYTES:
-        return Finding("disk", "note", f"{text}, which is little for models; make room or move it: [cache] dir")
+        return Finding(
+            "disk", "note", f"{text}, which is little for models; free space, or choose another folder with [cache] dir"
+        )
     return Finding("disk", "fine", text)
 
 
@@ -52,5 +54,5 @@ def _look_inside(folder: Path) -> Iterator[Finding]:
     if total:
         yield Finding("cache", "fine", f"{folder} holds {total >> 20} MiB")
     if unfinished:
-        text = f"of them {unfinished} unfinished downloads, {unfinished_bytes >> 20} MiB; they go on when their models are loaded"
+        text = f"{unfinished} unfinished downloads, {unfinished_bytes >> 20} MiB; each resumes when its model is loaded"
         yield Finding("cache", "note", text)

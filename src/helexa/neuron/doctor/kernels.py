@@ -77,18 +77,14 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
         free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
         text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
         yield Finding("kernels", "fine", text)
-    cuda = [
-        entry.device
-        for entry in survey.devices
-        if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS
-    ]
+    cuda = [entry.device for entry in survey.devices if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS]
     if survey.without_access:
         pairs = ", ".join(f"{first} and {second}" for first, second in survey.without_access)
-        yield Finding("device", "note", f"by way of main memory alone exchange data: {pairs}")
+        yield Finding("device", "note", f"no direct memory access, data is copied through main memory: {pairs}")
     elif len(cuda) > 1:
-        yield Finding("device", "fine", f"{', '.join(cuda)} reach one another's memory")
+        yield Finding("device", "fine", f"direct memory access between {', '.join(cuda)}")
     if settings.dtype not in ("auto", "bfloat16"):
-        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not know; use 'auto'"
+        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not support; use 'auto'"
         yield Finding("kernels", "note", text)
     if survey.unusable:
         yield Finding("device", "fault", survey.unusable)

@@ -46,7 +46,7 @@ def accelerators() -> Accelerators:
     thread.join(_PATIENCE_SECONDS)
     if not results:
         return Accelerators(
-            unavailable=f"the driver did not answer for {_PATIENCE_SECONDS:g} s; see nvidia-smi, reboot"
+            unavailable=f"the driver did not respond for {_PATIENCE_SECONDS:g} s; run nvidia-smi, or reboot"
         )
     return results[0]
 
@@ -69,7 +69,7 @@ def _find() -> Accelerators:
         try:
             devices.append(_device(nvml, index, nvml_index))
         except nvml.NVMLError as error:
-            log.warning("cuda:%d is left out: %s", index, error)
+            log.warning("cuda:%d is ignored: %s", index, error)
             lost = str(error)
     return Accelerators(devices, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if devices else lost)
 
@@ -187,6 +187,6 @@ def _versions() -> str:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return "their versions are unknown"
+        return "versions unknown"
     _, _, library = maps.partition("libnvidia-ml.so.")
-    return f"its module is {module}, its library {library.partition(chr(10))[0] or 'unknown'}"
+    return f"kernel module {module}, library {library.partition(chr(10))[0] or 'unknown'}"

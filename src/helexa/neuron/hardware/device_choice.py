@@ -50,8 +50,8 @@ def choose_device(
             return DeviceChoice(gpu.device, f"{gpu.free_bytes >> 20} MiB free, the most", tuple(passed_over))
         passed_over.append(f"{gpu.device} has {gpu.free_bytes >> 20} MiB free, the model needs {needed >> 20}")
     if mps:
-        return DeviceChoice("mps", "Apple's accelerator", tuple(passed_over))
-    return DeviceChoice("cpu", "the processor", tuple(passed_over))
+        return DeviceChoice("mps", "Apple's GPU", tuple(passed_over))
+    return DeviceChoice("cpu", "no GPU can be used", tuple(passed_over))
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
@@ -59,7 +59,7 @@ def device_for(model_bytes: int) -> DeviceChoice:
     facts = discover()
     if torch_version().endswith("+cpu"):
         skipped_devices = [
-            f"cuda:{device.index} is not used: this torch is built for CPUs alone" for device in facts.devices
+            f"cuda:{device.index} is not used: torch is installed without CUDA" for device in facts.devices
         ]
         return choose_device(model_bytes, (), mps=has_apple_silicon(), skipped=skipped_devices)
     free_bytes = {device.index: device.vram_free_mb << 20 for device in device_health()} if facts.devices else {}

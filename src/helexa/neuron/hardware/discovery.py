@@ -55,8 +55,8 @@ def overlooked() -> str | None:
     if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return None
     return (
-        "there is NVIDIA's driver, but NVML (nvidia-ml-py and libnvidia-ml) tells of no device that is visible, so "
-        "'auto' is the CPU; if torch has a device all the same, name it: device = \"cuda\""
+        "NVIDIA's driver is installed, but NVML (nvidia-ml-py and libnvidia-ml) reports no visible device, so "
+        "'auto' selects the CPU; if torch can use a device, set device = \"cuda\""
     )
 
 

@@ -117,7 +117,7 @@ def _sizes(path: Path) -> Counter[str]:
             case {"dtype": str(kind), "shape": [*shape]} if all(isinstance(size, int) for size in shape):
                 sizes[kind] += prod(shape)
             case _ if name != "__metadata__":
-                raise ModelFileError(f"{path.name}: tensor {name[:100]!r} is described in no known way")
+                raise ModelFileError(f"{path.name}: tensor {name[:100]!r} has an invalid header entry")
             case _:
                 pass
     return sizes

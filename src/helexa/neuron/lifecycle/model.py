@@ -75,7 +75,7 @@ class ServedModel:
             return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
         if self.limit.context == 0:
             missing = self.engine.missing_bytes >> 20
-            detail = f"{missing} MiB that the model's cache was promised are in use by other programs"
+            detail = f"{missing} MiB of the memory granted to the KV cache are in use by other programs"
             return Servable(ok=False, reason="insufficient_memory", detail=detail)
         return Servable(ok=True)
 
@@ -87,7 +87,7 @@ class ServedModel:
         """
         servable = self.servable
         if not servable.ok:
-            raise service_unavailable(f"model '{self.id}' cannot answer now: {servable.detail}", retry_after=5)
+            raise service_unavailable(f"model '{self.id}' cannot serve requests now: {servable.detail}", retry_after=5)
 
     def info(self, status: ModelStatus = "loaded") -> ModelInfo:
         """Return the entry in `GET /models`. Does not wait for the engine."""

@@ -309,7 +309,9 @@ class Registry:
             raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
         devices = spec.devices or []
         if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
-            raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
+            raise HelexaError(
+                "this node runs each model on one device; tensor_parallel and devices must not request more"
+            )
         # Gateways also send device indices to nodes without accelerators.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
         if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
@@ -324,7 +326,7 @@ class Registry:
         model_id = model_id[:200]  # the id may be as long as a request
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
-        return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+        return model_not_found(model_id, f"loaded models: {', '.join(near)}" if near else "no model is loaded")
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
@@ -343,7 +345,9 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
     if path.suffix.lower() != ".gguf":
         return quant_named(quant)
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
-        log.warning("model=%s: %s is used as it is; quant '%s' quantises safetensors only", model_id, path.name, quant)
+        log.warning(
+            "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant
+        )
     return ""
 
 
@@ -362,4 +366,4 @@ def bare_id(text: str) -> str:
 def _check_tool_parser(name: str | None) -> None:
     if name is not None and name != _NO_PARSER and name not in FAMILIES:
         known = ", ".join([*FAMILIES, _NO_PARSER])
-        raise HelexaError(f"unknown tool_parser '{name[:100]}'; there are {known}")
+        raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

@@ -133,7 +133,7 @@ class AnswerReader:
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
             *tokens, ending = tokens
         if self._logprobs is not None and len(output.logprobs) < len(tokens):
-            raise ValueError("the engine told too few log-probabilities")
+            raise ValueError("the engine returned too few log-probabilities")
         for index, token in enumerate(tokens):
             if self._logprobs is not None:
                 self._logprobs.add(token, output.logprobs[index])
@@ -159,7 +159,7 @@ class AnswerReader:
             self._show(PromptScores(tuple(scores)))
             self._scores_missing = False
         elif output.tokens:
-            raise ValueError("the engine told too few log-probabilities of the prompt")
+            raise ValueError("the engine returned too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
         """Continue as if the model had generated `tokens`, which close its reasoning. Return the resulting events."""

@@ -172,7 +172,7 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
         token = model.text.tokenizer.token_text(largest)
-        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
+        raise invalid_body(f"the prompt contains the token {token!r}, which is not in the model's vocabulary")
     return limit
 
 

@@ -105,7 +105,7 @@ def _call_constraint(
     family = model.text.notation.family
     if family is None:
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
-        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no notation for calls of tools")
+        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no tool-call format")
     shape = None if chat.must_call else chat.shape
     build = partial(
         for_tools,

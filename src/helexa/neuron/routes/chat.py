@@ -125,7 +125,9 @@ def _prompt(
 ) -> tuple[list[int], int]:
     """Return the prompt, and the begin of its last turn if the engine uses the position, else 0."""
     if tools and not model.text.template.mentions("tools"):
-        raise unsupported_parameter("tools", f"model '{model.id}' was not made for tools: its chat template has none")
+        raise unsupported_parameter(
+            "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
+        )
     turns = template_turns(model, messages)
     try:
         if model.engine.ready.state_bytes:

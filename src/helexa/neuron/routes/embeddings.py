@@ -140,7 +140,7 @@ async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list
         )
     length = math.hypot(*embedding.vector)
     if not math.isfinite(length) or length == 0:
-        raise internal_error("the model made no finite vector of a text")
+        raise internal_error("the model returned a vector that is zero or not finite")
     return [value / length for value in embedding.vector]
 
 

@@ -45,7 +45,7 @@ async def get_usage(request: Request) -> Response:
     except TimeoutError:
         record = None
     if record is None:
-        raise ApiError(404, "usage_not_found", "no request with this usage id has ended lately")
+        raise ApiError(404, "usage_not_found", "no request with this usage id ended recently")
     return JsonResponse(asdict(record))
 
 

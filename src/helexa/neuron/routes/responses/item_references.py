@@ -24,7 +24,7 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
             continue
         field, id = f"input.{index}", str(item["id"])
         if not store.enabled:
-            hint = "this node keeps no responses; send the item itself"
+            hint = "this node stores no responses; send the item itself"
             raise unsupported_parameter(field, f"'{field}': references to items are not supported: {hint}")
         response = store.find(response_of(id), principal)
         if response is None:

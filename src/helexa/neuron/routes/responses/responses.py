@@ -110,7 +110,7 @@ async def _read_request(
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
     if responses_request.store and not store.enabled:
-        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
+        raise unsupported_parameter("store", "'store' must be false: this node stores no responses")
     previous = _previous(store, responses_request.previous_response_id, principal)
     sources = referred(store, responses_request.input, principal)
     history, chat = await asyncio.to_thread(_conversation, previous, responses_request, sources)
@@ -123,7 +123,7 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
         return None
     name = "previous_response_id"
     if not store.enabled:
-        hint = "this node keeps no responses; send the whole conversation as 'input'"
+        hint = "this node stores no responses; send the whole conversation as 'input'"
         raise unsupported_parameter(name, f"'{name}' is not supported: {hint}")
     previous = store.find(id, principal)
     if previous is None:
