@@ -16,7 +16,7 @@ def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
 
     Args:
         folder: the folder; may not exist yet.
-        what: description of the folder's content.
+        content: description of the folder's content.
     """
     yield _look(folder, content)
     yield from _look_inside(folder)

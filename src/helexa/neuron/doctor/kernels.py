@@ -46,7 +46,7 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
         threads: number of threads of an engine on a CPU.
         devices: the kernels for each device.
         unusable: why the configured device is unusable, or None.
-        apart: pairs of CUDA devices without access to each other's memory.
+        without_access: pairs of CUDA devices without access to each other's memory.
     """
 
     threads: int

@@ -75,7 +75,7 @@ def _find() -> Accelerators:
 
 
 def device_health() -> list[DeviceHealth]:
-    """Return the current readings of the responsive devices. May take long, because busy drivers hold locks."""
+    """Return the current readings of the responsive devices. Slow if a busy driver holds its lock."""
     nvml, _ = _nvml()
     if nvml is None:
         return []
@@ -182,7 +182,7 @@ def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Describe the versions of kernel module and library, which must be equal."""
+    """Return the versions of the kernel module and of the library, as text. Both must be equal."""
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()

@@ -49,7 +49,7 @@ def default_device() -> str:
 
 
 def overlooked() -> str | None:
-    """Return why the CPU may be the wrong choice: NVIDIA's driver is present, but NVML reports no visible device."""
+    """Return a warning if NVIDIA's driver is present but NVML reports no visible device, else None."""
     facts = discover()
     known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
     if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:

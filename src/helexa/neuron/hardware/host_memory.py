@@ -13,7 +13,7 @@ def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[i
 
     Args:
         cgroup: root folder of control groups, version 2.
-        group: path of this process's control group below `cgroup`; None to ask the system.
+        own_group: path of this process's control group below `cgroup`; None to ask the system.
     """
     machine = psutil.virtual_memory()
     free, total = machine.available, machine.total

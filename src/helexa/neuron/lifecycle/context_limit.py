@@ -12,7 +12,7 @@ LEAST_BY_RATE = 4096
 HOLD_SECONDS = 600.0
 
 _STEP = 1024
-_OUTPUT_PART = 4  # divisor: the part of a short context that is left to the answer
+_OUTPUT_PART = 4  # divisor: share of a short context that is left for the answer
 # default prefill time limit in seconds, and assumed prompt tokens per second before a measurement
 _CPU = (600.0, 100.0)
 _ACCELERATOR = (120.0, 800.0)
@@ -51,7 +51,7 @@ class Readings:
 
 
 def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
-    """Return three limits in tokens: the context, a prompt that leaves room for a full answer, and this answer.
+    """Return three limits in tokens: the context, a prompt that leaves space for a full answer, and this answer.
 
     A context of 0 means that there is no memory for any request.
     """
@@ -86,7 +86,7 @@ class SteadyRate:
         clock: monotonic clock, in seconds.
 
     Attributes:
-        told: the smoothed rate.
+        rate: the smoothed rate.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:

@@ -20,12 +20,17 @@ log = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
-    """Starts an engine for one model, always with the same options. See `EngineClient.start`."""
+    """Starts an engine for one model, always with the same options."""
 
     def __call__(
         self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
     ) -> Awaitable[EngineClient]:
-        """Return the engine when it is ready."""
+        """Return the engine when it is ready.
+
+        Args:
+            on_progress: receives the progress of the load.
+            on_exit: receives the reason if the engine process ends later.
+        """
         ...
 
 

@@ -14,11 +14,11 @@ from helexa.neuron.lifecycle.context_limit import Facts, Readings, SteadyRate, c
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
-_TELLING_TOKENS = 256  # shorter prompts say little about the prefill rate of long prompts
+_MIN_MEASURED_TOKENS = 256  # the prefill rate of shorter prompts is not that of long prompts
 
 
 class ServedModel:
-    """A model that answers requests.
+    """A loaded model that serves requests.
 
     Attributes:
         id: id in requests, without a scheme.
@@ -115,7 +115,7 @@ class ServedModel:
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
         """Update the rates in tokens per second with a finished request. Cached tokens do not count as prefill."""
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
-        if timing.read_tokens >= _TELLING_TOKENS and timing.read_ms > 0:
+        if timing.read_tokens >= _MIN_MEASURED_TOKENS and timing.read_ms > 0:
             self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 

@@ -56,7 +56,7 @@ class Registry:
     Args:
         config: the node's configuration.
         sources: resolves source ids to files.
-        device: device of models whose load request names none.
+        device: default device, for load requests without a device.
         spawn: starts an engine process.
         clock: monotonic clock, in seconds.
         sleep: waits between restarts.
@@ -73,7 +73,7 @@ class Registry:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.awaited: set[str] = set()
-        """Ids of models that will be loaded at start. Requests for them get "loading" instead of "not found"."""
+        """Ids of default models that are not loaded yet. Requests for them get "loading" instead of "not found"."""
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
         """Number of events since the start, by name."""
         self._harness = config.harness.torch

@@ -24,15 +24,14 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The parts that an assistant's answer may have beside text, and their representation in events.
+    """The parts that an assistant's answer may have in addition to text, and how events represent them.
 
     Attributes:
         tools: JSON Schema of each callable tool's arguments, by tool name.
         parallel: the answer may call several tools; otherwise a second call ends the answer.
         must_call: the answer consists of calls only. A call that repeats an earlier call of the same answer ends it.
         spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
-        thinking_budget: largest number of reasoning tokens. Then the reasoning is closed and the answer begins. None
-            for no limit.
+        thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
         untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
             False if a grammar constrains the answer, because then JSON is the requested answer.
     """
@@ -61,7 +60,8 @@ class AnswerReader:
         stops: stop strings.
         stop_ids: tokens that end the answer and are not part of it.
         form: allowed parts of an assistant's answer; None if the whole output is text.
-        room: number of tokens after which reasoning is no longer closed early, because no space for an answer remains.
+        closing_limit: number of generated tokens from which the reasoning is not closed early, because no space for an
+            answer remains.
         logprobs: the outputs carry log-probabilities to report.
         scored: the outputs also carry log-probabilities of the prompt's tokens. Then every token of the answer is
             reported, including the token that ends the answer, so that a client can count from the end.
@@ -70,8 +70,8 @@ class AnswerReader:
         tokens: number of tokens of the answer, including the token that ended it and excluding tokens after its end.
         reasoning_tokens: number of reasoning tokens, including the reasoning markers.
         stopped: the reader found a stop string or a disallowed call. Further output of the engine is discarded.
-        overthought: the reasoning exceeded its budget. The rest of the last output is discarded.
-        written: tokens of the answer so far, if there is a reasoning budget.
+        overthought: the reasoning exceeded its budget. The remaining tokens of the last output are discarded.
+        written: tokens of the answer so far; recorded only with a reasoning budget.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
 
 
 class _ActiveRuns:
-    """Active runs: `count` is their number, `left` is set when the next run ends."""
+    """The number of active runs in `count`, and an event `ended` that is set when the next run ends."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -91,9 +91,8 @@ async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _
                 event = await anext(run)
             except Exception as error:
                 active.count -= 1
-                has_others = (
-                    active.count or run_ended.is_set()
-                )  # other runs hold the capacity, or held it until just now
+                # other runs hold the capacity, or held it until just now
+                has_others = active.count or run_ended.is_set()
                 if not (has_others and isinstance(error, ApiError) and error.retry_after is not None):
                     await events.put((index, _failed(error)))
                     return

@@ -25,7 +25,7 @@ from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GATHERED = 64  # tokens: at most a KV page, because admission must learn how many pages are held
+_GATHERED = 64  # tokens per output: at most one KV page, so that admission control counts held pages
 _GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
@@ -55,7 +55,7 @@ def run(
         constraint: grammars of the answer; None for an unconstrained answer.
         principal: principal of the request, as one word; empty for anonymous requests. Principals take turns. Cached
             prompts are shared between requests of the same principal only.
-        turn: number of leading prompt tokens that remain when the prompt's last turn is rewritten, or 0 if unknown.
+        turn: position at which the prompt's last turn begins; 0 if unknown.
         counts_prompt: yield a `PromptCounted` event before the first output. Applies to single answers only.
 
     Raises:
@@ -186,7 +186,7 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
         default: limit if the request states no limit; 0 for the whole free context.
 
     Raises:
-        ApiError: the prompt is empty, or leaves no room in the context.
+        ApiError: the prompt is empty, or leaves no space for output in the context.
     """
     if not prompt:
         raise invalid_body("the prompt has no tokens")
@@ -197,8 +197,7 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
-    """Resolve each sampling parameter: the request's value, else the model's default (`defaults`), else helexa's
-    default.
+    """Return the sampling parameters: from the request, else from the model's `defaults`, else helexa's defaults.
 
     Args:
         request: parameters of the request.

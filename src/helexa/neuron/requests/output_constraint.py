@@ -1,4 +1,4 @@
-"""Constrain an answer to the requested shape or to tool calls."""
+"""Constrain an answer to the requested structure (JSON, regex, grammar) or to tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -38,10 +38,10 @@ class Constraint:
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """Return the constraint of a continuation's requested shape, or None.
+    """Return the constraint for the structure that a text completion requests, or None.
 
     Raises:
-        ApiError: 400: the shape is not supported.
+        ApiError: 400: the requested structure is not supported.
     """
     if (shape := request.shape) is None:
         return None
@@ -53,7 +53,7 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """Return the constraint of an answer's requested shape or calls, or None.
+    """Return the constraint for the structure or tool calls that a chat requests, or None.
 
     Args:
         model: the loaded model.
@@ -63,7 +63,7 @@ async def chat_constraint(
         thinks: the model may reason before it answers, even if the prompt does not begin the reasoning.
 
     Raises:
-        ApiError: 400: the shape is not supported, or the model has no tool-call format.
+        ApiError: 400: the requested structure is not supported, or the model has no tool-call format.
     """
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
     schemas = schemas_of(tools)
@@ -132,8 +132,9 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 
 
 def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Return a constraint for the output after closed reasoning, if calls follow reasoning; the reasoning itself is
-    free.
+    """Return a constraint that forbids new reasoning after the server closed the reasoning.
+
+    Return None if the request or the tool-call format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
     if not (model.text.notation.frames_calls and callable_tools and chat.most_thoughts):

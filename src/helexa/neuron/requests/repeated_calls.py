@@ -17,7 +17,7 @@ class RepeatedCalls:
     Two calls are equal if their names and the text of their arguments are equal.
 
     Attributes:
-        found: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
+        repeated: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
     """
 
     def __init__(self) -> None:

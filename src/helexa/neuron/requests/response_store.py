@@ -45,7 +45,7 @@ class ResponseStore:
         self._seconds = config.store_secs
         self._clock = clock
         self._entries: dict[str, StoredResponse] = {}  # oldest first
-        self._bytes_by_principal: Counter[str] = Counter()  # bytes by principal
+        self._bytes_by_principal: Counter[str] = Counter()
         self._bytes = 0
 
     def __len__(self) -> int:

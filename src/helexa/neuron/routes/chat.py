@@ -26,7 +26,7 @@ _THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable i
 
 
 async def chat_completions(request: Request) -> RunResponse:
-    """Answer a conversation."""
+    """Handle `POST /v1/chat/completions`."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
@@ -56,9 +56,9 @@ async def converse(
         model: the loaded model.
         chat: the request.
         principal: principal of the request; empty for anonymous requests.
-        thinks: reasoning setting if the client states none; None leaves the choice to the chat template.
+        thinks: reasoning setting if the request has none; None leaves the choice to the chat template.
         spelled_thoughts: report reasoning as part of the text.
-        counts_prompt: see `run`.
+        counts_prompt: yield a `PromptCounted` event before the first output.
 
     Raises:
         ApiError: the conversation has images, the model's template cannot render it, or the requested answer constraint
@@ -88,7 +88,7 @@ async def converse(
 
 
 async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
-    """Return a conversation's prompt, and the begin of its last turn if the engine uses the position, else 0.
+    """Return a conversation's prompt, and the position of its last turn if the engine uses this position, else 0.
 
     Raises:
         ApiError: the conversation has images, or the model's template cannot render it.
@@ -123,7 +123,7 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """Return the prompt, and the begin of its last turn if the engine uses the position, else 0."""
+    """Return the prompt, and the position of its last turn if the engine uses this position, else 0."""
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter(
             "tools", f"model '{model.id}' does not support tools: its chat template does not use them"

@@ -17,7 +17,7 @@ from helexa.neuron.routes.usage import reports_usage
 
 
 async def completions(request: Request) -> RunResponse:
-    """Continue texts or lists of token ids."""
+    """Handle `POST /v1/completions`: continue texts or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
     completion.check_vocabulary(model.text.tokenizer.vocab_size)

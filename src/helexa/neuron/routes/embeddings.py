@@ -62,10 +62,12 @@ class _Batch:
         self._working = 0
 
     async def run(self) -> None:
-        """Compute all vectors, a few at a time. Each text is admitted separately, so a long list does not block others.
+        """Compute all vectors, `_AT_ONCE` at a time.
+
+        Each text is admitted separately, so a long list does not block other requests.
 
         Raises:
-            ApiError: the model is too busy for any text, or its engine failed.
+            ApiError: admission control rejected the last worker, or the engine failed.
         """
         begun, reason = time.perf_counter(), "cancelled"
         try:
@@ -81,7 +83,10 @@ class _Batch:
             _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
 
     async def _work(self) -> None:
-        """Process texts until none is left. A rejected worker leaves its text to the workers that still run."""
+        """Process texts until none is waiting.
+
+        A worker that admission control rejects returns its text to the queue and ends, unless it is the last worker.
+        """
         self._working += 1
         try:
             while self._waiting:

@@ -35,7 +35,7 @@ class RunResponse:
         self._streamed = stream  # a bound method here would be a reference cycle in every request
         self._arrived = time.monotonic()
         self._begun = False
-        self._quiet_since: float | None = None  # None while only the reply itself may be sent
+        self._quiet_since: float | None = None  # time of the last bytes; None if no keep-alive may be sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the reply.

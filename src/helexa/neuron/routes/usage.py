@@ -1,4 +1,4 @@
-"""Report token counts to a gateway that its client did not request or wait for."""
+"""Report token counts to gateways, also if their client did not request them or disconnected."""
 
 import asyncio
 from dataclasses import asdict

@@ -115,7 +115,7 @@ class _App(Starlette):
         self._metrics = node_metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the routes inside the access checks, inside the request log."""
+        """Return the middleware stack: request log, then access checks, then interim responses, then routes."""
         return RequestMiddleware(
             AccessGuard(Interim(super().build_middleware_stack()), self._config), self._metrics, self.state.usage
         )

@@ -1,4 +1,4 @@
-"""Report the node's health from periodic readings."""
+"""Report the node's health from periodic readings of memory and devices."""
 
 import asyncio
 import logging

@@ -19,7 +19,8 @@ class CompletionProjector(OpenAIProjector):
         choices: number of answers.
         echo: prompt text of each choice; empty for none.
         scored: report log-probabilities of the prompts' tokens first, together with the echoed text.
-        include_usage, null_usage: see `OpenAIProjector`.
+        include_usage: end a stream with a chunk that has the usage and no choices.
+        null_usage: add `"usage": null` to all other chunks.
     """
 
     id_prefix = "cmpl"

@@ -10,7 +10,7 @@ from helexa.neuron.routes.projectors.projector import Encoded
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response to which the item `item` belongs, if the id is valid."""
+    """Return the id of the response that contains the item with the id `item`. No response has an invalid item's id."""
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 

@@ -33,7 +33,7 @@ class ResponseProjector:
 
     Args:
         model: the model's id.
-        asked: the request.
+        request: the request.
         keep: stores the complete response, before it is sent to the client; None to store nothing.
         temperature, top_p: the sampling parameters in use.
         stem: common part of the ids; random by default.
