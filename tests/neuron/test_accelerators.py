@@ -17,7 +17,7 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "places"),
+    ("wanted", "indexes"),
     [
         (None, [0, 1, 2, 3]),
         ("", []),
@@ -32,8 +32,8 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
         ("MIG-GPU-aa1/1/0", []),
     ],
 )
-def test_visible_devices_are_numbered_as_in_engines(wanted: str | None, places: list[int]) -> None:
-    assert visible(wanted, UUIDS) == places
+def test_visible_devices_are_numbered_as_in_engines(wanted: str | None, indexes: list[int]) -> None:
+    assert visible(wanted, UUIDS) == indexes
 
 
 class NvmlError(Exception):
@@ -241,7 +241,7 @@ def test_driver_without_nvml_is_reported(
     if visible_devices is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
     assert (discovery.overlooked() is not None) == reported
-    levels = [finding.level for finding in look_at_machine("auto") if "name it: device" in finding.text]
+    levels = [finding.level for finding in look_at_machine("auto") if "set device" in finding.text]
     assert levels == ["note"] * reported
     monkeypatch.setattr(discovery, "_DRIVER", tmp_path / "nowhere")
     assert discovery.overlooked() is None

@@ -35,8 +35,8 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 async def unload(node: Node, **headers: str) -> tuple[int, str | None]:
     """Return the status and error code of `POST /models/unload` with `headers`. The default content type is JSON."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    code, body = await node.post("/models/unload", {"model_id": "org/tiny"}, **named)
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    code, body = await node.post("/models/unload", {"model_id": "org/tiny"}, **header_fields)
     error = body.get("error")
     return code, error.get("code") if isinstance(error, dict) else None
 
@@ -63,8 +63,8 @@ async def completion_through_a_gateway(
 
         await eventually(is_served)
         body = json.dumps({"model": "org/tiny", "prompt": [1, 3], "max_tokens": 2})
-        named = {"content-type": "application/json"} | (headers or {})
-        async with cortex.client.post(f"{cortex.url}/v1/completions", data=body, headers=named) as response:
+        header_fields = {"content-type": "application/json"} | (headers or {})
+        async with cortex.client.post(f"{cortex.url}/v1/completions", data=body, headers=header_fields) as response:
             return response.status
 
 

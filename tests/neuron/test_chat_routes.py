@@ -38,9 +38,9 @@ async def test_engine_with_recurrent_state_gets_the_start_of_the_last_turn() -> 
         await node.post("/v1/chat/completions", CHAT)
     first, second = node.engine.requests
     assert first.turn == 0
-    tokenizer, question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
-    assert question not in tokenizer.decode(second.prompt[: second.turn])
-    assert question in tokenizer.decode(second.prompt[second.turn :])
+    tokenizer, first_question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
+    assert first_question not in tokenizer.decode(second.prompt[: second.turn])
+    assert first_question in tokenizer.decode(second.prompt[second.turn :])
     assert second.turn > 0
 
 
@@ -123,10 +123,10 @@ async def test_text_completion_accepts_text_or_tokens(prompt: object) -> None:
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
 async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, body: dict[str, Any]) -> None:
     async with serve(answer("Hello", cached=3)) as node:
-        _, whole = await node.post(path, body)
+        _, complete = await node.post(path, body)
         *_, last, _ = await node.events(path, body | USAGE)
         prompt = len(node.engine.requests[0].prompt)
-        for usage in (whole["usage"], json.loads(last)["usage"]):
+        for usage in (complete["usage"], json.loads(last)["usage"]):
             assert usage["prompt_tokens"] == prompt
             assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
             assert usage["helexa_timing"]["prefill_tokens"] == prompt - 3
@@ -206,11 +206,11 @@ async def test_stop_strings_end_streams_and_complete_responses(stop: object) -> 
         *data, _ = await node.events("/v1/chat/completions", {**CHAT, "stop": stop})
         chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-        status, whole = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
+        status, complete = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
         assert status == 200
-        assert text == whole["choices"][0]["message"]["content"] == "one two "
-        assert chunks[-1].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
-        assert json.loads(data[-1])["choices"][0]["stop_reason"] == whole["choices"][0]["stop_reason"] == "three"
+        assert text == complete["choices"][0]["message"]["content"] == "one two "
+        assert chunks[-1].choices[0].finish_reason == complete["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(data[-1])["choices"][0]["stop_reason"] == complete["choices"][0]["stop_reason"] == "three"
         assert node.engine.open_streams == 0
 
 
@@ -451,13 +451,13 @@ BAD_TEXTS = [
 async def test_invalid_request_has_its_error_code(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node:
         for path, cases in (("/v1/chat/completions", BAD_CHATS), ("/v1/completions", BAD_TEXTS)):
-            for value, *expected, words in cases:
+            for value, *expected, text_in_message in cases:
                 for streamed in (False, True):
                     request = {"stream": streamed, **value} if isinstance(value, dict) else value
                     caplog.clear()
                     status, code, message = await node.error(path, request)
                     assert [status, code] == expected, (value, message)
-                    assert words in message and "\n" not in message, (value, message)
+                    assert text_in_message in message and "\n" not in message, (value, message)
                     warnings = [line for line in caplog.messages if line.startswith("refused ")]
                     assert len(warnings) == 1 and f"code={code}" in warnings[0]
         assert node.engine.requests == []

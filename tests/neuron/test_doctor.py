@@ -139,12 +139,12 @@ def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch:
 
 def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_path: Path) -> None:
     hub.stop()
-    here = tmp_path / "hf/hub/models--org--here"
-    (here / "refs").mkdir(parents=True)
+    cached_path = tmp_path / "hf/hub/models--org--here"
+    (cached_path / "refs").mkdir(parents=True)
     commit = "c0" * 20
-    (here / "refs/main").write_text(commit)
-    (here / "snapshots" / commit).mkdir(parents=True)
-    (here / "snapshots" / commit / "m.gguf").write_bytes(b"x")
+    (cached_path / "refs/main").write_text(commit)
+    (cached_path / "snapshots" / commit).mkdir(parents=True)
+    (cached_path / "snapshots" / commit / "m.gguf").write_bytes(b"x")
     reported = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
     ((level, text),) = reported["hub"]
     assert level == "note"
@@ -179,4 +179,4 @@ def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
     (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
     texts = [finding.text for finding in look_at_folder(tmp_path, "models")]
     assert texts[1].startswith(f"{tmp_path} holds 4 MiB")
-    assert texts[2].startswith("of them 1 unfinished downloads, 3 MiB; ")
+    assert texts[2].startswith("1 unfinished downloads, 3 MiB; ")

@@ -98,11 +98,11 @@ async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
     options = EngineOptions(max_sequences=4, kv_cache_mb=32, prefix_reuse="off", speculation=False)
     client = await EngineClient.start(smollm2_gguf, options, memory=book)
     pid = client._child.pid
-    taken = 0
+    used = 0
 
     def look() -> None:
-        nonlocal taken
-        taken = max(taken, (own_bytes(pid) or 0) - requests[0].held)
+        nonlocal used
+        used = max(used, (own_bytes(pid) or 0) - requests[0].held)
 
     async def answer(length: int, sampling: SamplingParams) -> None:
         prompt = [(5 + 7 * i) % 40000 for i in range(length)]
@@ -121,4 +121,4 @@ async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
         look()
     finally:
         await client.close()
-    assert taken <= granted[0].total <= 1.4 * taken  # usage varies by some MiB between runs
+    assert used <= granted[0].total <= 1.4 * used  # usage varies by some MiB between runs

@@ -31,13 +31,13 @@ async def sample(node: Node, series: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{series} ")), 0.0)
 
 
-@pytest.mark.parametrize("given", ["abc", "A.b_c-1", None, "a b", "x" * 129])
-async def test_response_has_the_request_id(node: Node, given: str | None) -> None:
+@pytest.mark.parametrize("sent_id", ["abc", "A.b_c-1", None, "a b", "x" * 129])
+async def test_response_has_the_request_id(node: Node, sent_id: str | None) -> None:
     for path in ("/health", "/nowhere", "/models/load", "/v1/models"):
-        headers = {} if given is None else {"x-request-id": given}
+        headers = {} if sent_id is None else {"x-request-id": sent_id}
         async with node.session.get(node.url + path, headers=headers) as response:
             (number,) = response.headers.getall("x-request-id")
-        assert number == given if given in ("abc", "A.b_c-1") else number and number != given
+        assert number == sent_id if sent_id in ("abc", "A.b_c-1") else number and number != sent_id
 
 
 async def test_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -110,8 +110,8 @@ async def test_client_gets_interim_responses_before_the_response(
 async def exchange(url: str, header: str, version: str = "1.1") -> bytes:
     """Send one request. Return all bytes that the node sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
-    here = "{}:{}".format(*writer.get_extra_info("sockname"))
-    lines = f"GET / HTTP/{version}\r\nhost: a\r\nconnection: close\r\n{header.format(here=here)}\r\n"
+    local_address = "{}:{}".format(*writer.get_extra_info("sockname"))
+    lines = f"GET / HTTP/{version}\r\nhost: a\r\nconnection: close\r\n{header.format(here=local_address)}\r\n"
     writer.write(lines.encode())
     try:
         return await reader.read()
@@ -123,9 +123,9 @@ async def test_no_interim_response_follows_the_response(monkeypatch: pytest.Monk
     app = Slow(monkeypatch)
     async with app.serving() as url, asyncio.timeout(30):
         got = await exchange(url, "x-helexa-keep-alive: 15; from={here}\r\n")
-    head, _, rest = got.partition(b"HTTP/1.1 200 OK\r\n")
+    head, _, remainder = got.partition(b"HTTP/1.1 200 OK\r\n")
     assert head == PROCESSING * 3
-    assert b"102" not in rest and rest.endswith(b"\r\n\r\nhello")
+    assert b"102" not in remainder and remainder.endswith(b"\r\n\r\nhello")
 
 
 @pytest.mark.parametrize(

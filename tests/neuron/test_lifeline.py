@@ -34,9 +34,9 @@ def test_busy_process_and_its_children_end_when_the_pipe_closes():
     process.stdout.close()
 
 
-@pytest.mark.parametrize(("said", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
-def test_module_under_the_watch_keeps_output_and_exit_code(tmp_path: Path, said: str, code: int):
-    (tmp_path / "guest.py").write_text(f"import sys\n{said}\n")
+@pytest.mark.parametrize(("source", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
+def test_module_under_the_watch_keeps_output_and_exit_code(tmp_path: Path, source: str, code: int):
+    (tmp_path / "guest.py").write_text(f"import sys\n{source}\n")
     command = [sys.executable, "-m", "helexa.neuron.processes.parent_death", "guest", "--to", "x"]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True

@@ -14,14 +14,14 @@ from open_responses import CASES, Case, message, specification
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Sofia"}}\n</tool_call>'
 
 
-async def reply_to(case: Case, says: str, **fields: Any) -> tuple[int, Any]:
-    """Return the status and the body, or the data of the events, from a node whose model generates `says`."""
-    async with serve(answer(says), AGENT_TEMPLATE) as node:
+async def reply_to(case: Case, output: str, **fields: Any) -> tuple[int, Any]:
+    """Return the status and the body, or the data of the events, from a node whose model generates `output`."""
+    async with serve(answer(output), AGENT_TEMPLATE) as node:
         body = {"model": MODEL, **case.body, **fields}
         return (200, await node.events(case.path, body)) if case.stream else await node.post(case.path, body)
 
 
-def named(name: str) -> Case:
+def case_named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
@@ -42,7 +42,7 @@ async def test_response_complies_with_the_specification(case: Case) -> None:
 
 
 async def test_image_is_rejected_without_vision() -> None:
-    status, reply = await reply_to(named("image-input"), "A dot.")
+    status, reply = await reply_to(case_named("image-input"), "A dot.")
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
@@ -65,7 +65,7 @@ async def test_calls_reasoning_and_logprobs_match_the_schemas(stream: bool) -> N
 
 async def test_response_repeats_parameters_as_numbers() -> None:
     parameters = {"frequency_penalty": 0.5, "top_p": 0.25, "safety_identifier": "s", "prompt_cache_key": "k"}
-    status, reply = await reply_to(named("basic-response"), "Hi", **parameters, service_tier="auto")
+    status, reply = await reply_to(case_named("basic-response"), "Hi", **parameters, service_tier="auto")
     assert status == 200
     assert {name: reply[name] for name in parameters} == parameters
     assert (reply["temperature"], reply["presence_penalty"], reply["service_tier"]) == (0.7, 0.0, "default")
@@ -74,13 +74,13 @@ async def test_response_repeats_parameters_as_numbers() -> None:
 
 async def test_response_repeats_the_text_schema() -> None:
     text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    status, reply = await reply_to(named("basic-response"), "{}", text={"format": text_format})
+    status, reply = await reply_to(case_named("basic-response"), "{}", text={"format": text_format})
     assert status == 200, json.dumps(reply)
     assert reply["text"]["format"] == {**text_format, "description": None, "strict": True}
 
 
 async def test_compacted_conversation_is_accepted_as_input() -> None:
-    case = named("compact-response")
+    case = case_named("compact-response")
     async with serve(answer("They launch on Tuesday.")) as node:
         body = {"model": MODEL, **case.body}
         _, compaction = await node.post(case.path, body)
@@ -104,13 +104,13 @@ async def test_a_stored_response_can_be_compacted() -> None:
         status, compaction = await node.post("/v1/responses/compact", request)
         sent = TOKENIZER.decode(node.engine.requests[-1].prompt, skip_special=False)
     assert status == 200 and "I am Ada." in sent and "Hello Ada." in sent
-    specification().check_response(compaction, named("compact-response"))
+    specification().check_response(compaction, case_named("compact-response"))
 
 
-@pytest.mark.parametrize("more", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
-async def test_input_token_count_equals_the_usage(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
+async def test_input_token_count_equals_the_usage(fields: dict[str, Any]) -> None:
     async with serve(answer("Hi"), AGENT_TEMPLATE) as node:
-        request = {"model": MODEL, "input": "Grüße", **more}
+        request = {"model": MODEL, "input": "Grüße", **fields}
         counted = await node.post("/v1/responses/input_tokens", request)
         _, reply = await node.post("/v1/responses", request)
         assert counted == (200, {"object": "response.input_tokens", "input_tokens": reply["usage"]["input_tokens"]})

@@ -321,8 +321,8 @@ def test_call_contains_the_namespace_of_its_function() -> None:
     tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
     request = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
     calls = openai_strict.response(body(run(CALL, OTHER), projector(request=request))).output
-    named = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
-    assert named == [("f", "agents"), ("g", None)]
+    names = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
+    assert names == [("f", "agents"), ("g", None)]
 
 
 def test_output_items_sent_back_become_one_turn() -> None:

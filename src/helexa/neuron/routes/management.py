@@ -65,26 +65,26 @@ async def load(request: Request) -> Response | LoadStream:
     If the client requests a stream, the response is a stream of progress events. Requests that fail at once get a plain
     error response in both cases.
     """
-    asked = _parse(LoadRequest, await read_json(request))
-    watch = _Watch(_registry(request), asked)
-    if asked.stream or "text/event-stream" in request.headers.get("accept", ""):
+    load_request = _parse(LoadRequest, await read_json(request))
+    watch = _Watch(_registry(request), load_request)
+    if load_request.stream or "text/event-stream" in request.headers.get("accept", ""):
         await asyncio.wait([watch.load], timeout=LOOK_SECONDS)
         if not watch.load.done():
-            return LoadStream(watch.load, watch.progress, lambda: _last_event(request, asked, watch.load))
+            return LoadStream(watch.load, watch.progress, lambda: _last_event(request, load_request, watch.load))
     try:
         await watch.load
     except ApiError:
         raise
     except HelexaError as error:
-        return _refused(request, *_load_failure(asked, error))
+        return _refused(request, *_load_failure(load_request, error))
     return JsonResponse({"status": "loaded"})
 
 
 async def unload(request: Request) -> Response:
     """`POST /models/unload`: respond when the model's memory is free."""
-    wanted = _parse(UnloadRequest, await read_json(request))
+    unload_request = _parse(UnloadRequest, await read_json(request))
     try:
-        await _registry(request).unload(wanted.model_id)
+        await _registry(request).unload(unload_request.model_id)
     except ApiError as error:
         if error.code != "model_not_found":
             raise

@@ -99,7 +99,7 @@ class ChatProjector(OpenAIProjector):
         logprobs = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=end.reason)
 
-    def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
         """Return the chat completion."""
         return ChatCompletion(
             id=self.id,

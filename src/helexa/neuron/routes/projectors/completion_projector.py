@@ -75,7 +75,7 @@ class CompletionProjector(OpenAIProjector):
         arrays = self._arrays[index]
         return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)
 
-    def whole(self, choices: Sequence[Any], usage: Usage) -> Completion:
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> Completion:
         """Return the text completion."""
         return {**self._completion(list(choices)), "usage": usage}
 
