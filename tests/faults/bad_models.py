@@ -1,4 +1,4 @@
-"""Model files that a node must refuse in words: damaged ones, and ones of a kind that it does not know."""
+"""Model files that a node must reject: damaged files and unknown architectures."""
 
 from pathlib import Path
 
@@ -6,18 +6,19 @@ import gguf
 import numpy as np
 
 
-def truncated(whole: Path, target: Path) -> Path:
-    """`whole`, cut off in the middle of its tensors."""
-    with whole.open("rb") as file:
-        target.write_bytes(file.read(whole.stat().st_size // 2))
+def truncated(model: Path, target: Path) -> Path:
+    """Write the first half of the file `model` to `target`."""
+    with model.open("rb") as file:
+        target.write_bytes(file.read(model.stat().st_size // 2))
     return target
 
 
-def of_mamba(target: Path, tokenizer: str = "llama") -> Path:
-    """A sound GGUF file of an architecture that the engine does not have.
+def mamba_model(target: Path, tokenizer: str = "llama") -> Path:
+    """Write a valid GGUF file with the unsupported architecture `mamba`.
 
     Args:
-        tokenizer: `llama` as such files have it, or `gpt2`, which helexa can read.
+        target: path of the file.
+        tokenizer: `llama`, as in such files, or `gpt2`, which helexa can read.
     """
     tokens = ["a", "b", "ab", "<end>"]
     writer = gguf.GGUFWriter(target, "mamba")

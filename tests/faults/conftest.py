@@ -1,4 +1,4 @@
-"""A running stack that the tests of this folder may hurt; each leaves it serving."""
+"""A running stack for tests that break parts of it. Each test leaves the stack in service."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,13 +16,13 @@ HALF = "org/half"
 
 @pytest.fixture(scope="session")
 def half(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model file of which only the first half arrived."""
+    """The first half of a model file."""
     return bad_models.truncated(smollm2_gguf, tmp_path_factory.mktemp("models") / "half.gguf")
 
 
 @pytest.fixture(scope="session")
 def hub() -> Iterator[FakeHub]:
-    """A hub that has something, `hub:org/small`."""
+    """A hub with one repository, `hub:org/small`."""
     hub = FakeHub()
     hub.repositories["org/small"] = {"small-Q8_0.gguf": bytes(range(256)) * 100}
     hub.start()

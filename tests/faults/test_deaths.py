@@ -1,4 +1,4 @@
-"""Processes that are killed while they answer: clients get a well-formed end, and whatever is left keeps serving."""
+"""Engines and nodes killed during requests: clients get a well-formed error, and the remaining processes serve."""
 
 import asyncio
 import json
@@ -22,10 +22,11 @@ LONG = {
 SHORT = LONG | {"max_tokens": 1}
 
 
-async def answers_while_killed(stack: Stack, victim: psutil.Process) -> tuple[list[Any], int, Any]:
-    """The events of a stream in whose midst `victim` is killed, and status and body of a whole answer beside it.
+async def responses_while_killed(stack: Stack, victim: psutil.Process) -> tuple[list[Any], int, Any]:
+    """Kill `victim` during three requests: a stream, a request without streaming, and a stream of OpenAI's client.
 
-    A third answer is read by OpenAI's client, which must understand what happened.
+    Return the events of the stream, and the status and body of the second request. Asserts that OpenAI's client
+    raises an error.
     """
     timeout = aiohttp.ClientTimeout(total=PATIENCE_SECONDS)
     async with aiohttp.ClientSession(stack.url, timeout=timeout) as session:
@@ -34,24 +35,24 @@ async def answers_while_killed(stack: Stack, victim: psutil.Process) -> tuple[li
             async with session.post("/v1/chat/completions", json=LONG) as response:
                 return response.status, await response.json()
 
-        whole = asyncio.create_task(ask())
-        read = asyncio.create_task(read_with_openai(stack))
+        complete = asyncio.create_task(ask())
+        openai_error = asyncio.create_task(read_with_openai(stack))
         async with session.post("/v1/chat/completions", json=LONG | {"stream": True}) as response:
             assert response.status == 200
             begin = b"".join([await response.content.readuntil(b"\n\n") for _ in range(3)])
-            await asyncio.to_thread(stack.node.until, lambda: stack.load()["in_flight"] == 3, "all three are answered")
+            await asyncio.to_thread(stack.node.until, lambda: stack.load()["in_flight"] == 3, "three requests run")
             victim.kill()
             body = begin + await response.read()
         *events, nothing = body.decode().split("\n\n")
         assert nothing == ""
-        events = [event for event in events if not event.startswith(":")]  # a comment keeps the connection alive
+        events = [event for event in events if not event.startswith(":")]  # keep-alive comments
         assert all(event.startswith("data: ") for event in events)
-        assert (await read).type == "api_error"
-        return [event.removeprefix("data: ") for event in events], *(await whole)
+        assert (await openai_error).type == "api_error"
+        return [event.removeprefix("data: ") for event in events], *(await complete)
 
 
 async def read_with_openai(stack: Stack) -> openai.APIError:
-    """What OpenAI's client makes of a stream that ends in an error."""
+    """Return the error that OpenAI's client raises for a stream that ends with an error."""
     async with stack.async_client() as client:
         fields: Any = {name: LONG[name] for name in ("model", "messages", "max_tokens")}
         stream = await client.chat.completions.create(**fields, stream=True, extra_body={"ignore_eos": True})
@@ -61,60 +62,60 @@ async def read_with_openai(stack: Stack) -> openai.APIError:
     return broken.value
 
 
-def refusals_until(stack: Stack, status: int) -> list[tuple[int, dict[str, str], Any]]:
-    """What requests are told until one is answered with `status`, that answer included."""
-    replies = []
+def responses_until(stack: Stack, status: int) -> list[tuple[int, dict[str, str], Any]]:
+    """Repeat a request until its status is `status`. Return all responses, including the last."""
+    responses = []
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        replies.append(post(f"{stack.url}/v1/chat/completions", SHORT))
-        if replies[-1][0] == status:
-            return replies
+        responses.append(post(f"{stack.url}/v1/chat/completions", SHORT))
+        if responses[-1][0] == status:
+            return responses
         time.sleep(0.05)
-    raise AssertionError(f"never answered with {status}: {replies[-1]}")
+    raise AssertionError(f"no response with status {status}; the last was {responses[-1]}")
 
 
 def has_ended(process: psutil.Process) -> bool:
     try:
-        return process.status() == psutil.STATUS_ZOMBIE  # whoever adopted it may not care
+        return process.status() == psutil.STATUS_ZOMBIE  # its new parent may not collect the exit status
     except psutil.NoSuchProcess:
         return True
 
 
-def is_retryable(reply: tuple[int, dict[str, str], Any]) -> bool:
-    status, headers, body = reply
+def is_retryable(response: tuple[int, dict[str, str], Any]) -> bool:
+    status, headers, body = response
     return status == 503 and int(headers["retry-after"]) > 0 and body["error"]["code"] == "service_unavailable"
 
 
-async def test_the_engine_dies_while_it_answers(stack: Stack):
+async def test_engine_death_during_requests(stack: Stack):
     victim = stack.engine()
-    events, status, body = await answers_while_killed(stack, victim)
+    events, status, body = await responses_while_killed(stack, victim)
     *tokens, error, done = events
     assert all(json.loads(event)["object"] == "chat.completion.chunk" for event in tokens)
     assert json.loads(error)["error"]["type"] == "api_error"
     assert done == "[DONE]"
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
 
-    *refused, (_, _, answer) = refusals_until(stack, 200)
+    *refused, (_, _, completion) = responses_until(stack, 200)
     assert refused
-    assert all(is_retryable(reply) for reply in refused), refused
-    assert answer["usage"]["completion_tokens"] == 1
+    assert all(is_retryable(response) for response in refused), refused
+    assert completion["usage"]["completion_tokens"] == 1
     assert stack.engine().pid != victim.pid
     stack.until_idle()
 
 
-async def test_the_node_dies_while_it_answers(stack: Stack):
+async def test_node_death_during_requests(stack: Stack):
     engine = stack.engine()
-    events, status, body = await answers_while_killed(stack, psutil.Process(stack.node.process.pid))
-    assert stack.node.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL  # nor is it left a zombie
+    events, status, body = await responses_while_killed(stack, psutil.Process(stack.node.process.pid))
+    assert stack.node.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL  # and is not a zombie
     *_, error, done = events
     assert json.loads(error)["error"]["code"] == "upstream_connection_error"
     assert done == "[DONE]"
     assert (status, body["error"]["code"]) == (502, "upstream_connection_error")
     stack.cortex.until(lambda: has_ended(engine), "the engine ends with its server")
 
-    # The gateway finds out by itself, and meanwhile it says so for every request.
-    *refused, last = refusals_until(stack, 503)
-    assert {(code, reply["error"]["code"]) for code, _, reply in refused} <= {(502, "upstream_connection_error")}
+    # Every request fails until the gateway has noticed the failure by itself.
+    *refused, last = responses_until(stack, 503)
+    assert {(code, body["error"]["code"]) for code, _, body in refused} <= {(502, "upstream_connection_error")}
     assert is_retryable(last)
     stack.cortex.until(lambda: get(f"{stack.url}/health")["status"] == "degraded", "the gateway misses its node")
     assert MODEL in [model["id"] for model in get(f"{stack.url}/v1/models")["data"]]

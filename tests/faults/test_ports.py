@@ -1,4 +1,4 @@
-"""A port that is taken: one line that names it, exit code 1."""
+"""A port in use: the commands print one line that names the port, and exit with code 1."""
 
 import socket
 import subprocess
@@ -10,13 +10,13 @@ import pytest
 
 
 @pytest.fixture
-def taken() -> Iterator[int]:
+def used_port() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield listener.getsockname()[1]
 
 
 def fails_in_one_line(*command: str) -> str:
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-m", *command],
         check=False,
         stdin=subprocess.DEVNULL,
@@ -24,23 +24,23 @@ def fails_in_one_line(*command: str) -> str:
         text=True,
         timeout=120,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.count("\n") == 1
+    return run.stderr
 
 
-def test_of_the_node(taken: int):
-    line = fails_in_one_line("helexa.neuron", "--host", "127.0.0.1", "--port", str(taken))
-    assert line == f"neuron: port {taken} is in use by another process; choose another with --port\n"
+def test_node_reports_a_port_in_use(used_port: int):
+    line = fails_in_one_line("helexa.neuron", "--host", "127.0.0.1", "--port", str(used_port))
+    assert line == f"neuron: port {used_port} is in use by another process; choose another with --port\n"
 
 
 @pytest.mark.parametrize("option", ["--listen", "--metrics-listen"])
-def test_of_the_gateway(taken: int, option: str, tmp_path: Path):
+def test_gateway_reports_a_port_in_use(used_port: int, option: str, tmp_path: Path):
     (tmp_path / "models.toml").touch()
     config = tmp_path / "cortex.toml"
     config.write_text(
         'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:0"\nmetrics_listen = "127.0.0.1:0"\n'
         '[[neurons]]\nname = "n1"\nendpoint = "http://127.0.0.1:9"\n'
     )
-    line = fails_in_one_line("helexa.cortex", "serve", "-c", str(config), option, f"127.0.0.1:{taken}")
-    assert line == f"cortex: cannot listen on 127.0.0.1:{taken}: Address already in use\n"
+    line = fails_in_one_line("helexa.cortex", "serve", "-c", str(config), option, f"127.0.0.1:{used_port}")
+    assert line == f"cortex: cannot listen on 127.0.0.1:{used_port}: Address already in use\n"

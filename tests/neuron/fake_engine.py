@@ -1,19 +1,24 @@
-"""A process that speaks the engine's protocol without a model: it counts instead of thinking.
+"""An engine process that speaks the IPC protocol without a model.
 
-The name of the "model" says how it behaves, a word each, joined by dots:
+The name of the model folder selects the behavior, as one or more of these words, joined by dots:
 
     slow          reports progress and waits for the file `<model>.go` before it is ready
     bad-file, no-memory    fail to load
-    crash         dies before it is ready
+    crash         exits before it is ready
     deaf          ignores Shutdown and SIGTERM
 
-As soon as there is a file `<model>.bad`, loads fail as with `bad-file`.
+If a file `<model>.bad` exists, loads fail as with `bad-file`.
 
-A prompt `[1, n]` is answered by the tokens 0..n-1, one per step, with log-probabilities if they are asked for, but for
-the last; `[2]` kills the process after one token; `[3]` answers one token and never ends; `[4]` is refused; `[5]` ends
-as soon as a request was cancelled, answering its id; `[6, n]` is answered like `[1, n]`, after twelve cached tokens;
-with `[7]` the process hangs; `[8, m, n]` is answered by
-100 m + n tokens, then by a report of 4,242 prompt tokens, and never ends.
+The prompt selects the output:
+
+    [1, n]      the tokens 0..n-1, one per step; requested log-probabilities are missing for the last token
+    [2]         one token, then the process exits
+    [3]         one token, then nothing; the request never ends
+    [4]         an `overloaded` error
+    [5]         the ids of canceled requests, as soon as a request is canceled
+    [6, n]      like `[1, n]`, with twelve cached tokens
+    [7]         nothing; the process hangs
+    [8, m, n]   100 m + n tokens, then a report of 4,242 prompt tokens; the request never ends
 """
 
 import argparse
@@ -44,6 +49,8 @@ TIMING = Timing(queue_ms=1.0, prefill_ms=10.0, decode_ms=20.0)
 
 
 class FakeEngine:
+    """The engine's side of one connection."""
+
     def __init__(self, connection: socket.socket, behaviour: set[str]) -> None:
         self.connection = connection
         self.behaviour = behaviour
@@ -69,8 +76,8 @@ class FakeEngine:
         match request.prompt:
             case [1, count]:
                 for token in range(count - 1):
-                    thought = [(-float(token), [(token, -float(token))])] if request.sampling.logprobs else []
-                    self.report(TokenOutput(id=request.id, tokens=[token], logprobs=thought))
+                    logprobs = [(-float(token), [(token, -float(token))])] if request.sampling.logprobs else []
+                    self.report(TokenOutput(id=request.id, tokens=[token], logprobs=logprobs))
                 self.report(TokenOutput(id=request.id, tokens=[count - 1], finish="length", timing=TIMING))
             case [2]:
                 self.report(TokenOutput(id=request.id, tokens=[7]))
@@ -85,8 +92,8 @@ class FakeEngine:
             case [7]:
                 while True:
                     signal.pause()
-            case [8, hundreds, rest]:
-                for token in range(100 * hundreds + rest):
+            case [8, hundreds, remainder]:
+                for token in range(100 * hundreds + remainder):
                     self.report(TokenOutput(id=request.id, tokens=[token % 100]))
                 self.report(prompt_tokens=4242)
             case [6, count]:
@@ -118,8 +125,8 @@ def main() -> None:
     arguments = parser.parse_args()
     parent_death.hold()
     connection = socket.socket(fileno=arguments.fd)
-    asked = receive(connection, Load)
-    model = Path(asked.model)
+    load = receive(connection, Load)
+    model = Path(load.model)
     behaviour = set(model.name.split("."))
     engine = FakeEngine(connection, behaviour)
     with model.with_suffix(".starts").open("a") as file:
@@ -151,7 +158,7 @@ def main() -> None:
             page_size=16,
             weight_bytes=1,
             kv_bytes=1,
-            quant=asked.options.quant,
+            quant=load.options.quant,
         )
     )
     engine.serve()

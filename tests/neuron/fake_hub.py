@@ -1,4 +1,4 @@
-"""A hub on a local port: as much of the Hugging Face Hub's HTTP as fetching a model needs, and its bad days."""
+"""A local HTTP server with the parts of the Hugging Face Hub's API that downloads use, and with injected errors."""
 
 import hashlib
 import json
@@ -11,26 +11,26 @@ from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
 BIG = 1000
-"""Files of so many bytes and more are kept as the Hub keeps large ones: known by their sha256."""
+"""Size in bytes from which a file is listed like a Git LFS file on the Hub, with its sha256."""
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """What goes wrong in one answer.
+    """Errors to inject into one HTTP response.
 
     Attributes:
-        status: the answer is this refusal, with `headers`.
-        body: sent instead of the content.
-        whole: a range that was asked for is ignored.
-        pace: seconds between one tenth of the body and the next.
-        cut: bytes after which the connection ends.
-        stall: bytes after which nothing more is sent until the hub stops.
+        status: status of an error response, sent with `headers` instead of the file.
+        body: sent instead of the file's content.
+        ignore_range: send the whole file although the request has a range.
+        pace: pause in seconds after each tenth of the body.
+        cut: number of bytes after which the hub closes the connection.
+        stall: number of bytes after which the hub sends nothing until it stops.
     """
 
     status: int = 0
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes | None = None
-    whole: bool = False
+    ignore_range: bool = False
     pace: float = 0.0
     cut: int | None = None
     stall: int | None = None
@@ -40,13 +40,13 @@ class FakeHub:
     """Serves `repositories[name][file] = content`.
 
     Attributes:
-        refusals: repository name -> (status, X-Error-Code).
-        troubles: file name, or "list" -> what goes wrong with the next requests for it, one after another.
-        elsewhere: the hub that the content of files is redirected to.
-        requests: every request, in order: method, path, the bearer token if there was one.
-        ranges: the ranges that were asked for, with the file's name.
-        sent: bytes of content that were sent, by the file's name.
-        stalled: set once an answer has stalled.
+        refusals: by repository name, the status and X-Error-Code of the error response to every request.
+        troubles: by file name, or "list" for the file list, the errors to inject into the next responses.
+        elsewhere: hub to which downloads are redirected.
+        requests: method, path and Authorization header of every request, in order.
+        ranges: file name and range of every range request.
+        sent: bytes of content sent, by file name.
+        stalled: set when a response has stalled.
     """
 
     def __init__(self) -> None:
@@ -77,11 +77,11 @@ class FakeHub:
             self._server.server_close()
 
     def trouble(self, file: str, *troubles: Trouble) -> None:
-        """Let the next requests for `file` go wrong."""
+        """Inject `troubles` into the next responses for `file`, one each."""
         self.troubles[file] = deque(troubles)
 
     def downloads(self) -> list[str]:
-        """The names of the files that were asked for, in order."""
+        """Return the names of the requested files, in order."""
         return [path.rpartition("/")[2] for _, path, _ in self.requests if "/resolve/" in path]
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
@@ -107,11 +107,11 @@ class FakeHub:
     def _handler(hub) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                with suppress(ConnectionError):  # who has heard enough hangs up
+                with suppress(ConnectionError):  # the client has closed the connection
                     self.answer()
 
             def answer(self) -> None:
-                path = unquote(urlsplit(self.path).path)  # those who take us for a proxy name a site before it
+                path = unquote(urlsplit(self.path).path)  # requests to a proxy contain a full URL
                 hub.requests.append((self.command, path, self.headers.get("Authorization")))
                 status, headers, body = hub.answer(path)
                 waiting = hub.troubles.get("list" if path.startswith("/api/") else path.rpartition("/")[2])
@@ -123,11 +123,11 @@ class FakeHub:
                 wanted = self.headers.get("Range")
                 if wanted:
                     hub.ranges.append((path.rpartition("/")[2], wanted))
-                if wanted and status == 200 and not trouble.whole:
+                if wanted and status == 200 and not trouble.ignore_range:
                     start, _, last = wanted.removeprefix("bytes=").partition("-")
-                    part = body[int(start) : int(last) + 1 if last else None]
-                    headers |= {"Content-Range": f"bytes {start}-{int(start) + len(part) - 1}/{len(body)}"}
-                    status, body = 206, part
+                    content = body[int(start) : int(last) + 1 if last else None]
+                    headers |= {"Content-Range": f"bytes {start}-{int(start) + len(content) - 1}/{len(body)}"}
+                    status, body = 206, content
                 self.send_response(status)
                 for key, value in headers.items():
                     self.send_header(key, value)
@@ -154,7 +154,7 @@ class FakeHub:
 
 
 def described(file: str, content: bytes) -> dict[str, object]:
-    """An entry of a listing."""
+    """Return a file's entry in the repository's file list."""
     if len(content) < BIG:
         return {"rfilename": file, "size": len(content), "blobId": git_id(content)}
     lfs = {"sha256": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}

@@ -1,4 +1,4 @@
-"""Checkpoint folders for the fake engine: a real tokenizer, no weights, and a name that says how to behave."""
+"""Checkpoint folders for the fake engine: a real tokenizer, no weights. The name selects the engine's behavior."""
 
 import asyncio
 import sys
@@ -12,7 +12,7 @@ ENGINE = (sys.executable, str(Path(__file__).with_name("fake_engine.py")))
 
 
 def make_model(folder: Path, behaviour: str = "well-behaved") -> Path:
-    """A folder that loads as the fake engine's `behaviour` says."""
+    """Create a checkpoint folder named `behaviour`, which selects the fake engine's behavior."""
     path = folder / behaviour
     path.mkdir()
     (path / "config.json").write_text("{}")
@@ -25,16 +25,16 @@ def make_model(folder: Path, behaviour: str = "well-behaved") -> Path:
 
 
 def release(model: Path) -> None:
-    """Let a slow model finish its loading, now and later."""
+    """Let current and later loads of a slow model finish."""
     model.with_suffix(".go").touch()
 
 
 def starts(model: Path) -> int:
-    """How many engine processes were started for it."""
+    """Return the number of engine processes started for a model."""
     return len(model.with_suffix(".starts").read_text())
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process or task brings about."""
+    """Wait until `condition` returns true."""
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -1,28 +1,28 @@
-"""Bytes that an object of helexa's really holds."""
+"""Measure the tensor memory that an object refers to."""
 
 from torch import Tensor
 
 from helexa.neuron.ops.native.packed import PackedMatrix
 
 
-def held(thing: object, seen: dict[int, object]) -> int:
-    """Bytes of all tensors that can be reached from an object, each once, without those in `seen`."""
-    if id(thing) in seen:
+def tensor_bytes(value: object, seen: dict[int, object]) -> int:
+    """Return the bytes of all tensors reachable from `value`, except objects in `seen`. `seen` grows by each object."""
+    if id(value) in seen:
         return 0
-    seen[id(thing)] = thing
-    if isinstance(thing, PackedMatrix):
-        return thing.data.nbytes
-    if isinstance(thing, Tensor):
-        storage = thing.untyped_storage()
+    seen[id(value)] = value
+    if isinstance(value, PackedMatrix):
+        return value.data.nbytes
+    if isinstance(value, Tensor):
+        storage = value.untyped_storage()
         if storage.data_ptr() in seen:
             return 0
-        seen[storage.data_ptr()] = thing
-        return thing.nbytes
-    if isinstance(thing, dict):
-        return sum(held(part, seen) for part in thing.values())
-    if isinstance(thing, list | tuple):
-        return sum(held(part, seen) for part in thing)
-    name = f"{type(thing).__module__}.{type(thing).__name__}"
+        seen[storage.data_ptr()] = value
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(tensor_bytes(item, seen) for item in value.values())
+    if isinstance(value, list | tuple):
+        return sum(tensor_bytes(item, seen) for item in value)
+    name = f"{type(value).__module__}.{type(value).__name__}"
     if name.startswith("helexa.") and not name.endswith(("Launcher", "Loader", "Ops")):
-        return held(vars(thing), seen)
+        return tensor_bytes(vars(value), seen)
     return 0

@@ -1,4 +1,4 @@
-"""What an engine asks for, in round numbers."""
+"""A memory request with round numbers."""
 
 import msgspec
 
@@ -8,7 +8,8 @@ MIB = 1 << 20
 
 
 def needs(**fields: object) -> MemoryRequest:
-    usual: dict[str, object] = {
+    """Return a memory request; `fields` override the defaults."""
+    defaults: dict[str, object] = {
         "device": "cpu",
         "free": 4000 * MIB,
         "limit": 0,
@@ -27,4 +28,4 @@ def needs(**fields: object) -> MemoryRequest:
         "sequences": 8,
         "snapshots": 0,
     }
-    return msgspec.convert(usual | fields, MemoryRequest)
+    return msgspec.convert(defaults | fields, MemoryRequest)

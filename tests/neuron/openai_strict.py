@@ -1,4 +1,4 @@
-"""OpenAI's own types, strictly: no conversion of types, no members that they do not have."""
+"""Validate responses against the types of the `openai` package, without type conversion and unknown fields."""
 
 from typing import Any
 
@@ -7,21 +7,21 @@ from pydantic import BaseModel, TypeAdapter
 
 _EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _MORE = {
-    *("store", "name"),  # OpenAI sends these beside its types
-    *("frequency_penalty", "presence_penalty", "bytes"),  # Open Responses demands these; `bytes` of logprobs in events
+    *("store", "name"),  # sent by OpenAI, missing in its types
+    *("frequency_penalty", "presence_penalty", "bytes"),  # required by Open Responses; `bytes` in the events' logprobs
     "helexa_timing",
 }
 
 
 def response(data: bytes | str) -> Response:
-    """A whole response."""
+    """Return a response body, validated."""
     read = Response.model_validate_json(data, strict=True)
     _no_strangers(read)
     return read
 
 
 def event(data: bytes | str) -> Any:
-    """The data of an event of a stream."""
+    """Return the data of one stream event, validated."""
     read = _EVENT.validate_json(data, strict=True)
     _no_strangers(read)
     return read
@@ -33,5 +33,5 @@ def _no_strangers(value: object) -> None:
         for name in type(value).model_fields:
             _no_strangers(getattr(value, name))
     elif isinstance(value, list):
-        for one in value:
-            _no_strangers(one)
+        for item in value:
+            _no_strangers(item)

@@ -1,4 +1,4 @@
-"""A real node on a real socket, with fake engines, in the process of the tests."""
+"""A node on a real socket, with fake engines, in the test process."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from neuron.fake_models import ENGINE
 
 
 class Node:
-    """A running node and a client of it."""
+    """A running node and an HTTP client for it."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, app: Starlette | None = None) -> None:
         self.url = url
@@ -47,7 +47,13 @@ class Node:
 async def running(
     environ: dict[str, str], engine: Sequence[str] | None = ENGINE, *, port: int = 0
 ) -> AsyncIterator[Node]:
-    """A node; None as `engine` is the real one. It listens at `port`, 0 for any, whatever it tells of itself."""
+    """Run a node that listens on `port`, or on any free port if 0, regardless of the configured port.
+
+    Args:
+        environ: `NEURON_*` variables.
+        engine: command of the engine; None for the real engine.
+        port: port to listen on.
+    """
     app = create_app(read_config(None, environ), engine_command=engine)
     server = Listener(app, connection=NodeConnection)
     listener = bind(("127.0.0.1", port))

@@ -1,4 +1,4 @@
-"""An engine that says what a test tells it to, behind the real token stream, with a real tokenizer of bytes."""
+"""An engine client whose outputs come from a test's script, with the real token stream and a byte tokenizer."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ Script = Callable[[Generate, Say], Awaitable[None]]
 
 
 def byte_tokenizer(*special: str) -> Tokenizer:
-    """One token per byte, then the control tokens of ChatML, then further ones."""
+    """Return a tokenizer with one token per byte, the control tokens of ChatML and the tokens in `special`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = tokenizers.Tokenizer(models.BPE({char: index for index, char in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -34,7 +34,7 @@ def byte_tokenizer(*special: str) -> Tokenizer:
     return Tokenizer(backend, eos_id=backend.token_to_id("<|im_end|>"))
 
 
-# ChatML with Hermes' tools, and with thinking that a prompt begins.
+# ChatML with Hermes' tool calls. With `enable_thinking`, the prompt ends inside a reasoning block.
 AGENT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
     "{# calls look like <tool_call>\n{...}</tool_call>, thoughts like <think>...</think> #}<|im_end|>\n{% endif %}"
@@ -48,7 +48,7 @@ END = TOKENIZER.eos_id or 0
 
 
 def answer(text: str, *, finish: str = "stop", cached: int = 0, tokenizer: Tokenizer = TOKENIZER) -> Script:
-    """Says `text` a byte per step, then ends; `cached` of the prompt's tokens were found."""
+    """Return a script that generates `text`, one byte per step, and ends. It reports `cached` cached prompt tokens."""
 
     async def script(request: Generate, say: Say) -> None:
         for index, token in enumerate(tokenizer.encode(text)):
@@ -60,7 +60,7 @@ def answer(text: str, *, finish: str = "stop", cached: int = 0, tokenizer: Token
 
 
 def endless(text: str) -> Script:
-    """Says `text` and then nothing, for ever."""
+    """Return a script that generates `text` and never ends."""
 
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode(text))
@@ -70,7 +70,7 @@ def endless(text: str) -> Script:
 
 
 def failing(text: str, error: str) -> Script:
-    """Says `text`, then that it failed."""
+    """Return a script that generates `text` and fails with `error`."""
 
     async def script(request: Generate, say: Say) -> None:
         if text:
@@ -82,7 +82,7 @@ def failing(text: str, error: str) -> Script:
 
 
 class ScriptedEngine:
-    """Stands where the engine client does."""
+    """A replacement for `EngineClient` that runs `script` for each request."""
 
     def __init__(self, script: Script, vocab_size: int = TOKENIZER.vocab_size, context: int = CONTEXT) -> None:
         self.script = script
@@ -138,7 +138,7 @@ class ScriptedEngine:
 
 
 class Registry:
-    """A registry of one model."""
+    """A registry with one model."""
 
     def __init__(self, model: ServedModel) -> None:
         self.model = model
@@ -160,6 +160,6 @@ def scripted_model(
     tokenizer: Tokenizer = TOKENIZER,
     context: int = CONTEXT,
 ) -> ServedModel:
-    """A served model whose engine follows `script`."""
+    """Return a served model whose engine runs `script` for each request."""
     engine: Any = ScriptedEngine(script, tokenizer.vocab_size, context)
     return ServedModel(MODEL, ModelSpec(model_id=MODEL), ModelText(tokenizer, template, defaults or {}), engine)

@@ -1,4 +1,4 @@
-"""The OpenAI routes on a real socket, in front of a scripted engine."""
+"""A server of the OpenAI routes on a real socket, with a scripted engine."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 class Node:
-    """A running server and what to ask it with."""
+    """A running server and HTTP clients for it."""
 
     def __init__(self, model: ServedModel, url: str, http: aiohttp.ClientSession) -> None:
         self.model = model
@@ -47,14 +47,14 @@ class Node:
             return response.status, await response.json()
 
     async def error(self, path: str, value: object) -> tuple[int, str, str]:
-        """Status, code and message of a refusal."""
-        status, answer = await self.post(path, value)
-        assert answer.keys() == {"error"}
-        assert {"message", "type", "code", "param"} <= answer["error"].keys()
-        return status, answer["error"]["code"], answer["error"]["message"]
+        """Return the status, code and message of the error response to a request."""
+        status, body = await self.post(path, value)
+        assert body.keys() == {"error"}
+        assert {"message", "type", "code", "param"} <= body["error"].keys()
+        return status, body["error"]["code"], body["error"]["message"]
 
     async def events(self, path: str, value: dict[str, Any]) -> list[str]:
-        """The data of a stream's events."""
+        """Return the data of all events of a stream."""
         parser, events = EventParser(), []
         async with self.http.post(f"{self.url}{path}", json={**value, "stream": True}) as response:
             assert response.status == 200, await response.text()
@@ -71,15 +71,15 @@ async def serve(
     *,
     tokenizer: Tokenizer = TOKENIZER,
     context: int = CONTEXT,
-    kept: ResponsesConfig | None = None,
+    stored_responses: ResponsesConfig | None = None,
     routes: Sequence[Route] = ROUTES,
 ) -> AsyncIterator[Node]:
-    """A node whose model says what the script does."""
+    """Run a server with one model whose engine runs `script` for each request."""
     model = scripted_model(script, template=template, tokenizer=tokenizer, context=context)
     app = Starlette(routes=routes, exception_handlers=HANDLERS)
     app.state.registry = Registry(model)
-    app.state.responses = ResponseStore(kept or ResponsesConfig())
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it is.
+    app.state.responses = ResponseStore(stored_responses or ResponsesConfig())
+    # asyncio turns Nagle's algorithm off only for sockets with an explicit protocol.
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     listener.listen()

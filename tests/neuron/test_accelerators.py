@@ -1,4 +1,4 @@
-"""NVIDIA devices as NVML tells of them: numbering, failures in words, sensors that are not there."""
+"""NVIDIA devices from NVML: numbering, error messages, missing sensors."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
 
 
 @pytest.mark.parametrize(
-    ("wanted", "places"),
+    ("wanted", "indexes"),
     [
         (None, [0, 1, 2, 3]),
         ("", []),
@@ -28,12 +28,12 @@ UUIDS = ["GPU-aa1", "GPU-ab2", "GPU-b3", "GPU-c4"]
         ("1,9,0", [1]),
         ("1,1", [1]),
         ("GPU-b3,0", [2, 0]),
-        ("GPU-a", []),  # two begin so
+        ("GPU-a", []),  # two UUIDs have this prefix
         ("MIG-GPU-aa1/1/0", []),
     ],
 )
-def test_numbers_are_those_that_engines_use(wanted: str | None, places: list[int]) -> None:
-    assert visible(wanted, UUIDS) == places
+def test_visible_devices_are_numbered_as_in_engines(wanted: str | None, indexes: list[int]) -> None:
+    assert visible(wanted, UUIDS) == indexes
 
 
 class NvmlError(Exception):
@@ -41,11 +41,11 @@ class NvmlError(Exception):
 
 
 class FakeNvml(types.SimpleNamespace):
-    """The library on a machine of two devices, the second without sensors.
+    """NVML on a machine with two devices, the second without sensors.
 
     Attributes:
-        lost: the devices that do not answer.
-        mute: one that does not tell its memory.
+        lost: indexes of devices that do not respond.
+        mute: index of the device that does not report its memory.
     """
 
     NVMLError = NvmlError
@@ -115,9 +115,11 @@ def _fresh(monkeypatch: pytest.MonkeyPatch):
 
 def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    found = accelerators.accelerators()
-    assert (found.cuda_version, found.driver_version, found.unavailable) == ("13.1", "595.58", None)
-    assert [(one.index, one.name, one.vram_total_mb, one.compute_capability) for one in found.devices] == [
+    listed = accelerators.accelerators()
+    assert (listed.cuda_version, listed.driver_version, listed.unavailable) == ("13.1", "595.58", None)
+    assert [
+        (device.index, device.name, device.vram_total_mb, device.compute_capability) for device in listed.devices
+    ] == [
         (0, "card 0", 8192, "9.0"),
         (1, "card 1", 8192, "9.1"),
     ]
@@ -126,39 +128,39 @@ def test_devices_are_listed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.vram_free_mb, second.utilization_pct, second.temp_c) == (6144, 0, 0)
 
 
-def test_hidden_devices_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_devices_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [(one.index, one.name) for one in accelerators.accelerators().devices] == [(0, "card 1")]
-    assert [(one.index, one.vram_used_mb) for one in device_health()] == [(0, 2048)]
+    assert [(device.index, device.name) for device in accelerators.accelerators().devices] == [(0, "card 1")]
+    assert [(device.index, device.vram_used_mb) for device in device_health()] == [(0, 2048)]
 
 
-def test_where_all_devices_are_hidden_their_driver_need_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_driver_is_ignored_if_all_devices_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert accelerators.accelerators() == accelerators.Accelerators()
     assert discovery.default_device() == "cpu"
 
 
-def test_a_device_that_is_lost_hides_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0,)))
-    found = accelerators.accelerators()
-    assert ([one.index for one in found.devices], found.unavailable) == ([1], None)
-    assert [one.index for one in device_health()] == [1]
+    listed = accelerators.accelerators()
+    assert ([device.index for device in listed.devices], listed.unavailable) == ([1], None)
+    assert [device.index for device in device_health()] == [1]
 
 
-def test_when_all_are_lost_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reason_is_reported_if_all_devices_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(lost=(0, 1)))
-    found = accelerators.accelerators()
-    assert (found.devices, found.unavailable) == ([], "GPU is lost")
+    listed = accelerators.accelerators()
+    assert (listed.devices, listed.unavailable) == ([], "GPU is lost")
 
 
-def test_a_device_that_does_not_tell_its_memory_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_memory_reading_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
-    assert [one.vram_total_mb for one in accelerators.accelerators().devices] == [0, 8192]
+    assert [device.vram_total_mb for device in accelerators.accelerators().devices] == [0, 8192]
 
 
-def test_a_device_that_does_not_tell_its_memory_has_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_without_memory_reading_uses_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(mute=0))
     monkeypatch.setattr(device_choice, "torch_version", lambda: "2.13.0")
     monkeypatch.setattr(device_choice, "host_memory", lambda: (96 << 30, 128 << 30))
@@ -172,14 +174,14 @@ def test_a_device_that_does_not_tell_its_memory_has_the_hosts(monkeypatch: pytes
     [
         (FakeNvml(), "2.9.0+cu130", "cuda:0"),
         (FakeNvml(lost=(0,)), "2.9.0+cu130", "cuda:1"),
-        (FakeNvml(mute=0), "2.9.0+cu130", "cuda:1"),  # the larger one, as far as they tell
+        (FakeNvml(mute=0), "2.9.0+cu130", "cuda:1"),  # the device with the most reported memory
         (FakeNvml(lost=(0, 1)), "2.9.0+cu130", "cuda:0"),
         (FakeNvml(init_error=18), "2.9.0", "cuda:0"),
         (FakeNvml(init_error=18), "2.9.0+cpu", "cpu"),
         (FakeNvml(init_error=9), "2.9.0", "cpu"),
     ],
 )
-def test_a_driver_that_is_broken_is_no_reason_to_run_on_the_cpu(
+def test_broken_driver_does_not_select_the_cpu(
     monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, torch: str, device: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
@@ -187,57 +189,59 @@ def test_a_driver_that_is_broken_is_no_reason_to_run_on_the_cpu(
     assert discovery.default_device() == device
 
 
-def test_a_driver_that_was_updated_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updated_driver_is_reported_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=18))
-    found = accelerators.accelerators()
-    assert found.devices == []
-    assert found.unavailable is not None
-    assert found.unavailable.startswith("Driver/library version mismatch: the driver was updated while it was in use (")
-    assert found.unavailable.endswith("; reboot")
+    listed = accelerators.accelerators()
+    assert listed.devices == []
+    assert listed.unavailable is not None
+    assert listed.unavailable.startswith(
+        "Driver/library version mismatch: the driver was updated while it was in use ("
+    )
+    assert listed.unavailable.endswith("; reboot")
 
 
-def test_a_driver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_driver_is_given_up_after_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
     nvml = FakeNvml()
     nvml.nvmlInit = lambda: answers.wait(30)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(accelerators, "_PATIENCE_SECONDS", 0.05)
-    found = accelerators.accelerators()
+    listed = accelerators.accelerators()
     answers.set()
     for thread in threading.enumerate():
         if thread.name == "nvml":
-            thread.join()  # what it finds must not be found by the next test
-    assert found.devices == []
-    assert found.unavailable == "the driver did not answer for 0.05 s; see nvidia-smi, reboot"
+            thread.join()  # otherwise the next test may see its result
+    assert listed.devices == []
+    assert listed.unavailable == "the driver did not respond for 0.05 s; run nvidia-smi, or reboot"
 
 
 @pytest.mark.parametrize("code", [9, 12])
-def test_without_a_driver_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_missing_driver_is_no_problem(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(init_error=code))
     assert accelerators.accelerators() == accelerators.Accelerators()
     assert device_health() == []
 
 
 @pytest.mark.parametrize(
-    ("nvml", "visible_devices", "told"),
+    ("nvml", "visible_devices", "reported"),
     [
         (FakeNvml(init_error=12), None, True),  # a container without the library
         (FakeNvml(), "MIG-b3", True),
         (FakeNvml(), None, False),
         (FakeNvml(), "", False),
-        (FakeNvml(init_error=18), None, False),  # which is said in other words
+        (FakeNvml(init_error=18), None, False),  # has its own message
     ],
 )
-def test_a_driver_that_nvml_knows_nothing_of_is_not_passed_over(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, told: bool
+def test_driver_without_nvml_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nvml: FakeNvml, visible_devices: str | None, reported: bool
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(discovery, "_DRIVER", tmp_path)
     monkeypatch.setattr(discovery, "torch_version", lambda: "2.13.0")
     if visible_devices is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible_devices)
-    assert (discovery.overlooked() is not None) == told
-    levels = [finding.level for finding in look_at_machine("auto") if "name it: device" in finding.text]
-    assert levels == ["note"] * told
+    assert (discovery.overlooked() is not None) == reported
+    levels = [finding.level for finding in look_at_machine("auto") if "set device" in finding.text]
+    assert levels == ["note"] * reported
     monkeypatch.setattr(discovery, "_DRIVER", tmp_path / "nowhere")
     assert discovery.overlooked() is None

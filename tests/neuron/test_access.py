@@ -1,4 +1,4 @@
-"""Requests of web pages and of clients without the key, at a real node over sockets."""
+"""Requests from web pages, and requests without the node's key, to a node on a real socket."""
 
 import json
 import os
@@ -34,9 +34,9 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def unload(node: Node, **headers: str) -> tuple[int, str | None]:
-    """Status and error code of a `POST /models/unload` with these headers, JSON unless they say otherwise."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    code, body = await node.post("/models/unload", {"model_id": "org/tiny"}, **named)
+    """Return the status and error code of `POST /models/unload` with `headers`. The default content type is JSON."""
+    header_fields = {name.replace("_", "-"): value for name, value in headers.items()}
+    code, body = await node.post("/models/unload", {"model_id": "org/tiny"}, **header_fields)
     error = body.get("error")
     return code, error.get("code") if isinstance(error, dict) else None
 
@@ -52,9 +52,9 @@ def spec(path: Path) -> ModelSpec:
 async def completion_through_a_gateway(
     node: Node, bearer: str | None = None, gateway: dict[str, Any] | None = None, headers: dict[str, str] | None = None
 ) -> int:
-    """Status of a completion of `org/tiny` through a gateway in front of the node."""
+    """Return the status of a completion of `org/tiny` through a gateway."""
     assert node.app is not None
-    node.app.state.port = int(node.url.rpartition(":")[2])  # where the node says that it serves the model
+    node.app.state.port = int(node.url.rpartition(":")[2])  # the port that the node reports to gateways
     neuron = {"name": "node", "endpoint": node.url, "bearer": bearer}
     async with running_cortex(ready=False, settings={"neurons": [neuron], "gateway": gateway or {}}) as cortex:
 
@@ -63,8 +63,8 @@ async def completion_through_a_gateway(
 
         await eventually(is_served)
         body = json.dumps({"model": "org/tiny", "prompt": [1, 3], "max_tokens": 2})
-        named = {"content-type": "application/json"} | (headers or {})
-        async with cortex.client.post(f"{cortex.url}/v1/completions", data=body, headers=named) as response:
+        header_fields = {"content-type": "application/json"} | (headers or {})
+        async with cortex.client.post(f"{cortex.url}/v1/completions", data=body, headers=header_fields) as response:
             return response.status
 
 
@@ -88,7 +88,7 @@ async def test_post_without_any_content_type_header_is_415(node: Node) -> None:
 
 
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://localhost.evil.example", "file://"])
-async def test_request_of_a_foreign_page_is_403(node: Node, origin: str) -> None:
+async def test_request_from_a_foreign_page_is_403(node: Node, origin: str) -> None:
     assert await unload(node, origin=origin) == (403, "origin_not_allowed")
     async with node.session.get(f"{node.url}/v1/models", headers={"origin": origin}) as response:
         assert response.status == 403
@@ -136,20 +136,20 @@ async def test_allowed_hosts_are_accepted() -> None:
 
 
 @pytest.mark.parametrize("host", ["beast.lan:13131", "neuron.default.svc.cluster.local"])
-async def test_gateways_reach_a_node_on_a_network_by_any_name(host: str) -> None:
+async def test_node_on_a_network_accepts_any_host_name(host: str) -> None:
     async with running(NETWORK) as node:
         async with node.session.get(f"{node.url}/models", headers={"host": host}) as response:
             assert response.status == 200
-        assert await unload(node, host=host) == (404, None)  # accepted: there is no such model
+        assert await unload(node, host=host) == (404, None)  # accepted; the model does not exist
 
 
-async def test_pages_are_rejected_on_a_network_also_when_their_name_is_rebound() -> None:
+async def test_node_on_a_network_rejects_pages_with_a_rebound_name() -> None:
     async with running(NETWORK) as node:
         assert await unload(node, origin=PAGE) == (403, "origin_not_allowed")
         assert await unload(node, host="evil.example", origin="http://evil.example") == (403, "host_not_allowed")
 
 
-async def test_a_node_with_a_key_answers_only_health_without_it(tmp_path: Path) -> None:
+async def test_without_the_key_only_health_is_served(tmp_path: Path) -> None:
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
         for headers in ({}, {"authorization": "Bearer secret-2"}, {"authorization": "Basic secret-1"}):
             assert await unload(node, **headers) == (401, "invalid_api_key")
@@ -163,7 +163,7 @@ async def test_a_node_with_a_key_answers_only_health_without_it(tmp_path: Path) 
         assert await unload(node, **key) == (200, None)
 
 
-async def test_a_gateways_bearer_satisfies_a_nodes_key(tmp_path: Path) -> None:
+async def test_gateway_bearer_token_is_accepted_as_the_key(tmp_path: Path) -> None:
     async with running({"NEURON_API_KEY": "secret-1"}) as node:
         client = NodeClient(node.session)
         await client.load(node.url, spec(make_model(tmp_path)), "secret-1")
@@ -173,7 +173,7 @@ async def test_a_gateways_bearer_satisfies_a_nodes_key(tmp_path: Path) -> None:
             await client.models(node.url, "secret-2")
 
 
-async def test_a_gateway_loads_asks_and_unloads_at_a_node_with_default_settings(tmp_path: Path) -> None:
+async def test_gateway_loads_uses_and_unloads_a_model_of_a_default_node(tmp_path: Path) -> None:
     async with running({}) as node:
         client = NodeClient(node.session)
         await client.load(node.url, spec(make_model(tmp_path)))
@@ -182,12 +182,12 @@ async def test_a_gateway_loads_asks_and_unloads_at_a_node_with_default_settings(
         assert await loaded(node) == []
 
 
-async def test_a_page_that_the_gateway_allows_reaches_nodes_through_it(node: Node) -> None:
+async def test_page_allowed_by_the_gateway_reaches_nodes(node: Node) -> None:
     browser = {"origin": PAGE, "sec-fetch-site": "cross-site", "content-type": "text/plain"}
     assert await completion_through_a_gateway(node, gateway={"cors_origins": [PAGE]}, headers=browser) == 200
 
 
-def test_the_key_may_not_be_empty_and_is_not_shown() -> None:
+def test_key_must_not_be_empty_and_is_not_printed() -> None:
     with pytest.raises(ConfigError, match="api_key"):
         read_config(None, {"NEURON_API_KEY": ""})
     assert "secret-1" not in repr(read_config(None, {"NEURON_API_KEY": "secret-1"}))
@@ -203,7 +203,7 @@ def test_the_key_may_not_be_empty_and_is_not_shown() -> None:
         (NETWORK | {"NEURON_API_KEY": "secret-1"}, False),
     ],
 )
-def test_exposure_is_a_network_address_without_a_key(environ: dict[str, str], is_exposed: bool) -> None:
+def test_network_address_without_a_key_counts_as_exposed(environ: dict[str, str], is_exposed: bool) -> None:
     assert (exposure(read_config(None, environ)) is not None) == is_exposed
 
 
@@ -213,7 +213,7 @@ def test_default_address_is_loopback() -> None:
     assert (address, "other machines" in log) == ("127.0.0.1", False)
 
 
-def test_a_node_that_is_exposed_without_a_key_logs_one_warning() -> None:
+def test_exposed_node_without_a_key_logs_one_warning() -> None:
     address, log = started("--host", "0.0.0.0")
     assert (address, log.count("other machines can connect to 0.0.0.0:")) == ("0.0.0.0", 1)
 

@@ -1,4 +1,4 @@
-"""The models that a node loads at start, with a local hub and real engine processes that hold no model."""
+"""Loading of the default models at start, with a local hub and fake engine processes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -64,7 +64,7 @@ def failures(activation: Activation) -> dict[str, str]:
 
 
 class Sleeps:
-    """Stands in for sleeping: remembers how long, and does something meanwhile."""
+    """A replacement for `asyncio.sleep` that records the seconds and calls a function instead."""
 
     def __init__(self, meanwhile: Callable[[int], None] = lambda count: None) -> None:
         self.pauses: list[float] = []
@@ -94,7 +94,7 @@ async def test_default_models_load_in_order(registry: Registry, tmp_path: Path):
     assert (state.completed, state.failed) == (["org/slow", "org/quick"], [])
 
 
-async def test_a_download_tells_how_far_it_is(hub: FakeHub, registry: Registry):
+async def test_download_progress_is_reported(hub: FakeHub, registry: Registry):
     weights = 2_000_000
     hub.repositories["org/far"]["model.safetensors"] = bytes(weights)
     total = sum(len(content) for content in hub.repositories["org/far"].values())
@@ -110,11 +110,11 @@ async def test_a_download_tells_how_far_it_is(hub: FakeHub, registry: Registry):
         await running
 
 
-async def test_nothing_to_load_is_ready_at_once(registry: Registry):
+async def test_node_without_default_models_is_ready_at_once(registry: Registry):
     assert Activation(registry, []).snapshot().state == "ready"
 
 
-async def test_a_final_failure_lets_the_next_one_have_its_turn(registry: Registry, tmp_path: Path):
+async def test_next_model_is_loaded_after_a_final_failure(registry: Registry, tmp_path: Path):
     specs = [spec_of(make_model(tmp_path, "bad-file"), "org/bad"), spec_of(make_model(tmp_path), "org/good")]
     sleeps = Sleeps()
     activation = Activation(registry, specs, sleep=sleeps)
@@ -127,9 +127,7 @@ async def test_a_final_failure_lets_the_next_one_have_its_turn(registry: Registr
     assert refused.value.status == 404
 
 
-async def test_files_that_cannot_be_fetched_are_tried_again_with_growing_pauses(
-    hub: FakeHub, registry: Registry, tmp_path: Path
-):
+async def test_failed_downloads_are_retried_with_growing_pauses(hub: FakeHub, registry: Registry, tmp_path: Path):
     hub.trouble("list", *[Trouble(cut=0)] * 3)
     near = make_model(tmp_path)
     states = []
@@ -144,7 +142,7 @@ async def test_files_that_cannot_be_fetched_are_tried_again_with_growing_pauses(
     assert starts(near) == 1
 
 
-async def test_trying_again_ends(hub: FakeHub, registry: Registry):
+async def test_number_of_retries_is_limited(hub: FakeHub, registry: Registry):
     hub.stop()
     sleeps = Sleeps()
     activation = Activation(registry, [FAR], sleep=sleeps)
@@ -164,7 +162,7 @@ async def test_trying_again_ends(hub: FakeHub, registry: Registry):
         ("model.safetensors", Trouble(body=b"WEIGHTS" * 200), "was announced; the received bytes were discarded"),
     ],
 )
-async def test_what_no_retry_will_mend_is_not_tried_again(
+async def test_permanent_failure_is_not_retried(
     hub: FakeHub, registry: Registry, file: str, trouble: Trouble, words: str
 ):
     hub.trouble(file, trouble)
@@ -175,7 +173,7 @@ async def test_what_no_retry_will_mend_is_not_tried_again(
     assert words in failures(activation)["org/far"]
 
 
-async def test_what_was_fetched_before_loads_without_a_hub(hub: FakeHub, registry: Registry, tmp_path: Path):
+async def test_cached_model_loads_without_a_hub(hub: FakeHub, registry: Registry, tmp_path: Path):
     await Activation(registry, [FAR]).run()
     await registry.unload("org/far")
     hub.stop()
@@ -187,7 +185,7 @@ async def test_what_was_fetched_before_loads_without_a_hub(hub: FakeHub, registr
         assert another.get("org/far").engine.alive
 
 
-async def test_without_a_driver_that_works_all_fail_at_once(
+async def test_all_loads_fail_at_once_with_a_broken_driver(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason="the driver was updated; reboot")
@@ -207,7 +205,7 @@ async def test_without_a_driver_that_works_all_fail_at_once(
         assert registry.get("org/near").engine.alive
 
 
-async def test_a_load_without_a_driver_that_works_is_told_by_its_code(monkeypatch: pytest.MonkeyPatch):
+async def test_load_with_a_broken_driver_has_its_own_error_code(monkeypatch: pytest.MonkeyPatch):
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason="the driver was updated; reboot")
     monkeypatch.setattr(registry_module, "discover", lambda: facts)
     async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda"}) as node:

@@ -1,4 +1,4 @@
-"""Where answers end: what counts for them, and what a thinking budget may take, over a real socket."""
+"""Token counts of answers that end early, and thinking budgets near the output limit."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ CHANNELS = "{# <|channel|> #}{% for message in messages %}{{ message.content }}{
 
 
 def in_pieces(text: str, size: int) -> Script:
-    """Says it, and the end token, so many tokens at a time."""
+    """Return a script that generates `text` and the end token, `size` tokens at a time."""
 
     async def script(request: Generate, say: Say) -> None:
         tokens = [*TOKENIZER.encode(text), END]
@@ -42,9 +42,7 @@ def in_pieces(text: str, size: int) -> Script:
         ),
     ],
 )
-async def test_what_is_said_beyond_the_end_does_not_count(
-    fields: dict[str, Any], text: str, tokens: int, size: int
-) -> None:
+async def test_tokens_after_the_end_are_not_counted(fields: dict[str, Any], text: str, tokens: int, size: int) -> None:
     async with serve(in_pieces(text, size), AGENT_TEMPLATE) as node:
         status, reply = await node.post(PATH, {**CHAT, **fields})
         assert status == 200, reply
@@ -52,15 +50,15 @@ async def test_what_is_said_beyond_the_end_does_not_count(
 
 
 @pytest.mark.parametrize("limit", [40, *range(60, 70), 100])
-async def test_a_budget_stays_within_the_limit(limit: int) -> None:
-    """Text first, then a thought without an end: ending it takes tokens, and so does an answer."""
+async def test_thinking_budget_stays_within_the_output_limit(limit: int) -> None:
+    """The model writes text, then reasons without end. The tokens that close the reasoning count toward the limit."""
     tokenizer = byte_tokenizer(*HARMONY)
     closing = tokenizer.encode("<|end|><|start|>assistant<|channel|>final<|message|>")
-    said = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>analysis<|message|>"
+    beginning = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>analysis<|message|>"
 
     async def script(request: Generate, say: Say) -> None:
         ended = request.prompt[-len(closing) :] == closing
-        tokens = tokenizer.encode("answer" * 20 if ended else said + "hm " * 100)
+        tokens = tokenizer.encode("answer" * 20 if ended else beginning + "hm " * 100)
         for token in tokens[: request.max_tokens - 1]:
             say(tokens=[token])
             await asyncio.sleep(0)

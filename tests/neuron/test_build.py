@@ -1,4 +1,4 @@
-"""What a node says it was built of."""
+"""The version and commit in `GET /version`."""
 
 import subprocess
 from pathlib import Path
@@ -29,7 +29,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_checkout_says_its_commit_and_whether_it_was_changed(checkout: Path) -> None:
+def test_checkout_reports_its_commit_and_whether_files_changed(checkout: Path) -> None:
     facts = build_facts()
     assert len(facts["git_sha_long"]) == 40
     assert facts["git_sha_long"].startswith(facts["git_sha"])
@@ -39,7 +39,7 @@ def test_a_checkout_says_its_commit_and_whether_it_was_changed(checkout: Path) -
     assert build_facts()["git_dirty"] is True
 
 
-def test_the_build_says_it_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_comes_from_the_build_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_info, "_ROOT", tmp_path)
     assert build_facts()["git_sha"] == "unknown"
     monkeypatch.setenv("HELEXA_BUILD_SHA", "0123456789abcdef0123456789abcdef01234567")
@@ -48,7 +48,7 @@ def test_the_build_says_it_without_a_checkout(tmp_path: Path, monkeypatch: pytes
     assert (facts["git_sha"], facts["git_sha_long"][7:10], facts["git_dirty"]) == ("0123456", "789", None)
 
 
-def test_what_it_stands_on() -> None:
+def test_versions_of_dependencies_are_reported() -> None:
     facts = build_facts()
     assert facts["torch_version"]
     assert facts["torch_cuda"] is None or facts["torch_cuda"][0].isdigit()

@@ -1,4 +1,4 @@
-"""The OpenAI routes over a real socket, with the real client, in front of a scripted engine."""
+"""The OpenAI routes over a real socket, also with OpenAI's client, and with a scripted engine."""
 
 import asyncio
 import io
@@ -31,23 +31,23 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
 
 
-async def test_an_engine_with_recurrent_state_is_told_where_the_last_turn_begins() -> None:
+async def test_engine_with_recurrent_state_gets_the_start_of_the_last_turn() -> None:
     async with serve(answer("x")) as node:
         await node.post("/v1/chat/completions", CHAT)
         node.engine.ready = msgspec.structs.replace(node.engine.ready, state_bytes=1)
         await node.post("/v1/chat/completions", CHAT)
-    told, turn = node.engine.requests
-    assert told.turn == 0
-    tokenizer, question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
-    assert question not in tokenizer.decode(turn.prompt[: turn.turn])
-    assert question in tokenizer.decode(turn.prompt[turn.turn :])
-    assert turn.turn > 0
+    first, second = node.engine.requests
+    assert first.turn == 0
+    tokenizer, first_question = node.model.text.tokenizer, CHAT["messages"][-1]["content"]
+    assert first_question not in tokenizer.decode(second.prompt[: second.turn])
+    assert first_question in tokenizer.decode(second.prompt[second.turn :])
+    assert second.turn > 0
 
 
-# Whole replies
+# --- complete responses
 
 
-async def test_a_chat_completion_is_what_openai_says_it_is() -> None:
+async def test_chat_completion_validates_as_openai_type() -> None:
     async with (
         serve(answer('Grüße 🦊\n"quoted"')) as node,
         node.http.post(f"{node.url}/v1/chat/completions", json=CHAT) as response,
@@ -101,7 +101,7 @@ async def test_the_engine_gets_the_rendered_conversation_and_the_parameters() ->
         assert (sampling.repetition_penalty, sampling.seed, sampling.logit_bias) == (1.1, 7, {5: -100})
 
 
-async def test_null_means_absent_and_a_developer_is_the_system() -> None:
+async def test_null_means_absent_and_developer_means_system() -> None:
     nulls = dict.fromkeys(["max_tokens", "temperature", "stop", "stream", "tools", "seed", "logit_bias", "n", "top_p"])
     messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": "y", "name": None}]
     async with serve(answer("ok")) as node:
@@ -111,7 +111,7 @@ async def test_null_means_absent_and_a_developer_is_the_system() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["once", ["once"], TOKENIZER.encode("once"), [TOKENIZER.encode("once")]])
-async def test_a_text_completion_takes_text_or_tokens(prompt: object) -> None:
+async def test_text_completion_accepts_text_or_tokens(prompt: object) -> None:
     async with serve(answer(" upon")) as node:
         async with node.http.post(f"{node.url}/v1/completions", json={"model": MODEL, "prompt": prompt}) as response:
             completion = Completion.model_validate_json(await response.read())
@@ -123,17 +123,17 @@ async def test_a_text_completion_takes_text_or_tokens(prompt: object) -> None:
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
 async def test_cached_tokens_are_part_of_the_usage_streamed_or_not(path: str, body: dict[str, Any]) -> None:
     async with serve(answer("Hello", cached=3)) as node:
-        _, whole = await node.post(path, body)
+        _, complete = await node.post(path, body)
         *_, last, _ = await node.events(path, body | USAGE)
         prompt = len(node.engine.requests[0].prompt)
-        for usage in (whole["usage"], json.loads(last)["usage"]):
+        for usage in (complete["usage"], json.loads(last)["usage"]):
             assert usage["prompt_tokens"] == prompt
             assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
             assert usage["helexa_timing"]["prefill_tokens"] == prompt - 3
 
 
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)])
-async def test_a_principal_is_a_salt_and_half_of_one_is_none(path: str, body: dict[str, Any]) -> None:
+async def test_principal_is_the_salt_only_if_both_headers_are_set(path: str, body: dict[str, Any]) -> None:
     async def salt_of(node: Node, headers: dict[str, str]) -> str:
         async with node.http.post(f"{node.url}{path}", json=body, headers=headers) as response:
             assert response.status == 200
@@ -152,10 +152,10 @@ async def test_a_principal_is_a_salt_and_half_of_one_is_none(path: str, body: di
             assert await salt_of(node, headers) == ""
 
 
-# Streams
+# --- streams
 
 
-async def test_a_chat_stream_is_role_text_finish_usage_done() -> None:
+async def test_chat_stream_order_is_role_text_finish_usage_done() -> None:
     async with serve(answer("Grüße 🦊")) as node:
         *data, done = await node.events("/v1/chat/completions", CHAT | USAGE)
     assert done == "[DONE]"
@@ -183,7 +183,7 @@ async def test_the_openai_client_reads_the_stream() -> None:
         assert text == "a b c"
 
 
-async def test_a_text_stream_is_text_finish_usage_done() -> None:
+async def test_text_stream_order_is_text_finish_usage_done() -> None:
     async with serve(answer(" upon")) as node:
         *data, done = await node.events("/v1/completions", TEXT | USAGE)
     *deltas, finish, usage = [json.loads(event) for event in data]  # OpenAI's own type knows no null finish reason
@@ -201,20 +201,20 @@ async def test_the_openai_client_reads_a_text_stream() -> None:
 
 
 @pytest.mark.parametrize("stop", ["three", ["zzz", "three"]])
-async def test_stop_strings_end_streams_and_replies_alike(stop: object) -> None:
+async def test_stop_strings_end_streams_and_complete_responses(stop: object) -> None:
     async with serve(endless("one two three")) as node:
         *data, _ = await node.events("/v1/chat/completions", {**CHAT, "stop": stop})
         chunks = [ChatCompletionChunk.model_validate_json(event) for event in data]
         text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
-        status, whole = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
+        status, complete = await node.post("/v1/chat/completions", {**CHAT, "stop": stop})
         assert status == 200
-        assert text == whole["choices"][0]["message"]["content"] == "one two "
-        assert chunks[-1].choices[0].finish_reason == whole["choices"][0]["finish_reason"] == "stop"
-        assert json.loads(data[-1])["choices"][0]["stop_reason"] == whole["choices"][0]["stop_reason"] == "three"
+        assert text == complete["choices"][0]["message"]["content"] == "one two "
+        assert chunks[-1].choices[0].finish_reason == complete["choices"][0]["finish_reason"] == "stop"
+        assert json.loads(data[-1])["choices"][0]["stop_reason"] == complete["choices"][0]["stop_reason"] == "three"
         assert node.engine.open_streams == 0
 
 
-async def test_an_answer_may_go_on_with_the_last_message() -> None:
+async def test_answer_may_continue_the_last_message() -> None:
     begun = [*CHAT["messages"], {"role": "assistant", "content": "Once"}]
     async with serve(answer(" upon")) as node:
         for fields in ({"continue_final_message": True}, {"add_generation_prompt": False}, {}):
@@ -224,7 +224,7 @@ async def test_an_answer_may_go_on_with_the_last_message() -> None:
     assert going_on.endswith("Once") and bare.endswith("Once\n") and usual.endswith("assistant\n")
 
 
-async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply, "KEEP_ALIVE_SECONDS", 0.01)
     speak = asyncio.Event()
 
@@ -243,7 +243,7 @@ async def test_a_silent_stream_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
         assert b"at last" in await response.content.read()
 
 
-async def test_a_stream_speaks_before_the_prefill_ends() -> None:
+async def test_stream_begins_before_the_prefill_ends() -> None:
     async with (
         serve(endless("")) as node,
         node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True}) as response,
@@ -251,12 +251,14 @@ async def test_a_stream_speaks_before_the_prefill_ends() -> None:
         assert b'"role":"assistant"' in await response.content.readline()
 
 
-# Hanging up
+# --- disconnects
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_hang_up_frees_the_engine(path: str, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_disconnect_cancels_the_request_in_the_engine(
+    path: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(endless("hello")) as node:
         value = {**CHAT, **TEXT, "stream": stream}
         asking = asyncio.create_task(node.http.post(f"{node.url}{path}", json=value).__aenter__())
@@ -273,7 +275,7 @@ async def test_a_hang_up_frees_the_engine(path: str, stream: bool, caplog: pytes
     assert "client_gone=True" in line and "finish_reason=cancelled" in line
 
 
-async def test_a_hang_up_is_noticed_while_the_client_does_not_read() -> None:
+async def test_disconnect_is_noticed_if_the_client_does_not_read() -> None:
     async def flood(request: object, say: Any) -> None:
         while True:
             say(tokens=TOKENIZER.encode("x" * 10_000))
@@ -281,15 +283,15 @@ async def test_a_hang_up_is_noticed_while_the_client_does_not_read() -> None:
 
     async with serve(flood) as node:
         response = await node.http.post(f"{node.url}/v1/chat/completions", json={**CHAT, "stream": True})
-        await asyncio.sleep(0.1)  # long enough for the socket to fill; the test holds if it does not
+        await asyncio.sleep(0.1)  # enough to fill the socket's buffers; the test passes in either case
         response.close()
         await node.engine.cancelled.wait()
 
 
-# Failures
+# --- failures
 
 
-async def test_a_failure_in_a_stream_is_an_error_event() -> None:
+async def test_failure_in_a_stream_is_an_error_event() -> None:
     async with serve(failing("hel", "the model was unloaded")) as node:
         *data, error, done = await node.events("/v1/chat/completions", CHAT)
         assert done == "[DONE]"
@@ -303,13 +305,13 @@ async def test_a_failure_in_a_stream_is_an_error_event() -> None:
                 pass
 
 
-async def test_a_failure_of_a_whole_reply_is_a_500() -> None:
+async def test_failure_without_streaming_is_500() -> None:
     async with serve(failing("hel", "the model was unloaded")) as node:
         assert await node.error("/v1/chat/completions", CHAT) == (500, None, "the model was unloaded")
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_busy_model_is_a_503_with_a_date(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_busy_model_is_503_with_retry_after(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node, AsyncExitStack() as inside:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1, max_queue_depth=0), node.engine)
         await inside.enter_async_context(node.model.admission.seat("somebody", 1, 1))
@@ -324,7 +326,7 @@ async def test_a_busy_model_is_a_503_with_a_date(stream: bool, caplog: pytest.Lo
         assert node.engine.requests == []
 
 
-async def test_an_unforeseen_error_tells_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unexpected_error_reveals_no_details(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node:
         del node.model.text
         status, code, message = await node.error("/v1/chat/completions", CHAT)
@@ -388,7 +390,7 @@ BAD_CHATS = [
     (_with(CHAT, tools=[{"type": "function"}]), 400, "invalid_request_body", "tools.0: 'function' must be"),
     (_with(CHAT, tools=[{"type": "function", "function": {"name": ""}}]), 400, "invalid_request_body", "tools.0: "),
     (_with(CHAT, tools=[{"type": "web_search"}]), 400, "unsupported_parameter", "'tools.0.type'"),
-    (_with(CHAT, tools=[TOOL]), 400, "unsupported_parameter", "was not made for tools"),
+    (_with(CHAT, tools=[TOOL]), 400, "unsupported_parameter", "does not support tools"),
     (_with(CHAT, tools=[TOOL] * 513), 400, "invalid_request_body", "tools: "),
     (_with(CHAT, parallel_tool_calls="no"), 400, "invalid_request_body", "parallel_tool_calls: "),
     (_with(CHAT, reasoning_effort="enormous"), 400, "invalid_request_body", "reasoning_effort: "),
@@ -446,16 +448,16 @@ BAD_TEXTS = [
 ]
 
 
-async def test_bad_requests_are_refused_by_name(caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_request_has_its_error_code(caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node:
         for path, cases in (("/v1/chat/completions", BAD_CHATS), ("/v1/completions", BAD_TEXTS)):
-            for value, *expected, words in cases:
+            for value, *expected, text_in_message in cases:
                 for streamed in (False, True):
-                    asked = {"stream": streamed, **value} if isinstance(value, dict) else value
+                    request = {"stream": streamed, **value} if isinstance(value, dict) else value
                     caplog.clear()
-                    status, code, message = await node.error(path, asked)
+                    status, code, message = await node.error(path, request)
                     assert [status, code] == expected, (value, message)
-                    assert words in message and "\n" not in message, (value, message)
+                    assert text_in_message in message and "\n" not in message, (value, message)
                     warnings = [line for line in caplog.messages if line.startswith("refused ")]
                     assert len(warnings) == 1 and f"code={code}" in warnings[0]
         assert node.engine.requests == []
@@ -473,7 +475,7 @@ async def test_bad_requests_are_refused_by_name(caplog: pytest.LogCaptureFixture
         (b"{}", "application/json; charset=utf-8", 400, "invalid_request_body"),
     ],
 )
-async def test_bodies_that_are_not_json(data: bytes, content_type: str, status: int, code: str) -> None:
+async def test_body_that_is_not_json_is_rejected(data: bytes, content_type: str, status: int, code: str) -> None:
     async with serve(answer("x")) as node:
         headers = {"content-type": content_type}
         async with node.http.post(f"{node.url}/v1/chat/completions", data=data, headers=headers) as response:
@@ -489,7 +491,7 @@ async def test_json_without_a_content_type_is_415() -> None:
             assert response.status == 415
 
 
-async def test_a_body_over_the_limit_is_refused_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_large_body_is_rejected_during_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body, "MAX_BODY_BYTES", 1 << 20)
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -504,14 +506,14 @@ async def test_a_body_over_the_limit_is_refused_while_it_is_read(monkeypatch: py
                 assert (await response.json())["error"]["code"] == "request_too_large"
 
 
-async def test_a_template_that_fails_is_a_422() -> None:
+async def test_template_error_is_422() -> None:
     async with serve(answer("x"), "{{ raise_exception('roles must alternate') }}") as node:
         status, code, message = await node.error("/v1/chat/completions", CHAT)
         assert (status, code) == (422, "template_render_failed")
         assert "roles must alternate" in message
 
 
-async def test_what_the_router_refuses_comes_in_the_envelope() -> None:
+async def test_router_errors_use_the_error_envelope() -> None:
     async with serve(answer("x")) as node:
         assert (await node.error("/v1/nothing", {}))[:2] == (404, "not_found")
         async with node.http.get(f"{node.url}/v1/chat/completions") as response:
@@ -519,7 +521,7 @@ async def test_what_the_router_refuses_comes_in_the_envelope() -> None:
             assert (await response.json())["error"]["code"] == "method_not_allowed"
 
 
-# Models
+# --- models
 
 
 async def test_the_openai_client_lists_models() -> None:
@@ -545,7 +547,7 @@ async def test_the_openai_client_lists_models() -> None:
             await node.openai.models.retrieve("Org/Other")
 
 
-async def test_prompt_counts_come_before_the_answer_for_a_gateway_that_asks() -> None:
+async def test_gateway_gets_prompt_counts_before_the_answer_on_request() -> None:
     async def slow(request: Generate, say: Say) -> None:
         say(started=True, cached_tokens=2)
         await asyncio.sleep(0)

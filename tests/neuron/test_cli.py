@@ -1,4 +1,4 @@
-"""The `neuron` command's refusals: words on stderr, no traceback, nothing served."""
+"""Usage and configuration errors of the `neuron` command: one message on stderr, no traceback."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ import pytest
         ([], {"HELEXA_LOG": "loud"}, 1, "HELEXA_LOG is 'LOUD', expected one of CRITICAL"),
     ],
 )
-def test_a_mistake_is_told_in_words(
+def test_usage_error_is_one_message(
     arguments: list[str], environment: dict[str, str], code: int, complaint: str
 ) -> None:
     command = [sys.executable, "-m", "helexa.neuron", *arguments]

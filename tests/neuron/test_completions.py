@@ -1,4 +1,4 @@
-"""Prompt lists, scored prompts and prompts without answers at `/v1/completions`, in front of a scripted engine."""
+"""Prompt lists, `echo` with log-probabilities, and `max_tokens: 0` at `/v1/completions`, with a scripted engine."""
 
 import json
 from typing import Any
@@ -14,11 +14,11 @@ IDS = TOKENIZER.encode("ab")
 
 
 async def scoring(request: Generate, say: Say) -> None:
-    """Scores the nth prompt token with -n, then says a token that has no text, and ends."""
-    (other,) = TOKENIZER.encode("z")
-    scores: list[Logprob] = [(-float(n), [(other, -0.5)]) for n in range(1, len(request.prompt))]
+    """Report the log-probability -n for the nth prompt token, generate a token without text, and end."""
+    (alternative,) = TOKENIZER.encode("z")
+    scores: list[Logprob] = [(-float(n), [(alternative, -0.5)]) for n in range(1, len(request.prompt))]
     if request.prompt_logprobs is not None:
-        say(prompt_logprobs=scores[:1])  # as from two chunks
+        say(prompt_logprobs=scores[:1])  # as if from two prefill chunks
         say(prompt_logprobs=scores[1:], tokens=[])
     if not request.max_tokens:
         say(finish="length", timing=TIMING)
@@ -34,34 +34,34 @@ async def choices(node: Node, **fields: Any) -> list[dict[str, Any]]:
     return reply["choices"]
 
 
-async def test_the_request_of_lm_eval_is_answered_with_every_tokens_log_probability() -> None:
-    asked = {"prompt": [IDS], "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0, "seed": 1234}
+async def test_lm_eval_request_gets_the_logprob_of_every_token() -> None:
+    fields = {"prompt": [IDS], "echo": True, "logprobs": 1, "max_tokens": 2, "temperature": 0, "seed": 1234}
     async with serve(scoring) as node:
-        (choice,) = await choices(node, **asked)
+        (choice,) = await choices(node, **fields)
         (sent,) = node.engine.requests
     assert (sent.prompt, sent.max_tokens, sent.prompt_logprobs) == (IDS, 2, 1)
-    told = choice["logprobs"]
+    logprobs = choice["logprobs"]
     assert choice["text"] == "ab"
-    assert told["tokens"] == ["a", "b", "<|im_start|>", "<|im_end|>"]
-    assert told["token_logprobs"] == [None, -1.0, -8.0, -9.0]
-    assert told["top_logprobs"] == [None, {"b": -1.0, "z": -0.5}, {"<|im_start|>": -8.0}, {"<|im_end|>": -9.0}]
-    assert told["text_offset"] == [0, 1, 2, 14]
+    assert logprobs["tokens"] == ["a", "b", "<|im_start|>", "<|im_end|>"]
+    assert logprobs["token_logprobs"] == [None, -1.0, -8.0, -9.0]
+    assert logprobs["top_logprobs"] == [None, {"b": -1.0, "z": -0.5}, {"<|im_start|>": -8.0}, {"<|im_end|>": -9.0}]
+    assert logprobs["text_offset"] == [0, 1, 2, 14]
 
 
-async def test_a_stream_tells_the_same() -> None:
-    asked = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2}
+async def test_stream_has_the_same_logprobs() -> None:
+    fields = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2}
     async with serve(scoring) as node:
-        (whole,) = await choices(node, **asked)
-        *data, done = await node.events(PATH, {"model": MODEL, **asked})
+        (complete,) = await choices(node, **fields)
+        *data, done = await node.events(PATH, {"model": MODEL, **fields})
     assert done == "[DONE]"
     parts = [json.loads(one)["choices"][0] for one in data]
-    assert "".join(part["text"] for part in parts) == whole["text"] == "abc"
-    for name, values in whole["logprobs"].items():
+    assert "".join(part["text"] for part in parts) == complete["text"] == "abc"
+    for name, values in complete["logprobs"].items():
         assert [value for part in parts if part["logprobs"] for value in part["logprobs"][name]] == values
 
 
 @pytest.mark.parametrize("prompt", ["a", "abc"])
-async def test_no_tokens_may_be_asked_for(prompt: str) -> None:
+async def test_max_tokens_may_be_0(prompt: str) -> None:
     async with serve(scoring) as node:
         (choice,) = await choices(node, prompt=prompt, echo=True, logprobs=0, max_tokens=0)
         status, reply = await node.post(PATH, {"model": MODEL, "prompt": prompt, "max_tokens": 0})
@@ -70,7 +70,7 @@ async def test_no_tokens_may_be_asked_for(prompt: str) -> None:
     assert (status, reply["choices"][0]["text"], reply["usage"]["completion_tokens"]) == (200, "", 0)
 
 
-async def test_a_prompt_that_fills_the_context_can_be_scored() -> None:
+async def test_prompt_that_fills_the_context_can_be_scored() -> None:
     async with serve(scoring, context=8) as node:
         (choice,) = await choices(node, prompt="a" * 8, echo=True, logprobs=0, max_tokens=0)
         assert (await node.error(PATH, {"model": MODEL, "prompt": "a" * 8, "max_tokens": 1}))[0] == 400
@@ -82,7 +82,7 @@ async def test_a_prompt_that_fills_the_context_can_be_scored() -> None:
     [["one", "three"], [TOKENIZER.encode("one"), TOKENIZER.encode("three")], ["one", TOKENIZER.encode("three")]],
 )
 @pytest.mark.parametrize("n", [1, 2])
-async def test_several_prompts_have_their_answers_in_order(prompts: list[Any], n: int) -> None:
+async def test_answers_to_several_prompts_are_in_order(prompts: list[Any], n: int) -> None:
     async def repeat(request: Generate, say: Say) -> None:
         await answer(TOKENIZER.decode(request.prompt).upper())(request, say)
 
@@ -101,7 +101,7 @@ async def test_several_prompts_have_their_answers_in_order(prompts: list[Any], n
     assert reply["usage"]["completion_tokens"] == n * (len("onethree") + 2)
 
 
-async def test_many_prompts_run_a_few_at_a_time() -> None:
+async def test_number_of_concurrent_prompts_is_limited() -> None:
     inside, most = 0, 0
 
     async def count(request: Generate, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""Forced calls and shaped answers: what the engine is told, and what a real model then says."""
+"""Forced tool calls and structured output: the grammars sent to the engine, and the output of a real model."""
 
 import asyncio
 import json
@@ -41,15 +41,15 @@ PATH = "/v1/chat/completions"
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether the grammar lets the whole text pass, and lets it end there."""
+    """Return whether the grammar accepts `text` as a complete text."""
     matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     tokens = list(text.encode())
     return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
-async def told(fields: dict[str, Any], template: str = AGENT_TEMPLATE, path: str = PATH) -> Generate:
-    """What the engine is asked for."""
+async def engine_request(fields: dict[str, Any], template: str = AGENT_TEMPLATE, path: str = PATH) -> Generate:
+    """Return the engine request for a chat or text completion with `fields`."""
     async with serve(answer("x"), template) as node:
         status, reply = await node.post(path, {**(CHAT if path == PATH else TEXT), **fields})
         assert status == 200, reply
@@ -72,46 +72,46 @@ async def told(fields: dict[str, Any], template: str = AGENT_TEMPLATE, path: str
     ],
 )
 @pytest.mark.parametrize("path", [PATH, "/v1/completions"])
-async def test_the_engine_gets_the_shape_as_a_grammar(fields: dict[str, Any], good: str, bad: str, path: str) -> None:
-    request = await told(fields, path=path)
+async def test_structured_output_becomes_a_grammar(fields: dict[str, Any], good: str, bad: str, path: str) -> None:
+    request = await engine_request(fields, path=path)
     assert accepts(request.grammar, good) and not accepts(request.grammar, bad)
 
 
 @pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": {}}])
-async def test_any_text_needs_no_grammar(fields: dict[str, Any]) -> None:
-    assert (await told(fields)).grammar == ""
+async def test_unconstrained_text_has_no_grammar(fields: dict[str, Any]) -> None:
+    assert (await engine_request(fields)).grammar == ""
 
 
-async def test_a_shape_begins_after_the_thinking() -> None:
-    request = await told({"response_format": FORMAT, "enable_thinking": True})
+async def test_structured_output_begins_after_the_reasoning() -> None:
+    request = await engine_request({"response_format": FORMAT, "enable_thinking": True})
     assert accepts(request.grammar, "Hm.\n</think>\n\n" + ANIMAL)
     assert not accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "Hm.</think>So " + ANIMAL)
 
 
-async def test_a_model_that_begins_its_thinking_itself_may_or_may_not() -> None:
+async def test_reasoning_is_optional_if_the_model_opens_it_itself() -> None:
     hybrid = AGENT_TEMPLATE.replace(
         "{% if enable_thinking %}<think>\n", "{% if not enable_thinking %}<think>\n</think>\n"
     )
-    request = await told({"response_format": FORMAT, "enable_thinking": True}, hybrid)
+    request = await engine_request({"response_format": FORMAT, "enable_thinking": True}, hybrid)
     assert TOKENIZER.decode(request.prompt).endswith("assistant\n")
     assert accepts(request.grammar, "<think>\nHm.\n</think>\n\n" + ANIMAL) and accepts(request.grammar, ANIMAL)
-    request = await told({"response_format": FORMAT}, hybrid)
+    request = await engine_request({"response_format": FORMAT}, hybrid)
     assert TOKENIZER.decode(request.prompt).endswith("<think>\n</think>\n")
     assert accepts(request.grammar, ANIMAL) and not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
     closed = AGENT_TEMPLATE.replace("{% if enable_thinking %}<think>\n", "{% if True %}<think>\n</think>\n")
-    request = await told({"response_format": FORMAT, "enable_thinking": True}, closed)
+    request = await engine_request({"response_format": FORMAT, "enable_thinking": True}, closed)
     assert not accepts(request.grammar, "<think>Hm.</think>" + ANIMAL)
 
 
-async def test_an_answer_after_ended_thinking_is_held_to_its_shape_alone() -> None:
+async def test_grammar_after_an_ended_reasoning_has_no_reasoning() -> None:
     async def script(request: Generate, say: Say) -> None:
         await answer("x" if TOKENIZER.decode(request.prompt).endswith("</think>\n\n") else "Hm, so.")(request, say)
 
     async with serve(script, AGENT_TEMPLATE) as node:
         status, reply = await node.post(PATH, {**CHAT, "response_format": FORMAT, "thinking_budget": 3})
         assert status == 200, reply
-        _, after = node.engine.requests
-        assert accepts(after.grammar, ANIMAL) and not accepts(after.grammar, "Hm.</think>" + ANIMAL)
+        _, second = node.engine.requests
+        assert accepts(second.grammar, ANIMAL) and not accepts(second.grammar, "Hm.</think>" + ANIMAL)
 
 
 @pytest.mark.parametrize(
@@ -124,21 +124,21 @@ async def test_an_answer_after_ended_thinking_is_held_to_its_shape_alone() -> No
         ({"response_format": FORMAT}, [ANIMAL, DRAW], ["hello"]),
     ],
 )
-async def test_the_engine_gets_calls_as_a_grammar(fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
-    request = await told({"tools": [TOOL, OTHER], **fields})
+async def test_forced_calls_become_a_grammar(fields: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    request = await engine_request({"tools": [TOOL, OTHER], **fields})
     assert [text for text in good if not accepts(request.grammar, text)] == []
     assert [text for text in bad if accepts(request.grammar, text)] == []
 
 
-async def test_strict_tools_hold_calls_that_nobody_forces() -> None:
+async def test_strict_tools_constrain_optional_calls() -> None:
     strict = {**TOOL, "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
-    request = await told({"tools": [strict]})
+    request = await engine_request({"tools": [strict]})
     assert accepts(request.grammar, "hello") and accepts(request.grammar, DRAW)
     assert not accepts(request.grammar, DRAW.replace("small", "huge"))
-    assert (await told({"tools": [TOOL]})).grammar == ""
+    assert (await engine_request({"tools": [TOOL]})).grammar == ""
 
 
-async def test_a_forced_call_is_answered_as_one() -> None:
+async def test_forced_call_is_returned_as_a_tool_call() -> None:
     async with serve(answer(DRAW), AGENT_TEMPLATE) as node:
         _, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "tool_choice": NAMED})
         (choice,) = reply["choices"]
@@ -153,11 +153,11 @@ async def test_a_forced_call_is_answered_as_one() -> None:
         ({"tools": [TOOL], "response_format": FORMAT}, "response_format"),
     ],
 )
-async def test_calls_of_a_model_without_a_notation_cannot_be_forced(fields: dict[str, Any], param: str) -> None:
+async def test_forced_call_is_400_without_a_tool_call_format(fields: dict[str, Any], param: str) -> None:
     async with serve(answer("x"), "{{ tools }}{{ messages }}") as node:
         status, code, message = await node.error(PATH, {**CHAT, **fields})
         assert (status, code) == (400, "unsupported_parameter")
-        assert f"'{param}'" in message and "notation" in message
+        assert f"'{param}'" in message and "tool-call format" in message
 
 
 # With a real model
@@ -165,7 +165,7 @@ async def test_calls_of_a_model_without_a_notation_cannot_be_forced(fields: dict
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def smol(smollm2_gguf: Path) -> AsyncIterator[ServedModel]:
-    """SmolLM2 with a chat template that has tools and thinking."""
+    """SmolLM2 with a chat template that supports tools and reasoning."""
     engine = await EngineClient.start(smollm2_gguf, EngineOptions(kv_cache_mb=64, context_length=1024, threads=1))
     text = ModelText(ModelText.open(smollm2_gguf).tokenizer, AGENT_TEMPLATE, {})
     model = ServedModel(MODEL, ModelSpec(model_id=MODEL), text, engine)
@@ -176,8 +176,8 @@ async def smol(smollm2_gguf: Path) -> AsyncIterator[ServedModel]:
         await model.grammars.aclose()
 
 
-async def said(model: ServedModel, **fields: Any) -> tuple[str, str, list[tuple[str, str]], Finished]:
-    """Thoughts, text, calls and the end of an answer."""
+async def generated(model: ServedModel, **fields: Any) -> tuple[str, str, list[tuple[str, str]], Finished]:
+    """Return the reasoning, text, tool calls and last event of an answer."""
     messages = [{"role": "user", "content": "Think of an animal."}]
     chat = ChatRequest.of({"model": MODEL, "messages": messages, "temperature": 1.0, "seed": 3, **fields})
     async with aclosing(await converse(model, chat, "", thinks=False)) as stream:
@@ -194,35 +194,35 @@ async def said(model: ServedModel, **fields: Any) -> tuple[str, str, list[tuple[
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_real_model_is_held_to_what_is_asked_for(smol: ServedModel) -> None:
-    _, text, _, end = await said(smol, response_format=FORMAT)
+async def test_real_model_follows_the_grammar(smol: ServedModel) -> None:
+    _, text, _, end = await generated(smol, response_format=FORMAT)
     jsonschema.validate(json.loads(text), SCHEMA)
     assert end.reason == "stop"
 
-    _, text, calls, end = await said(smol, tools=[TOOL, OTHER], tool_choice=NAMED)
+    _, text, calls, end = await generated(smol, tools=[TOOL, OTHER], tool_choice=NAMED)
     assert (text, [name for name, _ in calls], end.reason) == ("", ["draw"], "tool_calls")
     jsonschema.validate(json.loads(calls[0][1]), SCHEMA)
 
-    thoughts, text, _, end = await said(smol, response_format=FORMAT, thinking_budget=8)
+    thoughts, text, _, end = await generated(smol, response_format=FORMAT, thinking_budget=8)
     assert thoughts and "</think>" not in thoughts
     jsonschema.validate(json.loads(text), SCHEMA)
     assert end.reason == "stop" and 8 <= end.reasoning_tokens < 20
 
-    eager = {smol.text.tokenizer.eos_id: 100.0}  # but no answer ends before its shape has begun
-    thoughts, text, _, end = await said(smol, response_format=FORMAT, thinking_budget=8, logit_bias=eager)
+    eager = {smol.text.tokenizer.eos_id: 100.0}  # the grammar must prevent an immediate end of the answer
+    thoughts, text, _, end = await generated(smol, response_format=FORMAT, thinking_budget=8, logit_bias=eager)
     assert thoughts and end.reason == "stop"
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_shape_beside_tools_holds_the_text_of_a_real_answer(smol: ServedModel) -> None:
+async def test_real_model_follows_a_schema_with_optional_tools(smol: ServedModel) -> None:
     for seed in range(4):
-        _, text, calls, _ = await said(smol, tools=[TOOL, OTHER], guided_regex="(cat|dog)s", seed=seed)
+        _, text, calls, _ = await generated(smol, tools=[TOOL, OTHER], guided_regex="(cat|dog)s", seed=seed)
         assert text in ("cats", "dogs") if not calls else not text.strip()
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smol: ServedModel) -> None:
+async def test_unenforceable_schema_keywords_are_ignored_on_request(smol: ServedModel) -> None:
     closed = {
         "type": "object",
         "properties": {"a": {"type": "boolean"}},
@@ -232,34 +232,34 @@ async def test_what_of_a_schema_cannot_be_enforced_may_be_left_out(smol: ServedM
     loose = {**closed, "not": {}}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": loose}}
     with pytest.raises(ApiError, match="not"):
-        await said(smol, response_format=wanted)
+        await generated(smol, response_format=wanted)
     wanted["json_schema"] = {"name": "x", "schema": loose, "strict": False}
-    _, text, _, _ = await said(smol, response_format=wanted)
+    _, text, _, _ = await generated(smol, response_format=wanted)
     assert isinstance(json.loads(text)["a"], bool)
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_several_real_answers_and_their_logprobs(smol: ServedModel) -> None:
+async def test_several_answers_of_a_real_model_with_logprobs(smol: ServedModel) -> None:
     chat = ChatRequest.of({**CHAT, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True})
     async with aclosing(await converse(smol, chat, "")) as stream:
         events: list[Any] = [event async for event in stream]
-    pieces = [(event.index, event.event) for event in events[1:-1]]
-    deltas = [(of, piece) for of, piece in pieces if isinstance(piece, TextDelta)]
-    texts = ["".join(piece.text for of, piece in deltas if of == index) for index in range(3)]
+    events_of_choices = [(event.index, event.event) for event in events[1:-1]]
+    deltas = [(choice, event) for choice, event in events_of_choices if isinstance(event, TextDelta)]
+    texts = ["".join(event.text for choice, event in deltas if choice == index) for index in range(3)]
     assert len(set(texts)) == 3
-    told = b"".join(token.bytes for of, piece in deltas if of == 1 for token in piece.logprobs)
-    assert told.decode(errors="replace") == texts[1]
+    logprob_bytes = b"".join(token.bytes for choice, event in deltas if choice == 1 for token in event.logprobs)
+    assert logprob_bytes.decode(errors="replace") == texts[1]
     assert events[-1].completion_tokens == sum(
-        piece.completion_tokens for _, piece in pieces if isinstance(piece, Finished)
+        event.completion_tokens for _, event in events_of_choices if isinstance(event, Finished)
     )
 
 
-async def test_a_check_outlives_whoever_asked_for_it() -> None:
+async def test_grammar_check_continues_after_its_caller_is_canceled() -> None:
     model = scripted_model(answer("x"), template=AGENT_TEMPLATE)
     chat = ChatRequest.of({**CHAT, "guided_regex": "[a-z]+"})
-    asked = asyncio.create_task(converse(model, chat, ""))
+    checking = asyncio.create_task(converse(model, chat, ""))
     await asyncio.sleep(0)
-    asked.cancel()
-    await asyncio.wait([asked])
+    checking.cancel()
+    await asyncio.wait([checking])
     await (await converse(model, chat, "")).aclose()
     await model.grammars.aclose()

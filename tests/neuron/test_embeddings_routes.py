@@ -1,4 +1,4 @@
-"""`/v1/embeddings` over a real socket, with the real client, in front of an engine that counts."""
+"""`/v1/embeddings` over a real socket, also with OpenAI's client, and with a fake engine."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ ASK: dict[str, Any] = {"model": MODEL, "input": "abc"}
 
 @dataclass
 class Vector:
-    """What an engine says."""
+    """An embedding from the engine."""
 
     vector: list[float]
     error: str | None = None
@@ -29,11 +29,11 @@ class Vector:
 
 
 class Embedder:
-    """Makes vectors of a prompt's length and first token, and keeps what it was asked."""
+    """A fake engine: an embedding consists of the prompt's length and first token. Records all requests."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        self.said: Vector | None = None
+        self.requests: list[dict[str, Any]] = []
+        self.vector: Vector | None = None
         self.waits = False
         self.together = self.most_together = 0
         self.fails_at: int | None = None
@@ -41,9 +41,9 @@ class Embedder:
         self.cancelled = asyncio.Event()
 
     async def embed(self, prompt: list[int], **settings: Any) -> Vector:
-        self.asked.append({"prompt": prompt, **settings})
+        self.requests.append({"prompt": prompt, **settings})
         self.begun.set()
-        if len(self.asked) == self.fails_at:
+        if len(self.requests) == self.fails_at:
             return Vector([], "it broke")
         self.together += 1
         self.most_together = max(self.together, self.most_together)
@@ -54,7 +54,7 @@ class Embedder:
                 await asyncio.Event().wait()
             finally:
                 self.cancelled.set()
-        return self.said or Vector([float(len(prompt)), float(prompt[0]), 0.0])
+        return self.vector or Vector([float(len(prompt)), float(prompt[0]), 0.0])
 
 
 @pytest.fixture
@@ -70,20 +70,20 @@ def unit(*values: float) -> list[float]:
     return [value / length for value in values]
 
 
-async def test_texts_become_vectors_of_length_one(node: Node) -> None:
+async def test_embeddings_have_unit_length(node: Node) -> None:
     ids = TOKENIZER.encode("abc")
     reply = await node.openai.embeddings.create(model=MODEL, input=["abc", "z"], encoding_format="float")
-    assert [one.index for one in reply.data] == [0, 1]
+    assert [item.index for item in reply.data] == [0, 1]
     assert reply.data[0].embedding == pytest.approx(unit(3, ids[0], 0))
     assert reply.data[1].embedding == pytest.approx(unit(1, TOKENIZER.encode("z")[0], 0))
     assert (reply.model, reply.usage.prompt_tokens, reply.usage.total_tokens) == (MODEL, 4, 4)
-    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [ids, TOKENIZER.encode("z")]
-    assert {asked["pooling"] for asked in node.engine.embedder.asked} == {"mean"}
+    assert [request["prompt"] for request in node.engine.embedder.requests] == [ids, TOKENIZER.encode("z")]
+    assert {request["pooling"] for request in node.engine.embedder.requests} == {"mean"}
 
 
 @pytest.mark.parametrize(("mine", "together"), [(0, 4), (1, 1), (3, 3)])
-async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: int, together: int) -> None:
-    """However few requests of one caller may be there at once, a batch is one that is served."""
+async def test_texts_of_a_batch_run_concurrently_within_the_limits(node: Node, mine: int, together: int) -> None:
+    """A batch is served even if it has more texts than the limit of requests per principal."""
     node.model.admission = Admission(AdmissionConfig(max_per_principal=mine), node.model.engine)
     texts = ["x" * length for length in range(1, 40)]
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
@@ -91,13 +91,13 @@ async def test_a_few_texts_go_at_once_where_there_are_seats(node: Node, mine: in
         model=MODEL, input=texts, encoding_format="float", extra_headers=headers
     )
     first = TOKENIZER.encode("x")[0]
-    for length, one in zip(range(1, 40), reply.data, strict=True):
-        assert one.embedding == pytest.approx(unit(length, first, 0))
+    for length, item in zip(range(1, 40), reply.data, strict=True):
+        assert item.embedding == pytest.approx(unit(length, first, 0))
     assert node.engine.embedder.most_together == together
-    assert len(node.engine.embedder.asked) == len(texts)
+    assert len(node.engine.embedder.requests) == len(texts)
 
 
-async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_tokens_before_a_failure_are_counted(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     node.engine.embedder.fails_at = 6
     assert (await node.error("/v1/embeddings", ASK | {"input": ["ab"] * 9}))[0] == 500
@@ -105,23 +105,23 @@ async def test_what_was_read_before_a_failure_is_accounted_for(node: Node, caplo
     assert "finish_reason=error" in line and "texts=0" not in line and "texts=9" not in line
 
 
-async def test_the_client_reads_bytes_unless_told_otherwise(node: Node) -> None:
+async def test_openai_client_gets_base64_by_default(node: Node) -> None:
     packed = await node.openai.embeddings.create(model=MODEL, input="abc")
     plain = await node.openai.embeddings.create(model=MODEL, input="abc", encoding_format="float")
     assert packed.data[0].embedding == pytest.approx(plain.data[0].embedding, rel=1e-6)
 
 
-async def test_token_ids_are_taken_as_they_are(node: Node) -> None:
+async def test_token_ids_are_used_unchanged(node: Node) -> None:
     await node.openai.embeddings.create(model=MODEL, input=[[5, 6], [7]])
-    assert [asked["prompt"] for asked in node.engine.embedder.asked] == [[5, 6], [7]]
+    assert [request["prompt"] for request in node.engine.embedder.requests] == [[5, 6], [7]]
 
 
-async def test_a_principal_is_a_salt(node: Node) -> None:
+async def test_principal_is_the_salt(node: Node) -> None:
     headers = {"x-helexa-account-id": "acme", "x-helexa-key-id": "anna"}
     await node.openai.embeddings.create(model=MODEL, input="a", extra_headers=headers)
     await node.openai.embeddings.create(model=MODEL, input="a")
-    named, anonymous = [asked["salt"] for asked in node.engine.embedder.asked]
-    assert len(named) == 32 and anonymous == ""
+    first_salt, second_salt = [request["salt"] for request in node.engine.embedder.requests]
+    assert len(first_salt) == 32 and second_salt == ""
 
 
 @pytest.mark.parametrize(
@@ -134,20 +134,22 @@ async def test_a_principal_is_a_salt(node: Node) -> None:
         ({"dimensions": 2}, 400, "unsupported_parameter", "'dimensions'"),
     ],
 )
-async def test_refusals_have_names(node: Node, fields: dict[str, Any], status: int, code: str, words: str) -> None:
+async def test_invalid_request_has_its_error_code(
+    node: Node, fields: dict[str, Any], status: int, code: str, words: str
+) -> None:
     refused = await node.error("/v1/embeddings", ASK | fields)
     assert refused[:2] == (status, code)
     assert words in refused[2]
-    assert not node.engine.embedder.asked
+    assert not node.engine.embedder.requests
 
 
-async def test_a_text_may_fill_the_context(node: Node) -> None:
+async def test_text_may_fill_the_context(node: Node) -> None:
     status, _ = await node.post("/v1/embeddings", ASK | {"input": "x" * CONTEXT})
     assert status == 200
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("vector", "status"),
     [
         (Vector([], "the engine ended", retry=True), 503),
         (Vector([], "it broke"), 500),
@@ -156,12 +158,12 @@ async def test_a_text_may_fill_the_context(node: Node) -> None:
         (Vector([1.0, math.nan]), 500),
     ],
 )
-async def test_what_the_engine_cannot_say_is_an_error(node: Node, said: Vector, status: int) -> None:
-    node.engine.embedder.said = said
+async def test_invalid_vector_is_an_error(node: Node, vector: Vector, status: int) -> None:
+    node.engine.embedder.vector = vector
     assert (await node.error("/v1/embeddings", ASK))[0] == status
 
 
-async def test_a_hang_up_ends_the_work(node: Node) -> None:
+async def test_disconnect_cancels_the_request(node: Node) -> None:
     embedder = node.engine.embedder
     embedder.waits = True
     asking = asyncio.create_task(node.http.post(f"{node.url}/v1/embeddings", json=ASK).__aenter__())
@@ -169,10 +171,10 @@ async def test_a_hang_up_ends_the_work(node: Node) -> None:
     asking.cancel()
     await embedder.cancelled.wait()
     embedder.waits = False
-    assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # and the seat is free
+    assert (await node.openai.embeddings.create(model=MODEL, input="abc")).data  # the slot in the batch is free
 
 
-async def test_a_busy_model_says_so(node: Node) -> None:
+async def test_busy_model_is_503(node: Node) -> None:
     node.engine.alive = False
     with pytest.raises(openai.APIStatusError) as refused:
         await node.openai.embeddings.create(model=MODEL, input="abc")

@@ -1,4 +1,4 @@
-"""docs/neuron.example.toml: valid, complete, and honest about the defaults."""
+"""docs/neuron.example.toml is valid and complete, and shows the true defaults."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def config() -> NeuronConfig:
     return read_config(EXAMPLE, environ={})
 
 
-def test_the_example_is_valid(config: NeuronConfig) -> None:
+def test_example_is_valid(config: NeuronConfig) -> None:
     assert [model.model_id for model in config.default_models] == ["helexa/small", "qwen3-8b"]
     source = config.default_models[1].source
     assert source is not None
@@ -32,17 +32,17 @@ def test_the_example_is_valid(config: NeuronConfig) -> None:
     assert config.harness.torch.sources["mirror"].endpoint == "https://hub.example.com"
 
 
-def test_it_shows_the_defaults(config: NeuronConfig) -> None:
+def test_example_shows_the_defaults(config: NeuronConfig) -> None:
     ours = {"default_models": ..., "harness": {"torch": {"sources"}}}
     assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
 
 
 @pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, ResponsesConfig, SourceConfig])
-def test_it_names_every_key(
+def test_example_contains_every_key(
     section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | ResponsesConfig | SourceConfig],
 ) -> None:
     lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
-    tables = {"admission", "context_limit", "sources"}  # shown as tables of their own
+    tables = {"admission", "context_limit", "sources"}  # documented as separate tables
     missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
     assert set(missing) <= tables
 
@@ -53,20 +53,20 @@ def test_it_names_every_key(
         ("max_in_flight", "NEURON_HARNESS__TORCH__ADMISSION__MAX_IN_FLIGHT"),
         ("restart_window_secs", "NEURON_RECOVERY__RESTART_WINDOW_SECS"),
     ],
-    ids=["a batch without seats would refuse everything", "restarts would never be too many"],
+    ids=["batch size 0", "restart window 0"],
 )
-def test_what_makes_no_sense_is_no_setting(name: str, variable: str) -> None:
+def test_useless_value_is_rejected(name: str, variable: str) -> None:
     with pytest.raises(ConfigError, match=name):
         read_config(None, environ={variable: "0"})
 
 
-def test_what_is_for_debugging_reaches_engines() -> None:
+def test_debugging_options_reach_engines() -> None:
     off = {"NEURON_HARNESS__TORCH__OVERLAP": "false", "NEURON_HARNESS__TORCH__GRAPHS": "false"}
     engines = [read_config(None, environ=environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
     assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]
 
 
-def test_steps_are_larger_on_gpus_unless_their_size_is_stated() -> None:
+def test_default_step_size_is_larger_on_gpus() -> None:
     stated = read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_STEP_TOKENS": "64"}).harness.torch
     unset = NeuronConfig().harness.torch
     sizes = [
@@ -94,7 +94,7 @@ def test_steps_are_larger_on_gpus_unless_their_size_is_stated() -> None:
         ),
     ],
 )
-def test_variables_override_a_file_with_the_former_name_of_the_engine(
+def test_variables_override_a_file_with_the_former_engine_name(
     tmp_path: Path, environ: dict[str, str], tokens: int
 ) -> None:
     path = tmp_path / "neuron.toml"
@@ -104,7 +104,7 @@ def test_variables_override_a_file_with_the_former_name_of_the_engine(
     assert torch.max_sequences == int(environ.get("NEURON_HARNESS__TORCH__MAX_SEQUENCES", 3))
 
 
-def test_variables_of_kubernetes_and_of_aws_neuron_do_not_keep_a_node_from_starting() -> None:
+def test_variables_of_kubernetes_and_aws_neuron_are_ignored() -> None:
     links = {"NEURON_PORT": "tcp://10.0.0.1:13131", "NEURON_SERVICE_HOST": "10.0.0.1"}
     links |= {"NEURON_PORT_13131_TCP": "tcp://10.0.0.1:13131", "NEURON_RT_VISIBLE_CORES": "0", "NEURON_CC_FLAGS": "-O1"}
     assert read_config(None, links) == NeuronConfig()

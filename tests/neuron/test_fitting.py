@@ -1,4 +1,4 @@
-"""Real engines on real weights, with little memory: what fits, what is refused, and what was predicted."""
+"""Real engines with little memory: loads that fit, rejected loads, and the accuracy of memory estimates."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def node_with(memory_limit_mb: int) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf: Path) -> None:
+async def test_load_that_does_not_fit_is_rejected_with_sizes(smollm2_gguf: Path) -> None:
     async with node_with(memory_limit_mb=120) as node:
         status, body = await node.load(smollm2_gguf)
         assert status == 422
@@ -46,7 +46,7 @@ async def test_a_load_that_does_not_fit_is_refused_with_the_numbers(smollm2_gguf
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_no_weight_is_read_of_a_model_that_does_not_fit(
+def test_no_weights_are_read_if_the_model_does_not_fit(
     dtype: str, smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unread(path: Path, opened: object = load.open_checkpoint) -> Checkpoint:
@@ -59,8 +59,8 @@ def test_no_weight_is_read_of_a_model_that_does_not_fit(
         load_once(smollm2_gguf, EngineOptions(memory_limit_mb=50, dtype=dtype))
 
 
-async def test_the_context_follows_the_memory(smollm2_gguf: Path) -> None:
-    """It is trained for 8192 tokens, of which 1 GiB would have room for all."""
+async def test_context_limit_follows_the_memory_limit(smollm2_gguf: Path) -> None:
+    """The model is trained for 8192 tokens. All of them would fit into 1 GiB."""
     async with node_with(memory_limit_mb=210) as node:
         assert await node.load(smollm2_gguf) == (200, {"status": "loaded"})
         _, (info,) = await node.get("/models")
@@ -75,7 +75,7 @@ async def test_the_context_follows_the_memory(smollm2_gguf: Path) -> None:
         assert (status, body["usage"]["prompt_tokens"]) == (200, 100)
 
 
-async def test_of_two_that_load_side_by_side_one_is_refused_where_there_is_room_for_one(smollm2_gguf: Path) -> None:
+async def test_one_of_two_concurrent_loads_is_rejected_if_only_one_fits(smollm2_gguf: Path) -> None:
     async with node_with(memory_limit_mb=280) as node:
         assert node.app is not None
         registry = node.app.state.registry
@@ -84,13 +84,13 @@ async def test_of_two_that_load_side_by_side_one_is_refused_where_there_is_room_
         assert {type(end) for end in ends} == {ServedModel, DoesNotFitError}
 
 
-async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
-    asked: list[MemoryRequest] = []
+async def test_memory_estimate_matches_the_usage(smollm2_gguf: Path) -> None:
+    requests: list[MemoryRequest] = []
     granted: list[MemoryGrant] = []
 
     class Book(MemoryBook):
         def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
-            asked.append(needs)
+            requests.append(needs)
             granted.append(super().grant(pid, needs))
             return granted[0]
 
@@ -98,11 +98,11 @@ async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
     options = EngineOptions(max_sequences=4, kv_cache_mb=32, prefix_reuse="off", speculation=False)
     client = await EngineClient.start(smollm2_gguf, options, memory=book)
     pid = client._child.pid
-    taken = 0
+    used = 0
 
     def look() -> None:
-        nonlocal taken
-        taken = max(taken, (own_bytes(pid) or 0) - asked[0].held)
+        nonlocal used
+        used = max(used, (own_bytes(pid) or 0) - requests[0].held)
 
     async def answer(length: int, sampling: SamplingParams) -> None:
         prompt = [(5 + 7 * i) % 40000 for i in range(length)]
@@ -121,4 +121,4 @@ async def test_what_is_predicted_is_what_is_taken(smollm2_gguf: Path) -> None:
         look()
     finally:
         await client.close()
-    assert taken <= granted[0].total <= 1.4 * taken  # which differs by some MiB from run to run
+    assert used <= granted[0].total <= 1.4 * used  # usage varies by some MiB between runs

@@ -1,4 +1,4 @@
-"""What every request leaves behind: an id, one line in the log, and its place in the metrics."""
+"""Every request has an id, one log line and an entry in the metrics."""
 
 import asyncio
 import logging
@@ -18,8 +18,12 @@ async def node() -> AsyncIterator[Node]:
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[str]:
-    said = ("answered ", "completed ", "refused ", "failed ")
-    return [one.getMessage() for one in caplog.records if one.levelno >= level and one.getMessage().startswith(said)]
+    prefixes = ("answered ", "completed ", "refused ", "failed ")
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= level and record.getMessage().startswith(prefixes)
+    ]
 
 
 async def sample(node: Node, series: str) -> float:
@@ -27,28 +31,28 @@ async def sample(node: Node, series: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(f"{series} ")), 0.0)
 
 
-@pytest.mark.parametrize("given", ["abc", "A.b_c-1", None, "a b", "x" * 129])
-async def test_every_answer_has_the_id_of_its_request(node: Node, given: str | None) -> None:
+@pytest.mark.parametrize("sent_id", ["abc", "A.b_c-1", None, "a b", "x" * 129])
+async def test_response_has_the_request_id(node: Node, sent_id: str | None) -> None:
     for path in ("/health", "/nowhere", "/models/load", "/v1/models"):
-        headers = {} if given is None else {"x-request-id": given}
+        headers = {} if sent_id is None else {"x-request-id": sent_id}
         async with node.session.get(node.url + path, headers=headers) as response:
             (number,) = response.headers.getall("x-request-id")
-        assert number == given if given in ("abc", "A.b_c-1") else number and number != given
+        assert number == sent_id if sent_id in ("abc", "A.b_c-1") else number and number != sent_id
 
 
-async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_has_one_log_line(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.load(make_model(tmp_path))
-    asked = {"model": "org/tiny", "prompt": [1, 3]}
+    completion = {"model": "org/tiny", "prompt": [1, 3]}
     for request, beginning in (
         (node.get("/v1/models"), "answered method=GET path=/v1/models status=200 duration_ms="),
         (
             node.post("/tokenize", {"model": "org/tiny", "prompt": "a"}),
             "answered method=POST path=/tokenize status=200",
         ),
-        (node.post("/v1/completions", asked), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
-        (node.post("/v1/completions", asked | {"stream": 1}), "refused path=/v1/completions status=400"),
-        (node.post("/v1/completions", asked | {"model": "x"}), "refused path=/v1/completions status=404"),
+        (node.post("/v1/completions", completion), "completed model=org/tiny prompt_tokens=2 completion_tokens=3"),
+        (node.post("/v1/completions", completion | {"stream": 1}), "refused path=/v1/completions status=400"),
+        (node.post("/v1/completions", completion | {"model": "x"}), "refused path=/v1/completions status=404"),
         (node.post("/models/unload", {"model_id": "x"}), "refused path=/models/unload status=404 code=model_not_found"),
         (node.get("/nowhere%20else"), "refused path='/nowhere else' status=404 type=invalid_request_error"),
         (node.post("/health", {}), "refused path=/health status=405"),
@@ -60,14 +64,18 @@ async def test_each_request_has_one_line(node: Node, tmp_path: Path, caplog: pyt
         assert line.startswith(beginning)
 
 
-async def test_an_engines_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_engine_log_lines_keep_their_level(node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
     await node.load(make_model(tmp_path, "crash"))
-    said = [(one.levelname, one.getMessage().partition(": ")[2]) for one in caplog.records if "engine " in one.msg]
-    assert said == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
+    logged = [
+        (record.levelname, record.getMessage().partition(": ")[2])
+        for record in caplog.records
+        if "engine " in record.msg
+    ]
+    assert logged == [("WARNING", "fake.engine: this will not end well"), ("INFO", "cannot begin")]
 
 
-async def test_what_gateways_poll_is_for_the_curious_only(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+async def test_polling_requests_are_logged_at_debug_level(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "helexa")
     await node.get("/health")
     assert lines(caplog) == []
@@ -98,7 +106,7 @@ async def test_metrics_of_a_run(node: Node, tmp_path: Path) -> None:
     assert await sample(node, "neuron_memory_total_bytes") > await sample(node, "neuron_memory_free_bytes") > 0
 
 
-async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: Node) -> None:
+async def test_errors_are_counted_by_code_and_unknown_paths_together(node: Node) -> None:
     await node.get("/a")
     await node.get("/b")
     await node.post("/v1/chat/completions", b"{")
@@ -109,7 +117,7 @@ async def test_refusals_are_counted_by_code_and_strangers_paths_together(node: N
     assert await sample(node, 'neuron_refusals_total{code="invalid_source"}') == 1
 
 
-async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> None:
+async def test_model_events_are_counted(node: Node, tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     await node.load(make_model(tmp_path))
     await node.load(make_model(tmp_path / "second", "bad-file"), "org/bad")
@@ -121,10 +129,10 @@ async def test_what_happens_to_models_is_counted(node: Node, tmp_path: Path) -> 
         assert await sample(node, f'neuron_model_events_total{{event="{event}"}}') == count
 
 
-async def test_a_hang_up_is_counted_as_one(node: Node, tmp_path: Path) -> None:
+async def test_disconnect_is_counted_as_canceled(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
-    asked = {"model": "org/tiny", "prompt": [3], "stream": True}
-    async with node.session.post(f"{node.url}/v1/completions", json=asked) as response:
+    request = {"model": "org/tiny", "prompt": [3], "stream": True}
+    async with node.session.post(f"{node.url}/v1/completions", json=request) as response:
         await response.content.readany()
         response.close()
     while not await sample(node, 'neuron_runs_total{finish_reason="cancelled",model="org/tiny"}'):  # noqa: ASYNC110

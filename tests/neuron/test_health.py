@@ -1,4 +1,4 @@
-"""Readings of the machine: taken beside all else, and never forgotten for worse ones."""
+"""Periodic readings of memory and devices do not block requests, and failed readings keep the last good value."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def card(index: int, free: int) -> DeviceHealth:
         ),
     ],
 )
-def test_a_container_has_what_it_may_have(
+def test_container_memory_is_its_limit(
     tmp_path: Path, files: dict[str, str], free: int | None, total: int | None
 ) -> None:
     for name, text in files.items():
@@ -65,7 +65,7 @@ def monitor(node: Node, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Health
     return partial(HealthMonitor, node.app.state.registry, node.app.state.activation)
 
 
-async def test_what_cannot_be_read_stays_what_it_was(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_failed_reading_keeps_the_last_value(monitor: Callable[..., HealthMonitor]) -> None:
     memories = iter([(1000 << 20, 2000 << 20), (0, 0), OSError("gone"), (900 << 20, 2000 << 20)])
     devices = iter([[card(0, 500), card(1, 600)], [], [card(0, 0), card(1, 700)], OSError("GPU is lost")])
     exhausted: list[Iterator[Any]] = []
@@ -88,7 +88,7 @@ async def test_what_cannot_be_read_stays_what_it_was(monitor: Callable[..., Heal
     reading.cancel()
 
 
-async def test_no_free_memory_is_a_reading(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_zero_free_memory_is_reported(monitor: Callable[..., HealthMonitor]) -> None:
     free = 1000 << 20
     watched = monitor(memory=lambda: (free, 2000 << 20), devices=list)
     reading = asyncio.create_task(watched.run())
@@ -98,7 +98,7 @@ async def test_no_free_memory_is_a_reading(monitor: Callable[..., HealthMonitor]
     reading.cancel()
 
 
-async def test_neither_reports_nor_other_readings_wait_for_a_driver(monitor: Callable[..., HealthMonitor]) -> None:
+async def test_blocked_driver_delays_no_report_and_no_other_reading(monitor: Callable[..., HealthMonitor]) -> None:
     stuck, goes_on = threading.Event(), threading.Event()
     readings = iter([[card(0, 500)]])
     free = 1000 << 20
@@ -120,7 +120,7 @@ async def test_neither_reports_nor_other_readings_wait_for_a_driver(monitor: Cal
     reading.cancel()
 
 
-async def test_nothing_that_is_polled_waits_for_an_engine(node: Node, tmp_path: Path) -> None:
+async def test_polling_requests_do_not_wait_for_an_engine(node: Node, tmp_path: Path) -> None:
     await node.load(make_model(tmp_path))
     alive = [child for child in psutil.Process(os.getpid()).children() if child.status() != psutil.STATUS_ZOMBIE]
     (engine,) = [child for child in alive if ENGINE[1] in child.cmdline()]
@@ -133,7 +133,7 @@ async def test_nothing_that_is_polled_waits_for_an_engine(node: Node, tmp_path: 
         engine.send_signal(signal.SIGCONT)
 
 
-async def test_a_load_by_hand_is_in_the_health(node: Node, tmp_path: Path) -> None:
+async def test_requested_load_is_shown_in_health(node: Node, tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(node.load(slow))
 

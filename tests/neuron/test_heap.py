@@ -1,4 +1,4 @@
-"""What is not needed any more goes back to the system: what threads have freed, and what models leave."""
+"""Freed memory is returned to the system: that of threads and that of unloaded models."""
 
 import gc
 import subprocess
@@ -30,7 +30,7 @@ from helexa.neuron.processes import heap
 
 if sys.argv[1] == "bound":
     heap.bound()
-bytes(20 << 20)  # from now on glibc takes blocks of that size for usual
+bytes(20 << 20)  # after this, glibc takes blocks of this size from the heap
 barrier, lock = Barrier(9), Lock()
 
 
@@ -53,14 +53,14 @@ barrier.wait()
 
 
 @pytest.mark.parametrize(("heaps", "least", "most"), [("bound", 0, 20), ("unbound", 100, 200)])
-def test_threads_keep_little_of_what_they_needed_once(heaps: str, least: int, most: int) -> None:
+def test_bounded_heap_returns_memory_freed_by_threads(heaps: str, least: int, most: int) -> None:
     run = subprocess.run([sys.executable, "-c", SCRIPT, heaps], capture_output=True, text=True, timeout=60, check=True)
     assert least <= int(run.stdout) <= most
 
 
 @pytest.fixture
 async def registry() -> AsyncIterator[Registry]:
-    """One in a process whose collector does nothing by itself, as it may be for days."""
+    """A registry in a process whose garbage collector does not run by itself, as can happen for days."""
     config = read_config(None, {})
     registry = Registry(config, Sources(config), spawn=partial(Child.spawn, ENGINE))
     gc.collect()
@@ -72,7 +72,7 @@ async def registry() -> AsyncIterator[Registry]:
         await registry.close()
 
 
-async def test_nothing_is_left_of_a_model_that_was_unloaded(registry: Registry, tmp_path: Path) -> None:
+async def test_unloaded_model_is_freed(registry: Registry, tmp_path: Path) -> None:
     model = await registry.load(ModelSpec(model_id="org/tiny", source=f"file:{make_model(tmp_path)}"))
     text = weakref.ref(model.text)
     del model
@@ -80,9 +80,9 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(registry: Registry, 
     assert text() is None
 
 
-async def test_models_that_cannot_be_loaded_do_not_pile_up(registry: Registry, tmp_path: Path) -> None:
+async def test_failed_loads_do_not_accumulate_memory(registry: Registry, tmp_path: Path) -> None:
     spec = ModelSpec(model_id="org/tiny", source=f"file:{make_model(tmp_path, 'bad-file')}")
-    before = sum(type(one) is ModelText for one in gc.get_objects())  # those that other tests keep
+    before = sum(type(one) is ModelText for one in gc.get_objects())  # other tests may hold some
     for _ in range(3):
         with suppress(ModelFileError):
             await registry.load(spec)

@@ -1,4 +1,4 @@
-"""The count of an engine's progress, seen from another process."""
+"""The engine's progress count is shared between two processes."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ def count_in_another_process(heartbeat: Heartbeat, beats: int) -> None:
     subprocess.run([sys.executable, "-c", code], pass_fds=[heartbeat.fd], check=True, timeout=60)
 
 
-def test_the_server_sees_what_the_engine_counts() -> None:
+def test_server_reads_the_engine_count() -> None:
     heartbeat = Heartbeat()
     try:
         assert heartbeat.count == 0

@@ -1,4 +1,4 @@
-"""Limits of control groups, wherever they are stated."""
+"""Memory limits from control groups, at each level of the hierarchy."""
 
 from pathlib import Path
 
@@ -19,13 +19,15 @@ def state(folder: Path, limit: int | str, used: int) -> None:
 @pytest.mark.parametrize(
     ("service", "slice_", "total"), [(GIB, "max", GIB), ("max", GIB, GIB), (GIB, GIB // 2, GIB // 2)]
 )
-def test_the_tightest_limit_on_the_way_holds(service: int | str, slice_: int | str, total: int, tmp_path: Path) -> None:
+def test_smallest_limit_of_the_hierarchy_applies(
+    service: int | str, slice_: int | str, total: int, tmp_path: Path
+) -> None:
     state(tmp_path / "system.slice" / "node.service", service, GIB // 4)
     state(tmp_path / "system.slice", slice_, GIB // 4)
     assert host_memory(tmp_path, "system.slice/node.service") == (total - GIB // 4, total)
 
 
-def test_without_a_limit_it_is_the_machines(tmp_path: Path) -> None:
+def test_without_a_limit_host_memory_is_reported(tmp_path: Path) -> None:
     state(tmp_path / "a", "max", 5)
     assert host_memory(tmp_path, "a")[1] == psutil.virtual_memory().total
     assert host_memory(tmp_path, "gone")[1] == psutil.virtual_memory().total

@@ -38,7 +38,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "helexa")
 
 
-async def test_a_run_says_started_text_finished(caplog: pytest.LogCaptureFixture) -> None:
+async def test_run_yields_started_text_finished(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(answer("Grüße, 🦊!"))
     events = await events_of(model, [1, 2, 3])
     assert events[0] == Started(3)
@@ -59,7 +59,7 @@ async def test_a_run_says_started_text_finished(caplog: pytest.LogCaptureFixture
     assert model.load().tok_s_prefill == pytest.approx(3 * 1000 / TIMING.prefill_ms)
 
 
-async def test_cached_tokens_are_reported_and_are_no_prefill(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cached_tokens_are_reported_and_not_counted_as_prefill(caplog: pytest.LogCaptureFixture) -> None:
     model = scripted_model(answer("hello", cached=2))
     events = await events_of(model, [1, 2, 3])
     assert isinstance(events[-1], Finished)
@@ -68,7 +68,7 @@ async def test_cached_tokens_are_reported_and_are_no_prefill(caplog: pytest.LogC
     assert model.load().tok_s_prefill == pytest.approx(1 * 1000 / TIMING.prefill_ms, abs=0.01)
 
 
-async def test_cached_tokens_are_known_of_a_run_that_a_stop_string_ended() -> None:
+async def test_cached_tokens_are_reported_after_a_stop_string() -> None:
     events = await events_of(scripted_model(answer("hello", cached=2)), [1, 2, 3], stop=["ll"])
     assert isinstance(events[-1], Finished)
     assert events[-1].cached_tokens == 2
@@ -81,7 +81,7 @@ async def test_the_principal_reaches_the_engine() -> None:
     assert [sent.salt for sent in model.engine.requests] == ["s"]  # type: ignore[attr-defined]
 
 
-async def test_a_token_that_only_the_tokenizer_has_is_refused() -> None:
+async def test_token_outside_the_model_vocabulary_is_rejected() -> None:
     model = scripted_model(answer("hello"))
     model.engine.ready = msgspec.structs.replace(model.engine.ready, vocab_size=END)
     with pytest.raises(ApiError, match=r"<\|im_end\|>") as refused:
@@ -89,13 +89,13 @@ async def test_a_token_that_only_the_tokenizer_has_is_refused() -> None:
     assert refused.value.status == 400
 
 
-async def test_a_run_that_reaches_its_limit_shows_what_was_held_back() -> None:
+async def test_held_text_is_released_at_the_output_limit() -> None:
     events = await events_of(scripted_model(answer("to be cont", finish="length")), [1], stop=["continued"])
     assert text_of(events) == "to be cont"
     assert isinstance(events[-1], Finished) and events[-1].reason == "length"
 
 
-async def test_half_a_character_at_the_end_is_a_replacement_character() -> None:
+async def test_incomplete_character_at_the_end_is_replaced() -> None:
     async def script(message: Generate, say: object) -> None:
         say(tokens=TOKENIZER.encode("🦊")[:2], finish="length", timing=TIMING)  # type: ignore[operator]
 
@@ -111,7 +111,7 @@ async def test_a_stop_string_ends_the_run_in_the_engine(caplog: pytest.LogCaptur
     assert len(completions(caplog)) == 1
 
 
-async def test_the_engine_is_free_before_the_last_text_is_read() -> None:
+async def test_engine_is_canceled_before_the_last_text_is_read() -> None:
     model = scripted_model(endless("one two three"))
     async with aclosing(run(model, [[1]], request(stop=["three"]))) as events:
         assert isinstance(await anext(events), Started)
@@ -136,7 +136,7 @@ async def test_closing_cancels_and_is_logged_once(caplog: pytest.LogCaptureFixtu
 
 
 class Clock:
-    """Stands where the module `time` does."""
+    """A replacement for the module `time`."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -151,9 +151,9 @@ class Clock:
         (False, "finish_reason=stop queue_ms=100000 ttft_ms=100000 prefill_ms=0"),
         (True, "finish_reason=cancelled queue_ms=100000 ttft_ms=None prefill_ms=0"),
     ],
-    ids=["stopped", "gone"],
+    ids=["stopped", "disconnected"],
 )
-async def test_waiting_for_a_seat_is_no_prefill(
+async def test_wait_for_admission_is_not_prefill_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, leaves: bool, figures: str
 ) -> None:
     clock = Clock()
@@ -162,24 +162,24 @@ async def test_waiting_for_a_seat_is_no_prefill(
     other = scripted_model(endless("one two three"))
     model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
     async with model.admission.seat("a", 1, 1):
-        asked = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
+        running = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
         await until(lambda: model.load().queue_depth == 1)
         clock.now = 100.0
         if leaves:
-            asked.cancel()
-            await asyncio.wait([asked])
-    await asyncio.wait([asked])
+            running.cancel()
+            await asyncio.wait([running])
+    await asyncio.wait([running])
     (line,) = completions(caplog)
     assert figures in line
     assert model.load().tok_s_prefill == 0
 
 
-async def test_only_the_engine_tells_how_fast_prompts_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_prefill_rate_is_measured_only_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr("helexa.neuron.requests.run_end.time", clock)
 
     async def script(message: Generate, say: Say) -> None:
-        clock.now = 100.0  # perhaps it waited for others
+        clock.now = 100.0  # as if the request had waited
         say(tokens=TOKENIZER.encode("the end"))
 
     model = scripted_model(script)
@@ -197,7 +197,7 @@ async def test_an_engine_error_after_the_start_is_an_event(caplog: pytest.LogCap
     assert "finish_reason=error" in line and "client_gone=False" in line
 
 
-async def test_a_broken_stream_is_a_failure_that_tells_the_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_broken_stream_reveals_no_details(caplog: pytest.LogCaptureFixture) -> None:
     class BrokenStream:
         unread = 0
 
@@ -220,7 +220,7 @@ async def test_a_broken_stream_is_a_failure_that_tells_the_client_nothing(caplog
     assert "finish_reason=error" in completions(caplog)[0]
 
 
-async def test_an_error_that_a_retry_may_escape_says_so() -> None:
+async def test_transient_error_is_marked_as_retryable() -> None:
     async def script(message: Generate, say: Say) -> None:
         say(finish="error", error="the model's engine ended", retry=True)
 
@@ -229,7 +229,7 @@ async def test_an_error_that_a_retry_may_escape_says_so() -> None:
     assert (last.error.status, last.error.code, last.error.retry_after) == (503, "service_unavailable", 2)
 
 
-async def test_the_start_does_not_wait_for_the_prefill() -> None:
+async def test_started_event_does_not_wait_for_the_prefill() -> None:
     model = scripted_model(endless(""))
     async with aclosing(run(model, [[1]], request())) as events:
         assert await anext(events) == Started(1)
@@ -237,25 +237,25 @@ async def test_the_start_does_not_wait_for_the_prefill() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt_tokens", "asked", "limit"),
+    ("prompt_tokens", "requested", "limit"),
     [(10, None, CONTEXT - 10), (10, 5, 5), (10, 10**9, CONTEXT - 10), (CONTEXT - 1, 100, 1)],
 )
-def test_prompt_and_answer_fit_the_context(prompt_tokens: int, asked: int | None, limit: int) -> None:
-    assert output_limit([1] * prompt_tokens, asked, CONTEXT) == limit
+def test_prompt_and_answer_fit_the_context(prompt_tokens: int, requested: int | None, limit: int) -> None:
+    assert output_limit([1] * prompt_tokens, requested, CONTEXT) == limit
 
 
-def test_an_answer_without_a_stated_limit_may_fill_the_context() -> None:
+def test_answer_without_a_limit_may_fill_the_context() -> None:
     assert output_limit([1], None, 1_000_000) == 999_999
 
 
-def test_a_configured_default_bounds_answers_without_a_stated_limit_only() -> None:
+def test_default_limit_applies_only_without_a_requested_limit() -> None:
     assert output_limit([1], None, 1_000_000, default=8192) == 8192
     assert output_limit([1], 100_000, 1_000_000, default=8192) == 100_000
     assert output_limit([1] * 90, None, 100, default=8192) == 10
 
 
 @pytest.mark.parametrize("prompt_tokens", [CONTEXT, CONTEXT + 1])
-async def test_a_prompt_without_room_for_an_answer_is_refused(prompt_tokens: int) -> None:
+async def test_prompt_that_leaves_no_space_for_an_answer_is_rejected(prompt_tokens: int) -> None:
     model = scripted_model(answer("x"))
     with pytest.raises(ApiError, match=f"maximum context length is {CONTEXT} tokens") as refused:
         await events_of(model, [1] * prompt_tokens)
@@ -264,13 +264,13 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(prompt_tokens: int
     assert model.engine.requests == []  # type: ignore[attr-defined]
 
 
-async def test_an_empty_prompt_is_refused() -> None:
+async def test_empty_prompt_is_rejected() -> None:
     with pytest.raises(ApiError, match="no tokens") as refused:
         await events_of(scripted_model(answer("x")), [])
     assert refused.value.status == 400
 
 
-async def test_bias_of_an_unknown_token_is_refused() -> None:
+async def test_bias_of_an_unknown_token_is_rejected() -> None:
     with pytest.raises(ApiError, match=r"logit_bias\.9999") as refused:
         await events_of(scripted_model(answer("x")), [1], logit_bias={9999: 1.0})
     assert (refused.value.status, refused.value.param) == (400, "logit_bias")
@@ -298,7 +298,7 @@ async def test_ignore_eos_leaves_no_stop_tokens(ignore: bool | None, stop_ids: l
         ({"frequency_penalty": -2, "presence_penalty": 2}, {}, {"frequency_penalty": -2, "presence_penalty": 2}),
     ],
 )
-def test_sampling_is_the_requests_then_the_models_then_ours(
+def test_sampling_precedence_is_request_model_default(
     fields: dict[str, object], defaults: dict[str, float], expected: dict[str, float]
 ) -> None:
     params = sampling_params(request(**fields), defaults)
@@ -306,5 +306,5 @@ def test_sampling_is_the_requests_then_the_models_then_ours(
     assert 0 <= params.seed < 2**63 and 0 < params.top_p <= 1 and params.repetition_penalty > 0
 
 
-def test_no_seed_is_a_random_one() -> None:
+def test_missing_seed_is_random() -> None:
     assert len({sampling_params(request(), {}).seed for _ in range(10)}) == 10

@@ -1,4 +1,4 @@
-"""`102 Processing` responses, as real HTTP clients take them."""
+"""`102 Processing` responses and real HTTP clients."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -26,7 +26,7 @@ PROCESSING = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 
 class Slow:
-    """An application that answers once `sent` interim responses have been sent, or at once if `at_once`."""
+    """An application that responds after `sent` interim responses, or at once with `at_once`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: bool = False) -> None:
         self.url = ""
@@ -65,7 +65,7 @@ class Slow:
 
 async def by_aiohttp(url: str) -> bytes:
     async with aiohttp.ClientSession() as client:
-        for _ in range(2):  # the connection must be usable again
+        for _ in range(2):  # the second request reuses the connection
             async with client.post(url, headers=WISH, data=b"x") as response:
                 body = await response.read()
     return body
@@ -98,7 +98,7 @@ async def by_the_gateway(url: str) -> bytes:
 
 
 @pytest.mark.parametrize("post", [by_aiohttp, by_httpx, by_curl, by_the_gateway])
-async def test_clients_that_ask_for_interim_responses_get_the_answer_after_them(
+async def test_client_gets_interim_responses_before_the_response(
     monkeypatch: pytest.MonkeyPatch, post: Callable[[str], Awaitable[bytes]]
 ) -> None:
     app = Slow(monkeypatch)
@@ -108,10 +108,10 @@ async def test_clients_that_ask_for_interim_responses_get_the_answer_after_them(
 
 
 async def exchange(url: str, header: str, version: str = "1.1") -> bytes:
-    """What a node sends to one request, to the end of the connection."""
+    """Send one request. Return all bytes that the node sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rsplit(":", 1)[1]))
-    here = "{}:{}".format(*writer.get_extra_info("sockname"))
-    lines = f"GET / HTTP/{version}\r\nhost: a\r\nconnection: close\r\n{header.format(here=here)}\r\n"
+    local_address = "{}:{}".format(*writer.get_extra_info("sockname"))
+    lines = f"GET / HTTP/{version}\r\nhost: a\r\nconnection: close\r\n{header.format(here=local_address)}\r\n"
     writer.write(lines.encode())
     try:
         return await reader.read()
@@ -119,26 +119,26 @@ async def exchange(url: str, header: str, version: str = "1.1") -> bytes:
         writer.close()
 
 
-async def test_interim_responses_precede_the_response_and_none_follows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_interim_response_follows_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Slow(monkeypatch)
     async with app.serving() as url, asyncio.timeout(30):
         got = await exchange(url, "x-helexa-keep-alive: 15; from={here}\r\n")
-    head, _, rest = got.partition(b"HTTP/1.1 200 OK\r\n")
+    head, _, remainder = got.partition(b"HTTP/1.1 200 OK\r\n")
     assert head == PROCESSING * 3
-    assert b"102" not in rest and rest.endswith(b"\r\n\r\nhello")
+    assert b"102" not in remainder and remainder.endswith(b"\r\n\r\nhello")
 
 
 @pytest.mark.parametrize(
     "header",
     [
         "",
-        "x-helexa-keep-alive: 15; from=127.0.0.1:1\r\n",  # of a proxy's client
+        "x-helexa-keep-alive: 15; from=127.0.0.1:1\r\n",  # the address of a proxy's client
         "x-helexa-keep-alive: soon\r\n",
         "x-helexa-keep-alive: -1\r\n",
         "x-helexa-keep-alive: 15; from=\r\n",
     ],
 )
-async def test_no_timer_runs_for_requests_without_a_valid_wish(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
+async def test_no_timer_runs_without_a_valid_header(monkeypatch: pytest.MonkeyPatch, header: str) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a timer was started")
 
@@ -147,9 +147,9 @@ async def test_no_timer_runs_for_requests_without_a_valid_wish(monkeypatch: pyte
         assert (await exchange(url, header)).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
-@pytest.mark.parametrize(("wish", "secs"), [(b"0", 1), (b"15", 15), (b"999999", 300), (b"9999999", None)])
-def test_the_interval_is_bounded(wish: bytes, secs: int | None) -> None:
-    scope = {"headers": [(interim.HEADER, wish)], "client": ("a", 1), "extensions": {"helexa.interim": print}}
+@pytest.mark.parametrize(("header_value", "secs"), [(b"0", 1), (b"15", 15), (b"999999", 300), (b"9999999", None)])
+def test_the_interval_is_bounded(header_value: bytes, secs: int | None) -> None:
+    scope = {"headers": [(interim.HEADER, header_value)], "client": ("a", 1), "extensions": {"helexa.interim": print}}
     assert interim.interval_secs(scope) == secs
 
 
@@ -164,7 +164,7 @@ async def test_http_1_0_gets_no_interim_response(monkeypatch: pytest.MonkeyPatch
 
 class Idle:
     def stop(self) -> None:
-        """As a timer's."""
+        """Do nothing."""
 
 
 async def test_a_node_sends_interim_responses_until_a_model_is_loaded(

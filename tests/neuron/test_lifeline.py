@@ -1,4 +1,4 @@
-"""What holds a lifeline ends with the one who started it, in the midst of anything."""
+"""The parent-death watch kills processes when their parent ends."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ while True:
 """
 
 
-def test_a_busy_process_and_its_children_end_when_the_other_end_closes():
+def test_busy_process_and_its_children_end_when_the_pipe_closes():
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True, **pipes)
     assert process.stdin is not None
@@ -34,9 +34,9 @@ def test_a_busy_process_and_its_children_end_when_the_other_end_closes():
     process.stdout.close()
 
 
-@pytest.mark.parametrize(("said", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
-def test_a_module_runs_as_if_it_were_alone(tmp_path: Path, said: str, code: int):
-    (tmp_path / "guest.py").write_text(f"import sys\n{said}\n")
+@pytest.mark.parametrize(("source", "code"), [("print(__name__, sys.argv[1:])", 0), ("sys.exit(3)", 3)])
+def test_module_under_the_watch_keeps_output_and_exit_code(tmp_path: Path, source: str, code: int):
+    (tmp_path / "guest.py").write_text(f"import sys\n{source}\n")
     command = [sys.executable, "-m", "helexa.neuron.processes.parent_death", "guest", "--to", "x"]
     run = subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, text=True

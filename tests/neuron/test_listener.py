@@ -1,4 +1,4 @@
-"""The listener of a node, over raw sockets: what no honest client sends ends there, and nobody is waited for."""
+"""The node's HTTP listener over raw sockets: malformed requests and timeouts."""
 
 import asyncio
 import json
@@ -44,14 +44,14 @@ async def refusal(reader: asyncio.StreamReader) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("request_bytes", REFUSED.values(), ids=REFUSED)
-async def test_what_is_ambiguous_is_refused_in_the_envelope(request_bytes: bytes) -> None:
+async def test_ambiguous_request_is_rejected_with_the_error_envelope(request_bytes: bytes) -> None:
     async with connected() as (reader, writer):
         writer.write(request_bytes)
         assert await refusal(reader) == (400, "malformed_http")
         assert await reader.read() == b""
 
 
-async def test_a_head_may_have_what_a_gateway_adds_and_no_more() -> None:
+async def test_head_limit_includes_the_headers_that_a_gateway_adds() -> None:
     headers = b"".join(b"X-%d: a\r\n" % number for number in range(NodeConnection.max_headers - 2))
     async with connected() as (reader, writer):
         writer.write(GET % headers)
@@ -60,26 +60,26 @@ async def test_a_head_may_have_what_a_gateway_adds_and_no_more() -> None:
         assert await refusal(reader) == (431, "request_head_too_large")
 
 
-async def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.05)
     async with connected() as (reader, _):
         assert await reader.read() == b""
 
 
-async def test_a_body_that_stops_arriving_is_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stalled_body_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.05)
     async with connected() as (reader, writer):
         writer.write(post(JSON)[:-5])
         assert await refusal(reader) == (408, "request_timeout")
 
 
-async def test_a_compressed_body_is_refused() -> None:
+async def test_compressed_body_is_rejected() -> None:
     async with connected() as (reader, writer):
         writer.write(post(JSON, b"Content-Encoding: gzip"))
         assert await refusal(reader) == (415, "unsupported_content_encoding")
 
 
-def test_a_name_of_both_kinds_is_that_of_the_older_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_with_ipv4_and_ipv6_addresses_is_bound_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [(kind, socket.SOCK_STREAM, 6, "", ()) for kind in (socket.AF_INET6, socket.AF_INET)]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: known)
     with bind(("localhost", 0)) as bound:

@@ -1,4 +1,4 @@
-"""A load as a stream of events."""
+"""`POST /models/load` with progress as server-sent events."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def ask(node: Node, path: Path, accept: str = "text/event-stream", **fields: Any
 
 
 async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
-    """The next event, comments left out."""
+    """Return the name and data of the next event, without comments."""
     name = b""
     while line := (await response.content.readline()).strip(b"\n") or b" ":
         if line.startswith(b"event: "):
@@ -40,14 +40,14 @@ async def event(response: aiohttp.ClientResponse) -> tuple[str, Any]:
 
 
 async def halfway(response: aiohttp.ClientResponse) -> Any:
-    """What is said when a slow load has come to the weights."""
-    while (said := await event(response))[1].get("stage") != "weights":
-        assert said[0] == "progress"
-    return said[1]
+    """Return the progress event of a slow load that has reached the weights."""
+    while (latest := await event(response))[1].get("stage") != "weights":
+        assert latest[0] == "progress"
+    return latest[1]
 
 
 @pytest.mark.parametrize("how", [{}, {"accept": "*/*", "stream": True}])
-async def test_a_watched_load_is_told_to_its_end(node: Node, tmp_path: Path, how: dict[str, Any]) -> None:
+async def test_load_stream_reports_progress_until_the_end(node: Node, tmp_path: Path, how: dict[str, Any]) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow, **how) as response:
         assert (response.status, response.content_type) == (200, "text/event-stream")
@@ -57,7 +57,7 @@ async def test_a_watched_load_is_told_to_its_end(node: Node, tmp_path: Path, how
         assert (await response.read()).strip() == b""
 
 
-async def test_silence_is_filled_with_comments(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_load_stream_sends_comments(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_stream, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(load_stream, "KEEP_ALIVE_SECONDS", 0.05)
     slow = make_model(tmp_path, "slow")
@@ -69,7 +69,7 @@ async def test_silence_is_filled_with_comments(node: Node, tmp_path: Path, monke
         assert (await event(response))[0] == "loaded"
 
 
-async def test_a_load_goes_on_without_its_watcher_and_is_told_to_another(node: Node, tmp_path: Path) -> None:
+async def test_load_continues_after_a_disconnect_and_can_be_watched_again(node: Node, tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     async with ask(node, slow) as response:
         await halfway(response)
@@ -87,7 +87,7 @@ async def test_a_load_goes_on_without_its_watcher_and_is_told_to_another(node: N
 @pytest.mark.parametrize(
     ("behaviour", "words"), [("bad-file", "the file is truncated"), ("no-memory", "memory"), ("crash", "cannot begin")]
 )
-async def test_a_watched_failure_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, words: str) -> None:
+async def test_failed_load_is_the_last_event(node: Node, tmp_path: Path, behaviour: str, words: str) -> None:
     model = make_model(tmp_path, f"slow.{behaviour}")
     async with ask(node, model) as response:
         await halfway(response)
@@ -97,15 +97,13 @@ async def test_a_watched_failure_is_the_last_event(node: Node, tmp_path: Path, b
     assert words in data["error"]
 
 
-async def test_what_cannot_begin_is_refused_plainly(node: Node) -> None:
+async def test_load_that_cannot_begin_gets_a_plain_error_response(node: Node) -> None:
     async with node.session.post(f"{node.url}/models/load", json={"model_id": "nowhere:x", "stream": True}) as response:
         assert (response.status, response.content_type) == (422, "application/json")
         assert (await response.json())["error"]["kind"] == "invalid_source"
 
 
-async def test_a_driver_that_does_not_work_is_told_a_watcher_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_broken_driver_is_reported_in_the_load_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = Discovery(hostname="here", os="Linux", cuda_unavailable_reason="reboot")
     monkeypatch.setattr(registry, "discover", lambda: facts)
     async with running({"NEURON_HARNESS__TORCH__DEVICE": "cuda:0"}) as node:
@@ -115,12 +113,12 @@ async def test_a_driver_that_does_not_work_is_told_a_watcher_too(
         assert 'neuron_refusals_total{code="cuda_unavailable"} 1.0' in await text.text()
 
 
-async def test_a_watched_load_ends_with_the_node(tmp_path: Path) -> None:
+async def test_load_stream_ends_when_the_node_stops(tmp_path: Path) -> None:
     slow = make_model(tmp_path, "slow")
     async with running({}) as node:
-        asked = asyncio.create_task(ask(node, slow).__aenter__())
+        watching = asyncio.create_task(ask(node, slow).__aenter__())
         await until(slow.with_suffix(".starts").exists)
-        response = await asked
+        response = await watching
         assert node.app is not None
         await node.app.state.registry.close()
         while (ended := await event(response))[0] == "progress":

@@ -1,4 +1,4 @@
-"""The node's application over a socket: management routes, health, errors, and its command line."""
+"""Management routes, health and error responses over a socket, and the `neuron` command."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def test_health_of_a_node_without_models(node: Node):
     assert health["models"] == []
 
 
-async def test_what_does_not_exist_is_refused_in_the_envelope(node: Node):
+async def test_unknown_path_gets_the_error_envelope(node: Node):
     code, body = await node.get("/nowhere")
     assert (code, body["error"]["code"]) == (404, "not_found")
     code, body = await node.post("/health", {})
@@ -56,7 +56,7 @@ async def test_what_does_not_exist_is_refused_in_the_envelope(node: Node):
 # --- models
 
 
-async def test_a_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
+async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
     assert await node.load(make_model(tmp_path)) == (200, {"status": "loaded"})
     _, (model,) = await node.get("/models")
     assert model == {
@@ -79,7 +79,7 @@ async def test_a_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Pa
     assert await node.get("/models") == (200, [])
 
 
-async def test_whoever_loads_a_model_may_name_the_notation_of_its_calls(node: Node, tmp_path: Path):
+async def test_load_request_may_set_the_tool_call_format(node: Node, tmp_path: Path):
     path = make_model(tmp_path)
     spec = {"model_id": "org/tiny", "source": f"file:{path}"}
     code, body = await node.post("/models/load", {**spec, "tool_parser": "latin"})
@@ -91,7 +91,7 @@ async def test_whoever_loads_a_model_may_name_the_notation_of_its_calls(node: No
         assert (await node.post("/models/unload", {"model_id": "org/tiny"}))[0] == 200
 
 
-async def test_ten_loads_at_once_are_one_load(node: Node, tmp_path: Path):
+async def test_ten_concurrent_loads_start_one_engine(node: Node, tmp_path: Path):
     path = make_model(tmp_path)
     answers = await asyncio.gather(*(node.load(path) for _ in range(10)))
     assert sorted(code for code, _ in answers) == [200] + [400] * 9
@@ -99,7 +99,7 @@ async def test_ten_loads_at_once_are_one_load(node: Node, tmp_path: Path):
     assert starts(path) == 1
 
 
-async def test_models_and_health_answer_while_a_model_loads(node: Node, tmp_path: Path):
+async def test_models_and_health_respond_during_a_load(node: Node, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(node.load(slow))
     await until(slow.with_suffix(".starts").exists)
@@ -113,21 +113,21 @@ async def test_models_and_health_answer_while_a_model_loads(node: Node, tmp_path
 
 
 @pytest.mark.parametrize("behaviour", ["bad-file", "no-memory", "crash"])
-async def test_a_failed_load_is_said_flatly(node: Node, tmp_path: Path, behaviour: str):
+async def test_failed_load_has_a_flat_error_body(node: Node, tmp_path: Path, behaviour: str):
     code, body = await node.load(make_model(tmp_path, behaviour))
     assert code == 400
     assert isinstance(body["error"], str)
     assert "Traceback" not in body["error"]
 
 
-async def test_a_source_that_cannot_be_had_is_a_refusal_of_its_kind(node: Node, tmp_path: Path):
+async def test_unavailable_source_has_its_error_kind(node: Node, tmp_path: Path):
     code, body = await node.load(tmp_path / "absent.gguf")
     assert code == 422
     assert body["error"]["kind"] == "invalid_source"
     assert "does not exist" in body["error"]["message"]
 
 
-async def test_an_unknown_model_is_a_flat_404(node: Node):
+async def test_unknown_model_is_404_with_a_flat_body(node: Node):
     for code, body in (
         await node.get("/models/org%2Ftiny/endpoint"),
         await node.get("/models/org/tiny/capabilities"),
@@ -150,12 +150,12 @@ async def test_an_unknown_model_is_a_flat_404(node: Node):
         (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
     ],
 )
-async def test_a_wrong_body_is_refused_in_the_envelope(node: Node, body: bytes, headers: dict, status: int, code: str):
+async def test_invalid_body_gets_the_error_envelope(node: Node, body: bytes, headers: dict, status: int, code: str):
     answered, answer = await node.post("/models/load", body, **headers)
     assert (answered, answer["error"]["code"]) == (status, code)
 
 
-async def test_default_models_load_while_the_node_answers(tmp_path: Path):
+async def test_node_responds_while_default_models_load(tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
     async with running({"NEURON_DEFAULT_MODELS": models}) as node:
@@ -168,7 +168,7 @@ async def test_default_models_load_while_the_node_answers(tmp_path: Path):
         assert health["activation"]["completed"] == ["org/slow"]
 
 
-async def test_stopping_while_a_default_model_loads_ends_it(tmp_path: Path):
+async def test_stop_ends_the_load_of_a_default_model(tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
     async with running({"NEURON_DEFAULT_MODELS": models}):
@@ -203,7 +203,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_a_port_in_use_is_one_line():
+def test_port_in_use_is_one_error_line():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         code, _, errors = finished(neuron("--host", "127.0.0.1", "--port", str(port)))
@@ -211,7 +211,7 @@ def test_a_port_in_use_is_one_line():
     assert errors == f"neuron: port {port} is in use by another process; choose another with --port\n"
 
 
-def test_a_wrong_configuration_is_one_line(tmp_path: Path):
+def test_invalid_configuration_is_one_error_line(tmp_path: Path):
     path = tmp_path / "neuron.toml"
     path.write_text("[harness.torch]\nmax_sequence = 3\n")
     code, _, errors = finished(neuron("-c", str(path)))
@@ -243,7 +243,7 @@ async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
 async def node_with_an_endless_stream(
     tmp_path: Path, model: str = "well-behaved"
 ) -> AsyncIterator[tuple[subprocess.Popen[str], Node, aiohttp.ClientResponse]]:
-    """A node process with a fake engine, and a stream that it has begun."""
+    """Run a node process with a fake engine and an open stream without end."""
     script = (
         "import socket, sys\n"
         "from helexa.neuron.server import app\n"
@@ -266,10 +266,10 @@ async def node_with_an_endless_stream(
             yield process, node, response
 
 
-async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path: Path):
+async def test_endless_stream_is_ended_when_the_node_stops(tmp_path: Path):
     async with node_with_an_endless_stream(tmp_path) as (process, node, response):
         process.send_signal(signal.SIGTERM)
-        # While it has its last chance, others are refused in words.
+        # New requests are rejected during the drain.
         while (refused := await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
             pass
         assert (refused[0], refused[1]["error"]["code"]) == (503, "shutting_down")
@@ -281,7 +281,7 @@ async def test_a_stream_that_does_not_end_is_ended_when_the_node_stops(tmp_path:
     assert "Traceback" not in errors
 
 
-async def test_a_second_signal_waits_for_nothing_and_leaves_nothing(tmp_path: Path):
+async def test_second_signal_stops_at_once_without_orphans(tmp_path: Path):
     async with node_with_an_endless_stream(tmp_path, "deaf") as (process, node, response):
         children = psutil.Process(process.pid).children(recursive=True)
         assert any("fake_engine.py" in " ".join(child.cmdline()) for child in children)

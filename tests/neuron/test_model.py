@@ -1,4 +1,4 @@
-"""What a model may be asked for, as its engine, its memory and its speed are now."""
+"""A model's limits by the current state of its engine, memory and speed."""
 
 import pytest
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ def engine_of(model: ServedModel) -> ScriptedEngine:
 
 
 class Machine:
-    """A fast engine of a long context, with times made up: a step takes so long, and so much longer for each row."""
+    """A simulated engine with a long context. A step takes `base` seconds, and `row` seconds more per row."""
 
     def __init__(self, base: float, row: float) -> None:
         self.now = 0.0
@@ -36,12 +36,12 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def ask(self, number: int, prompt: int) -> None:
+    def submit(self, number: int, prompt: int) -> None:
         request = Generate(id=number, prompt=[number] * prompt, max_tokens=100, sampling=SamplingParams())
         assert self._scheduler.add(Sequence(request)) is None
 
     def run(self) -> None:
-        """Until all that were asked are answered."""
+        """Run steps until all requests are finished."""
         base, row = self._cost
         while not self._scheduler.idle:
             plan = self._scheduler.plan()
@@ -52,14 +52,14 @@ class Machine:
                     self.model.record(output.timing, 1000, 100)
 
 
-def test_what_is_advertised_is_what_requests_are_held_to() -> None:
+def test_advertised_limits_are_enforced() -> None:
     model = scripted_model(answer("x"))
     assert model.info().limit == model.limit == Limit(context=CONTEXT, input=CONTEXT * 3 // 4, output=CONTEXT // 4)
     assert model.context_length == CONTEXT
     assert model.info().servable == Servable(ok=True)
 
 
-async def test_a_dead_engine_serves_nothing() -> None:
+async def test_requests_to_a_dead_engine_are_rejected() -> None:
     model = scripted_model(answer("x"))
     engine_of(model).alive = False
     assert model.servable == Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
@@ -68,10 +68,10 @@ async def test_a_dead_engine_serves_nothing() -> None:
     assert (refused.value.status, refused.value.retry_after) == (503, 5)
 
 
-def test_memory_that_is_gone_shrinks_the_context_and_in_the_end_nothing_is_served() -> None:
+def test_missing_memory_shrinks_the_context_to_none() -> None:
     model = scripted_model(answer("x"))
     pages = model.engine.ready.kv_pages
-    engine_of(model).missing_bytes = pages - 8  # a page takes a byte
+    engine_of(model).missing_bytes = pages - 8  # a page has one byte
     assert model.limit.context == 8 * 16
     assert model.servable.ok
     engine_of(model).missing_bytes = pages
@@ -80,39 +80,39 @@ def test_memory_that_is_gone_shrinks_the_context_and_in_the_end_nothing_is_serve
     assert model.limit.context == CONTEXT
 
 
-def test_only_long_prompts_tell_how_fast_prompts_are_read() -> None:
+def test_only_long_prompts_measure_the_prefill_rate() -> None:
     machine = Machine(base=0.0, row=0.0005)
     assert machine.model.limit.context == 120 * 800 // 1024 * 1024
-    machine.ask(1, prompt=200)
+    machine.submit(1, prompt=200)
     machine.run()
     assert machine.model.limit.context == 120 * 800 // 1024 * 1024
-    machine.ask(2, prompt=1000)
+    machine.submit(2, prompt=1000)
     machine.run()
     assert machine.model.limit.context == 120 * 2000 // 1024 * 1024
 
 
-def test_a_crowd_leaves_the_limit_where_it_was() -> None:
-    """However long its prompts wait for each other, and for those that decode, the machine reads as fast as before."""
+def test_many_concurrent_prompts_do_not_lower_the_limit() -> None:
+    """Waits for other prompts and for decoding sequences do not lower the measured prefill rate."""
     machine = Machine(base=0.020, row=0.0005)
-    machine.ask(0, prompt=2000)
+    machine.submit(0, prompt=2000)
     machine.run()
     limit = machine.model.limit
     assert limit.context == int(120 * 2000 / (4 * 0.020 + 2000 * 0.0005)) // 1024 * 1024
     for first in (1, 65, 129):
         machine.now += HOLD_SECONDS
         for number in range(first, first + 64):
-            machine.ask(number, prompt=1000)
+            machine.submit(number, prompt=1000)
         machine.run()
     assert machine.model.limit.context >= limit.context
 
 
-def test_to_ask_for_the_limit_is_no_measurement() -> None:
+def test_reading_the_limit_is_not_a_measurement() -> None:
     machine = Machine(base=0.0, row=0.01)
-    machine.ask(1, prompt=1000)
+    machine.submit(1, prompt=1000)
     machine.run()
     limit = machine.model.limit
     machine.now += HOLD_SECONDS
     assert machine.model.limit == limit
-    machine.ask(2, prompt=1000)
+    machine.submit(2, prompt=1000)
     machine.run()
     assert machine.model.limit.context == 120 * 100 // 1024 * 1024

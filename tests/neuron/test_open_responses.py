@@ -1,4 +1,4 @@
-"""Open Responses' compliance cases, in front of a scripted engine."""
+"""The compliance cases of Open Responses, with a scripted engine."""
 
 import json
 from typing import Any
@@ -14,14 +14,14 @@ from open_responses import CASES, Case, message, specification
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Sofia"}}\n</tool_call>'
 
 
-async def reply_to(case: Case, says: str, **fields: Any) -> tuple[int, Any]:
-    """Status and reply, or the data of the events, of a node whose model says `says`."""
-    async with serve(answer(says), AGENT_TEMPLATE) as node:
+async def reply_to(case: Case, output: str, **fields: Any) -> tuple[int, Any]:
+    """Return the status and the body, or the data of the events, from a node whose model generates `output`."""
+    async with serve(answer(output), AGENT_TEMPLATE) as node:
         body = {"model": MODEL, **case.body, **fields}
         return (200, await node.events(case.path, body)) if case.stream else await node.post(case.path, body)
 
 
-def named(name: str) -> Case:
+def case_named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
@@ -30,7 +30,7 @@ def named(name: str) -> Case:
     [case for case in CASES if not case.vision],
     ids=lambda case: case.name,
 )
-async def test_a_reply_is_as_the_specification_demands(case: Case) -> None:
+async def test_response_complies_with_the_specification(case: Case) -> None:
     status, reply = await reply_to(case, CALL if "function_call" in case.items else "It is 4.")
     assert status in case.statuses, reply
     if status != 200:
@@ -41,12 +41,12 @@ async def test_a_reply_is_as_the_specification_demands(case: Case) -> None:
         specification().check_response(reply, case)
 
 
-async def test_a_model_that_cannot_see_refuses_the_image() -> None:
-    status, reply = await reply_to(named("image-input"), "A dot.")
+async def test_image_is_rejected_without_vision() -> None:
+    status, reply = await reply_to(case_named("image-input"), "A dot.")
     assert (status, reply["error"]["code"]) == (400, "vision_unsupported")
 
 
-def test_the_schema_takes_messages_with_phases() -> None:
+def test_schema_accepts_messages_with_phases() -> None:
     content = [{"type": "output_text", "text": "Four.", "annotations": [], "logprobs": []}]
     item = {"id": "msg_1", "type": "message", "status": "completed", "role": "assistant", "content": content}
     specification().check("ItemField", {**item, "phase": "final_answer"})
@@ -55,7 +55,7 @@ def test_the_schema_takes_messages_with_phases() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_calls_reasoning_and_log_probabilities_are_of_the_schemas(stream: bool) -> None:
+async def test_calls_reasoning_and_logprobs_match_the_schemas(stream: bool) -> None:
     case = Case("all", {"input": "hi", "tools": [{"type": "function", "name": "get_weather"}]}, stream=stream)
     status, reply = await reply_to(case, f"<think>hm</think>I look.{CALL}", reasoning={"effort": "low"})
     assert status == 200
@@ -63,33 +63,33 @@ async def test_calls_reasoning_and_log_probabilities_are_of_the_schemas(stream: 
     check(reply, Case("all", {}, items=("reasoning", "message", "function_call")))
 
 
-async def test_parameters_are_repeated_as_numbers() -> None:
-    asked = {"frequency_penalty": 0.5, "top_p": 0.25, "safety_identifier": "s", "prompt_cache_key": "k"}
-    status, reply = await reply_to(named("basic-response"), "Hi", **asked, service_tier="auto")
+async def test_response_repeats_parameters_as_numbers() -> None:
+    parameters = {"frequency_penalty": 0.5, "top_p": 0.25, "safety_identifier": "s", "prompt_cache_key": "k"}
+    status, reply = await reply_to(case_named("basic-response"), "Hi", **parameters, service_tier="auto")
     assert status == 200
-    assert {name: reply[name] for name in asked} == asked
+    assert {name: reply[name] for name in parameters} == parameters
     assert (reply["temperature"], reply["presence_penalty"], reply["service_tier"]) == (0.7, 0.0, "default")
     assert reply["completed_at"] >= reply["created_at"] and reply["max_tool_calls"] is None
 
 
-async def test_a_schema_for_the_text_is_repeated_whole() -> None:
-    asked = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    status, reply = await reply_to(named("basic-response"), "{}", text={"format": asked})
+async def test_response_repeats_the_text_schema() -> None:
+    text_format = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    status, reply = await reply_to(case_named("basic-response"), "{}", text={"format": text_format})
     assert status == 200, json.dumps(reply)
-    assert reply["text"]["format"] == {**asked, "description": None, "strict": True}
+    assert reply["text"]["format"] == {**text_format, "description": None, "strict": True}
 
 
-async def test_a_compacted_conversation_stands_for_itself_in_the_next_request() -> None:
-    case = named("compact-response")
+async def test_compacted_conversation_is_accepted_as_input() -> None:
+    case = case_named("compact-response")
     async with serve(answer("They launch on Tuesday.")) as node:
         body = {"model": MODEL, **case.body}
         _, compaction = await node.post(case.path, body)
-        asked = {"model": MODEL, "input": [*compaction["output"], message("user", "When?")]}
-        assert (await node.post("/v1/responses", asked))[0] == 200
+        request = {"model": MODEL, "input": [*compaction["output"], message("user", "When?")]}
+        assert (await node.post("/v1/responses", request))[0] == 200
         summarized, answered = (TOKENIZER.decode(sent.prompt, skip_special=False) for sent in node.engine.requests)
         assert (await node.error(case.path, {"model": MODEL}))[1] == "invalid_request_body"
-        asked["input"][0]["encrypted_content"] = "theirs"
-        assert "compact" in (await node.error("/v1/responses", asked))[2]
+        request["input"][0]["encrypted_content"] = "theirs"
+        assert "compact" in (await node.error("/v1/responses", request))[2]
     assert "We launch on Tuesday, after telling support." in summarized and "Summarize this" in summarized
     assert answered == (
         "<|im_start|>system\nSummary of the conversation so far:\nThey launch on Tuesday.<|im_end|>\n"
@@ -100,19 +100,19 @@ async def test_a_compacted_conversation_stands_for_itself_in_the_next_request() 
 async def test_a_stored_response_can_be_compacted() -> None:
     async with serve(answer("Hello Ada.")) as node:
         _, first = await node.post("/v1/responses", {"model": MODEL, "input": "I am Ada."})
-        asked = {"model": MODEL, "previous_response_id": first["id"], "input": None}
-        status, compaction = await node.post("/v1/responses/compact", asked)
+        request = {"model": MODEL, "previous_response_id": first["id"], "input": None}
+        status, compaction = await node.post("/v1/responses/compact", request)
         sent = TOKENIZER.decode(node.engine.requests[-1].prompt, skip_special=False)
     assert status == 200 and "I am Ada." in sent and "Hello Ada." in sent
-    specification().check_response(compaction, named("compact-response"))
+    specification().check_response(compaction, case_named("compact-response"))
 
 
-@pytest.mark.parametrize("more", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
-async def test_input_tokens_are_those_that_the_response_is_charged(more: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"instructions": "Be brief.", "tools": [{"type": "function", "name": "f"}]}])
+async def test_input_token_count_equals_the_usage(fields: dict[str, Any]) -> None:
     async with serve(answer("Hi"), AGENT_TEMPLATE) as node:
-        asked = {"model": MODEL, "input": "Grüße", **more}
-        counted = await node.post("/v1/responses/input_tokens", asked)
-        _, reply = await node.post("/v1/responses", asked)
+        request = {"model": MODEL, "input": "Grüße", **fields}
+        counted = await node.post("/v1/responses/input_tokens", request)
+        _, reply = await node.post("/v1/responses", request)
         assert counted == (200, {"object": "response.input_tokens", "input_tokens": reply["usage"]["input_tokens"]})
         assert len(node.engine.requests) == 1
         assert (await node.error("/v1/responses/input_tokens", {"model": MODEL}))[0] == 400
@@ -127,7 +127,7 @@ async def test_the_real_client_lists_input_items() -> None:
             input=[{"role": "user", "content": [{"type": "input_text", "text": "Sure?"}]}],
         )
         items = node.openai.responses.input_items
-        oldest = [one async for one in await items.list(second.id, order="asc", limit=1)]
+        oldest = [item async for item in await items.list(second.id, order="asc", limit=1)]
         newest = (await items.list(second.id, limit=2)).data
         counted = await node.openai.responses.input_tokens.count(model=MODEL, input="2+2?")
         with pytest.raises(openai.BadRequestError, match="limit: must be"):
@@ -136,7 +136,7 @@ async def test_the_real_client_lists_input_items() -> None:
             await items.list(second.id, after="x")
         with pytest.raises(openai.NotFoundError):
             await items.list("resp_none")
-    assert [one.content[0].text for one in oldest] == ["2+2?", "4", "Sure?"]  # type: ignore[union-attr]
-    assert [one.id for one in newest] == [one.id for one in oldest[:0:-1]]
-    assert len({one.id for one in oldest}) == 3
+    assert [item.content[0].text for item in oldest] == ["2+2?", "4", "Sure?"]  # type: ignore[union-attr]
+    assert [item.id for item in newest] == [item.id for item in oldest[:0:-1]]
+    assert len({item.id for item in oldest}) == 3
     assert first.usage is not None and counted.input_tokens == first.usage.input_tokens

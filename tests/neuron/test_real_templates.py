@@ -1,4 +1,4 @@
-"""Answers in the notations of real templates, over a real socket, in front of a scripted engine."""
+"""Tool calls and reasoning in the formats of real chat templates, with a scripted engine."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from neuron.grammar.walking import Vocabulary, matcher
 from neuron.scripted_engine import answer, byte_tokenizer
 from neuron.scripted_node import CHAT, serve
 
-ROOM = 1 << 16  # real templates write a lot where a token is a byte
+ROOM = 1 << 16  # prompts of real templates are long if a token is a byte
 PATH = "/v1/chat/completions"
 TOOL = {
     "type": "function",
@@ -21,7 +21,7 @@ TOOL = {
 }
 HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
 
-# Template, control tokens, what the model says, thoughts, text.
+# Template, control tokens, generated output, reasoning, text.
 ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
     "harmony": (
         "openai-gpt-oss-120b",
@@ -63,10 +63,12 @@ ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
 
 
 @pytest.mark.parametrize("family", ANSWERS)
-async def test_calls_and_thoughts_of_real_families(templates: dict[str, str], family: str) -> None:
-    template, control, said, thoughts, text = ANSWERS[family]
+async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, str], family: str) -> None:
+    template, control, output, thoughts, text = ANSWERS[family]
     tokenizer = byte_tokenizer(*control)
-    async with serve(answer(said, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM) as node:
+    async with serve(
+        answer(output, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM
+    ) as node:
         assert node.model.text.output_format.family is not None and node.model.text.output_format.family.name == family
         status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
         assert status == 200, reply
@@ -87,7 +89,7 @@ async def test_calls_and_thoughts_of_real_families(templates: dict[str, str], fa
             assert part in prompt
 
 
-async def test_harmony_is_read_without_tools_and_its_budget_is_kept(templates: dict[str, str]) -> None:
+async def test_harmony_without_tools_respects_the_thinking_budget(templates: dict[str, str]) -> None:
     tokenizer = byte_tokenizer(*HARMONY)
     final = "<|end|><|start|>assistant<|channel|>final<|message|>"
 
@@ -105,7 +107,7 @@ async def test_harmony_is_read_without_tools_and_its_budget_is_kept(templates: d
             assert (message["reasoning_content"], message["content"]) == (thoughts, text or None)
 
 
-async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates: dict[str, str]) -> None:
+async def test_harmony_calls_and_answers_after_the_reasoning_is_ended(templates: dict[str, str]) -> None:
     tokenizer = byte_tokenizer(*HARMONY)
     ended = "<|end|><|start|>assistant"
     thought = "<|channel|>analysis<|message|>Hm, so."
@@ -113,10 +115,10 @@ async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates:
 
     async def script(request: Any, say: Any) -> None:
         prompt = tokenizer.decode(request.prompt, skip_special=False)
-        said = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
-        await answer(said, tokenizer=tokenizer)(request, say)
+        output = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
+        await answer(output, tokenizer=tokenizer)(request, say)
 
-    # As the engine has it, in which a token of the grammar is one of the tokenizer.
+    # As in the engine: control tokens of the grammar are tokens of the tokenizer.
     ids = range(tokenizer.vocab_size)
     spellings = [tokenizer.token_bytes(token, skip_special=False) for token in ids]
     special = [token for token in ids if not tokenizer.token_bytes(token)]
@@ -128,8 +130,8 @@ async def test_harmony_calls_and_answers_after_its_thinking_was_ended(templates:
 
     async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
         for choice, free in (("auto", True), ("required", False)):
-            asked = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
-            status, reply = await node.post(PATH, asked)
+            request_body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
+            status, reply = await node.post(PATH, request_body)
             assert status == 200, reply
             message = reply["choices"][0]["message"]
             assert message["reasoning_content"] == "Hm"

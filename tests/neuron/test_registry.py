@@ -1,4 +1,4 @@
-"""The registry, with real engine processes that hold no model."""
+"""The registry of models, with fake engine processes."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ RESTART_WINDOW_SECONDS = 600.0
 
 
 class Clock:
-    """Time that passes when somebody sleeps."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -89,11 +89,11 @@ async def kill_engine(model: ServedModel) -> None:
         ("helexa/small", "helexa/small"),
     ],
 )
-def test_a_model_is_named_by_its_bare_id(text: str, name: str):
+def test_model_name_is_its_bare_id(text: str, name: str):
     assert bare_id(text) == name
 
 
-async def test_a_loaded_model_is_found_with_and_without_scheme(registry: Registry, tmp_path: Path):
+async def test_loaded_model_is_found_with_and_without_scheme(registry: Registry, tmp_path: Path):
     reports: list[tuple[str, int, int]] = []
     path = make_model(tmp_path)
     model = await registry.load(spec_of(path), lambda *report: reports.append(report))
@@ -104,7 +104,7 @@ async def test_a_loaded_model_is_found_with_and_without_scheme(registry: Registr
     assert ("tokenizer", 0, 0) in reports
 
 
-async def test_a_built_in_model_is_sampled_as_its_maker_recommends(
+async def test_built_in_model_has_recommended_sampling_defaults(
     registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     path = make_model(tmp_path)
@@ -116,22 +116,22 @@ async def test_a_built_in_model_is_sampled_as_its_maker_recommends(
     assert "temperature" not in other.text.sampling_defaults
 
 
-async def test_an_unknown_model_is_refused_with_the_nearest_names(registry: Registry, tmp_path: Path):
-    with pytest.raises(ApiError, match="no model is loaded here") as refused:
+async def test_unknown_model_error_suggests_similar_names(registry: Registry, tmp_path: Path):
+    with pytest.raises(ApiError, match="no model is loaded") as refused:
         registry.get("org/tinny")
     assert refused.value.code == "model_not_found"
     with pytest.raises(ApiError) as refused:
         registry.get("a" * 100_000)
     assert len(str(refused.value)) < 1000
     await registry.load(spec_of(make_model(tmp_path)))
-    with pytest.raises(ApiError, match="model 'org/tinny' not found; loaded here: org/tiny"):
+    with pytest.raises(ApiError, match="model 'org/tinny' not found; loaded models: org/tiny"):
         registry.get("org/tinny")
 
 
 # --- loading
 
 
-async def test_many_loads_of_one_model_start_one_engine(registry: Registry, tmp_path: Path):
+async def test_concurrent_loads_of_one_model_start_one_engine(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
     results = await asyncio.gather(*(registry.load(spec_of(path)) for _ in range(10)), return_exceptions=True)
     assert sum(isinstance(result, ServedModel) for result in results) == 1
@@ -139,21 +139,21 @@ async def test_many_loads_of_one_model_start_one_engine(registry: Registry, tmp_
     assert starts(path) == 1
 
 
-@pytest.mark.parametrize(("asked", "done"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
-async def test_a_checkpoint_is_quantised_as_asked(
-    registry: Registry, tmp_path: Path, asked: str | None, done: str | None
+@pytest.mark.parametrize(("requested", "reported"), [("Q4_K_M", "q4k"), ("q8", "q8_0"), ("auto", "auto"), (None, None)])
+async def test_checkpoint_is_quantized_as_requested(
+    registry: Registry, tmp_path: Path, requested: str | None, reported: str | None
 ):
-    model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": asked}))
-    assert model.info().quant == done
-    assert ("quant" in model.info().json_dict()) == (done is not None)
+    model = await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": requested}))
+    assert model.info().quant == reported
+    assert ("quant" in model.info().json_dict()) == (reported is not None)
 
 
-async def test_an_unknown_quantisation_is_refused_with_those_there_are(registry: Registry, tmp_path: Path):
+async def test_unknown_quantization_error_lists_the_known_formats(registry: Registry, tmp_path: Path):
     with pytest.raises(HelexaError, match="unknown quantization 'q9'; known: auto, q4k, q5k, q6k, q8_0"):
         await registry.load(spec_of(make_model(tmp_path)).model_copy(update={"quant": "q9"}))
 
 
-async def test_a_slow_load_does_not_hold_up_another_model(registry: Registry, tmp_path: Path):
+async def test_slow_load_does_not_delay_another_model(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     loading = asyncio.create_task(registry.load(spec_of(slow, "org/slow")))
     await registry.load(spec_of(make_model(tmp_path), "org/quick"))
@@ -166,7 +166,7 @@ async def test_a_slow_load_does_not_hold_up_another_model(registry: Registry, tm
     assert {info.id for info in registry.infos()} == {"org/slow", "org/quick"}
 
 
-async def test_a_load_outlives_the_one_who_asked(registry: Registry, tmp_path: Path):
+async def test_load_continues_after_its_caller_is_canceled(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     asking = asyncio.create_task(registry.load(spec_of(slow)))
     await until(lambda: slow.with_suffix(".starts").exists())
@@ -178,7 +178,7 @@ async def test_a_load_outlives_the_one_who_asked(registry: Registry, tmp_path: P
         await registry.load(spec_of(slow))
 
 
-async def test_a_failed_load_leaves_nothing_and_may_be_repeated(registry: Registry, tmp_path: Path):
+async def test_failed_load_leaves_nothing_and_can_be_repeated(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path, "bad-file")
     for _ in range(2):
         with pytest.raises(ModelFileError, match="the file is truncated"):
@@ -195,17 +195,17 @@ async def test_a_failed_load_leaves_nothing_and_may_be_repeated(registry: Regist
         ({"devices": [0, 1]}, "one device"),
     ],
 )
-async def test_what_cannot_be_done_is_refused(registry: Registry, tmp_path: Path, fields: dict, words: str):
+async def test_impossible_load_request_is_rejected(registry: Registry, tmp_path: Path, fields: dict, words: str):
     with pytest.raises(HelexaError, match=words):
         await registry.load(spec_of(tmp_path, **fields))
 
 
-async def test_the_former_harness_name_and_a_device_index_are_understood(registry: Registry, tmp_path: Path):
+async def test_former_harness_name_and_device_index_are_accepted(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path), harness="candle", devices=[0], tensor_parallel=1))
     assert model.engine.options.device == "cpu"
 
 
-async def test_a_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_path: Path):
+async def test_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
     first = await registry.load(spec_of(path))
     unloading = asyncio.create_task(registry.unload("org/tiny"))
@@ -215,12 +215,12 @@ async def test_a_model_can_be_unloaded_and_loaded_again(registry: Registry, tmp_
     assert not first.engine.alive
     assert second.engine.alive
     await registry.unload("huggingface:org/tiny")
-    assert not psutil.pid_exists(second.engine._child.pid)  # its memory is free
+    assert not psutil.pid_exists(second.engine._child.pid)  # the process has exited, so its memory is free
     with pytest.raises(ApiError, match="not found"):
         await registry.unload("org/tiny")
 
 
-async def test_whoever_asks_meanwhile_is_told_what_is_done_with_the_model(registry: Registry, tmp_path: Path):
+async def test_request_during_a_transition_gets_the_state_in_the_error(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
 
     async def refusal() -> str:
@@ -256,7 +256,7 @@ async def test_closing_ends_loads_and_engines(registry: Registry, tmp_path: Path
 # --- load figures
 
 
-async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
+async def test_load_figures_of_a_model(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     async with AsyncExitStack() as seats:
         for _ in range(2):
@@ -271,7 +271,7 @@ async def test_a_model_says_how_busy_it_is(registry: Registry, tmp_path: Path):
     assert (model.load().in_flight, model.load().queue_depth) == (0, 0)
 
 
-async def test_rates_are_averages_that_forget(registry: Registry, tmp_path: Path):
+async def test_rates_are_moving_averages(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     model.record(Timing(queue_ms=0, prefill_ms=100, decode_ms=1000), prefill_tokens=10, completion_tokens=11)
     assert (model.load().tok_s_prefill, model.load().tok_s_decode) == (100, 10)
@@ -284,7 +284,7 @@ async def test_rates_are_averages_that_forget(registry: Registry, tmp_path: Path
 # --- recovery
 
 
-async def test_a_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
+async def test_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     release(slow)
     model = await registry.load(spec_of(slow))
@@ -305,9 +305,7 @@ async def test_a_dead_engine_is_replaced(registry: Registry, tmp_path: Path):
     assert recovered is not model
 
 
-async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
-    registry: Registry, tmp_path: Path, clock: Clock
-):
+async def test_repeated_crashes_quarantine_the_model_until_a_load(registry: Registry, tmp_path: Path, clock: Clock):
     path = make_model(tmp_path)
     await registry.load(spec_of(path))
 
@@ -321,7 +319,7 @@ async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
     for _ in range(MAX_RESTARTS):
         await die()
     assert clock.now == 0 + 1 + 2  # pauses grow
-    clock.now += RESTART_WINDOW_SECONDS + 1  # the past is forgotten
+    clock.now += RESTART_WINDOW_SECONDS + 1  # earlier crashes no longer count
     for _ in range(MAX_RESTARTS):
         await die()
     await die("poisoned")
@@ -329,7 +327,7 @@ async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
     (info,) = registry.infos()
     assert info.servable is not None
     assert (info.servable.ok, info.servable.reason) == (False, "poisoned")
-    assert "3 restarts within 600 s were not enough" in (info.servable.detail or "")
+    assert "3 restarts within 600 s failed" in (info.servable.detail or "")
     assert "the device caught fire" in (info.servable.detail or "")
     assert [(failed.model_id, failed.error) for failed in registry.poisoned()] == [("org/tiny", info.servable.detail)]
     with pytest.raises(ApiError, match=r"is poisoned: 3 restarts .* caught fire") as refused:
@@ -337,10 +335,10 @@ async def test_a_model_that_keeps_dying_is_poisoned_until_it_is_loaded_again(
     assert (refused.value.status, refused.value.retry_after) == (503, 60)
     await registry.load(spec_of(path))
     assert status(registry) == "loaded"
-    await die()  # what was before is forgotten
+    await die()  # a load request clears the crash history
 
 
-async def test_a_model_that_cannot_come_back_is_poisoned(registry: Registry, tmp_path: Path):
+async def test_failed_restart_quarantines_the_model(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
     model = await registry.load(spec_of(path))
     path.with_suffix(".bad").touch()
@@ -354,7 +352,7 @@ async def test_a_model_that_cannot_come_back_is_poisoned(registry: Registry, tmp
     assert registry.infos() == []
 
 
-async def test_nothing_comes_back_while_the_node_drains(registry: Registry, tmp_path: Path):
+async def test_no_engine_is_restarted_during_the_drain(registry: Registry, tmp_path: Path):
     path = make_model(tmp_path)
     model = await registry.load(spec_of(path))
     registry.drain()
@@ -364,7 +362,7 @@ async def test_nothing_comes_back_while_the_node_drains(registry: Registry, tmp_
     assert starts(path) == 1
 
 
-async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: Path):
+async def test_recovering_model_can_be_unloaded(registry: Registry, tmp_path: Path):
     slow = make_model(tmp_path, "slow")
     release(slow)
     model = await registry.load(spec_of(slow))
@@ -376,7 +374,7 @@ async def test_a_recovering_model_can_be_unloaded(registry: Registry, tmp_path: 
 
 
 class LateSources(Sources):
-    """Sources that fail, and keep the way to report."""
+    """Sources whose downloads fail after storing the progress callback."""
 
     late: ProgressReport
 
@@ -385,7 +383,7 @@ class LateSources(Sources):
         raise SourceError("it is gone", kind="repo_refused", model_id=source.name)
 
 
-async def test_what_is_reported_after_the_end_brings_no_load_back(clock: Clock):
+async def test_progress_after_the_end_of_a_load_is_ignored(clock: Clock):
     sources = LateSources(read_config(None, {}))
     async with registry_with(sources, clock) as registry:
         with pytest.raises(SourceError):

@@ -1,4 +1,4 @@
-"""Forced answers end where a call repeats an earlier one; streamed and whole, in front of a scripted engine."""
+"""Answers with forced calls end at a call that repeats an earlier call, streamed and not."""
 
 import json
 from typing import Any
@@ -46,15 +46,15 @@ async def test_forced_answer_keeps_calls_that_differ() -> None:
         assert places(choice) == [("weather", "Köln"), ("weather", "Köln-Süd"), ("time", None)]
 
 
-async def test_answer_that_need_not_call_keeps_repeated_calls() -> None:
+async def test_answer_with_optional_calls_keeps_repeated_calls() -> None:
     async with serve(answer(f"{CALL}\n{CALL}"), AGENT_TEMPLATE) as node:
         assert places((await both(node, AGENT))["choice"]) == [("weather", "Köln")] * 2
 
 
-async def test_call_cut_by_length_is_shown_as_far_as_it_came() -> None:
+async def test_truncated_call_is_returned_truncated() -> None:
     text = f"{CALL}\n{CALL[:60]}"
     async with serve(answer(text, finish="length"), AGENT_TEMPLATE) as node:
         choice = (await both(node, FORCED))["choice"]
         assert choice["finish_reason"] == "length"
-        whole, cut = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
-        assert whole.startswith(cut) and cut
+        complete, cut = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert complete.startswith(cut) and cut

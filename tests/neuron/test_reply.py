@@ -1,4 +1,4 @@
-"""Replies: when they begin, and that they leave nothing behind that only the collector would find."""
+"""When response streams begin, and that responses leave no reference cycles."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.events import Finished, InferenceEvent, Started, TextDelta
 from helexa.neuron.routes import reply
 from helexa.neuron.routes.completions import CompletionProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from neuron.scripted_engine import MODEL, answer
 from neuron.scripted_node import CHAT, serve
 
@@ -38,25 +38,25 @@ async def _events(refused: bool) -> AsyncGenerator[InferenceEvent, None]:
     yield Finished(reason="stop", prompt_tokens=1, cached_tokens=0, completion_tokens=1, prefill_ms=1.0, decode_ms=1.0)
 
 
-async def _serve(refused: bool, stream: bool) -> "weakref.ref[Reply]":
+async def _serve(refused: bool, stream: bool) -> "weakref.ref[RunResponse]":
     async def receive() -> dict[str, Any]:
         return await asyncio.Future()
 
     async def send(message: Any) -> None:
         pass
 
-    given = Reply(_events(refused), CompletionProjector("m"), stream=stream)
+    response = RunResponse(_events(refused), CompletionProjector("m"), stream=stream)
     try:
-        await given({"type": "http", "path": "/v1/completions"}, receive, send)
+        await response({"type": "http", "path": "/v1/completions"}, receive, send)
         assert not refused
     except ApiError:
         assert refused
-    return weakref.ref(given)
+    return weakref.ref(response)
 
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_reply_leaves_no_cycle(refused: bool, stream: bool) -> None:
+async def test_response_leaves_no_reference_cycle(refused: bool, stream: bool) -> None:
     assert (await _serve(refused, stream))() is None
 
 
@@ -64,7 +64,7 @@ async def test_a_reply_leaves_no_cycle(refused: bool, stream: bool) -> None:
 async def _waiting(
     monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], **limits: float
 ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncExitStack]]:
-    """A stream that waits for the one seat, and who has that."""
+    """Yield a stream that waits for the only slot of the batch, and the exit stack that holds the slot."""
     monkeypatch.setattr(reply, "PATIENCE_SECONDS", 0.01)
     async with serve(answer("at last")) as node:
         admission = Admission(AdmissionConfig(max_in_flight=1, **limits), node.model.engine)  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ async def _waiting(
                 yield response, seat
 
 
-async def test_a_stream_that_waits_for_long_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_stream_begins_with_a_comment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT) as (response, seat):
         assert response.status == 200
         assert await response.content.readline() == KEEP_ALIVE.splitlines(keepends=True)[0]
@@ -86,15 +86,15 @@ async def test_a_stream_that_waits_for_long_begins(monkeypatch: pytest.MonkeyPat
     assert (deltas[0], done) == ({"role": "assistant"}, "[DONE]")
 
 
-async def test_a_late_refusal_is_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_rejection_is_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _waiting(monkeypatch, "/v1/chat/completions", CHAT, max_wait_secs=0.1) as (response, _):
         failure, done = EventParser().feed(await response.content.read())
     assert (json.loads(failure.data)["error"]["code"], done.data) == ("rate_limit_exceeded", "[DONE]")
 
 
-async def test_a_late_refusal_of_a_response_is_its_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {"model": MODEL, "input": "hi"}
-    async with _waiting(monkeypatch, "/v1/responses", asked, max_wait_secs=0.1) as (response, _):
+async def test_late_rejection_in_the_responses_api_is_a_failed_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    request_body = {"model": MODEL, "input": "hi"}
+    async with _waiting(monkeypatch, "/v1/responses", request_body, max_wait_secs=0.1) as (response, _):
         events = EventParser().feed(await response.content.read())
     error, failed = [json.loads(event.data) for event in events]
     assert (error["type"], error["sequence_number"]) == ("error", 0)

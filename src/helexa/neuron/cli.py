@@ -53,11 +53,12 @@ def serve(
     config
         A neuron.toml. Without a file, defaults and NEURON_* variables apply.
     port
-        Port to listen on instead of the configured one (13131).
+        Port to listen on; overrides the configuration (13131).
     host
-        Address to listen on instead of the configured one (127.0.0.1).
+        Address to listen on; overrides the configuration (127.0.0.1).
     model
-        A model to load at start besides the configured ones: an id, org/name, pypi:package or a path. Repeatable.
+        A model to load at start, in addition to the configured models: an id, org/name, pypi:package or a path.
+        Repeatable.
     graphs
         On a GPU, run decode steps as CUDA graphs; overrides the configuration (yes).
     overlap
@@ -101,7 +102,7 @@ def serve(
 def doctor(
     *, config: ConfigPath = None, as_json: Annotated[bool, Parameter(name="--json", negative="")] = False
 ) -> None:
-    """Report the hardware found, the kernels that engines would use and why, and missing requirements.
+    """Report the hardware, the kernels that engines choose and why, and missing requirements.
 
     Exit code 1 means that a problem prevents serving the configured models.
 

@@ -117,7 +117,7 @@ class ContextLimitConfig(Section):
             or 100 on a CPU.
         activation_headroom_mb, min_free_floor_mb: MiB of free memory that models must leave: for unforeseen
             allocations, and for other processes.
-        output_reserve_tokens: tokens of the context that `limit.input` leaves to the answer; at most a quarter of the
+        output_reserve_tokens: tokens of the context that `limit.input` leaves for the answer; at most a quarter of the
             context.
         default_output_tokens: output limit of requests that state no limit; 0 for the rest of the context.
         max_prompt_tokens: longest context of any model, in tokens; 0 for no limit. `NEURON_MAX_PROMPT_TOKENS` sets it.
@@ -134,14 +134,15 @@ class ContextLimitConfig(Section):
 
 
 class TorchConfig(Section):
-    """Options of the inference engine. `EngineOptions` documents the numbers.
+    """Options of the inference engine. `EngineOptions` documents the fields that are not listed here.
 
     Attributes:
         default_source: source scheme of model ids without a scheme.
         sources: hubs by scheme.
         device: `auto` is the CUDA device with the most memory; without a CUDA device, the CPU.
-        max_step_tokens: unset: 512, or 2048 on a CUDA device.
-        max_prefill_beside_decode: unset: 128, or 2048 on a CUDA device, where measured prefill time also limits it.
+        max_step_tokens: tokens per engine step. Unset: 512, or 2048 on a CUDA device.
+        max_prefill_beside_decode: prefill tokens per step while other sequences decode. Unset: 128, or 2048 on a CUDA
+            device, where the measured prefill time limits them further.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -171,16 +172,16 @@ class TorchConfig(Section):
 
     def engine_options(self, device: str) -> EngineOptions:
         """Return the options of an engine that runs on `device`."""
-        step, beside = (2048, 2048) if device.startswith("cuda") else (512, 128)
-        decided = {
+        step, prefill_beside_decode = (2048, 2048) if device.startswith("cuda") else (512, 128)
+        defaults = {
             "device": device,
             "max_step_tokens": step if self.max_step_tokens is None else self.max_step_tokens,
             "max_prefill_beside_decode": (
-                beside if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
+                prefill_beside_decode if self.max_prefill_beside_decode is None else self.max_prefill_beside_decode
             ),
         }
-        options = msgspec.convert(self.model_copy(update=decided), EngineOptions, from_attributes=True)
-        # the server never sends more requests than can run
+        options = msgspec.convert(self.model_copy(update=defaults), EngineOptions, from_attributes=True)
+        # admission control never sends more requests than can run
         return msgspec.structs.replace(options, max_waiting=self.max_sequences)
 
 
@@ -201,12 +202,12 @@ class RecoveryConfig(Section):
 
 
 class ResponsesConfig(Section):
-    """Answers of `/v1/responses` that are kept in memory for `previous_response_id`.
+    """Storage of `/v1/responses` in memory, for `previous_response_id`.
 
     Attributes:
-        store_mb: memory limit of all answers together, in MiB; 0 stores no answers.
-        store_entries: largest number of answers.
-        store_secs: lifetime of an answer, in seconds.
+        store_mb: memory limit of all stored responses together, in MiB; 0 stores no responses.
+        store_entries: largest number of stored responses.
+        store_secs: lifetime of a stored response, in seconds.
     """
 
     store_mb: int = Field(default=64, ge=0)
@@ -231,7 +232,8 @@ class NeuronConfig(Section):
 
     Attributes:
         host: address to listen on.
-        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`; unset: none.
+        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`. Unset: no
+            key is required.
         allowed_hosts: additional names of this node that are accepted in `Host`, besides IP addresses, localhost, the
             machine's name and `host`. Without an `api_key`, the node checks `Host` in browsers' requests, and on a
             loopback address in all requests.
@@ -252,10 +254,10 @@ class NeuronConfig(Section):
 
 
 def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> NeuronConfig:
-    """Read neuron.toml (None: defaults) and the environment.
+    """Read the configuration from the file `path` (None: defaults) and from environment variables.
 
     Raises:
-        ConfigError: one line that names the error and its place.
+        ConfigError: a setting is invalid; the message is one line that names the setting.
     """
     return load(NeuronConfig, path, env_prefix=ENV_PREFIX, short_names=_SHORT_NAMES, environ=environ)
 

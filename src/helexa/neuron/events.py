@@ -19,7 +19,7 @@ Alternative = tuple[str, bytes, float]
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The request was admitted."""
+    """First event of a run: the request was admitted."""
 
     prompt_tokens: int
 
@@ -78,7 +78,10 @@ class ToolCallDelta(msgspec.Struct, frozen=True):
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """Marks the text so far as reasoning. Only the end marker reveals this; streams cannot take text back."""
+    """The text so far is reasoning, because the model closed a reasoning block that it never opened.
+
+    Text that was already streamed cannot be changed.
+    """
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):

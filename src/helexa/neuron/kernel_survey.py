@@ -34,10 +34,10 @@ def take(options: EngineOptions) -> KernelSurvey:
         threads=torch.get_num_threads(),
         devices=[_kernels(torch.device(name), dtype) for name in names],
         unusable=unusable,
-        apart=[
-            (one, other)
-            for one, other in combinations([name for name in names if name.startswith("cuda")], 2)
-            if _apart(one, other)
+        without_access=[
+            (first, second)
+            for first, second in combinations([name for name in names if name.startswith("cuda")], 2)
+            if _lack_access(first, second)
         ],
     )
 
@@ -58,9 +58,9 @@ def _kernels(device: torch.device, dtype: torch.dtype | None) -> DeviceKernels:
     )
 
 
-def _apart(one: str, other: str) -> bool:
+def _lack_access(first: str, second: str) -> bool:
     try:
-        return not torch.cuda.can_device_access_peer(torch.device(one), torch.device(other))
+        return not torch.cuda.can_device_access_peer(torch.device(first), torch.device(second))
     except (AssertionError, RuntimeError):
         return False  # one of the devices is unusable, which its own entry reports
 

@@ -16,7 +16,7 @@ from helexa.neuron.ops.protocol import Ops
 from helexa.neuron.weights.checkpoint import Checkpoint, open_checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
-from neuron.held import held
+from neuron.held import tensor_bytes
 from tiny_models import tiny_model
 
 SHAPE = {
@@ -75,7 +75,7 @@ def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quan
     tiny_model(tmp_path, **MODELS[model])
     runner = load_once(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
     found = outlined(runner.ops, tmp_path, quant)
-    real = held(runner._model, {})
+    real = tensor_bytes(runner._model, {})
     assert real <= found.weights * 1.01  # the tables of the rotation are not weights
     assert found.weights <= real * 1.02
     assert found.page // 64 == runner.facts.token_bytes
@@ -98,7 +98,7 @@ def test_what_a_gpu_will_hold_is_known_beforehand(
         config = {**architecture.defaults, **checkpoint.config}
         policy = QuantPolicy(quant, config["num_hidden_layers"])
         built = architecture(config, Loader(checkpoint, ops, lambda done: None, policy=policy))
-    real, found = held(built, {}), outlined(ops, tmp_path, quant)
+    real, found = tensor_bytes(built, {}), outlined(ops, tmp_path, quant)
     assert real <= found.weights * 1.01
     assert found.weights <= real * 1.02
     assert found.loading > 0
@@ -107,7 +107,7 @@ def test_what_a_gpu_will_hold_is_known_beforehand(
 def test_real_weights(smollm2_gguf: Path) -> None:
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=8))
     found = outlined(runner.ops, smollm2_gguf)
-    assert found.weights == pytest.approx(held(runner._model, {}), rel=0.01)
+    assert found.weights == pytest.approx(tensor_bytes(runner._model, {}), rel=0.01)
     assert found.page == runner.facts.kv_bytes // runner.facts.kv_pages
 
 

@@ -170,6 +170,6 @@ async def test_a_damaged_file_is_refused_in_one_line(smollm2_gguf: Path, tmp_pat
 
 async def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path):
     with pytest.raises(ModelFileError, match="unsupported architecture 'mamba'") as refused:
-        async with running(bad_models.of_mamba(tmp_path / "mamba.gguf")):
+        async with running(bad_models.mamba_model(tmp_path / "mamba.gguf")):
             pass
     assert "\n" not in str(refused.value)

@@ -27,7 +27,7 @@ from helexa.neuron.ops.reference.reference import GATES
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import FORMS
 from helexa.neuron.weights.quantization.quantize import quantize
-from neuron.held import held
+from neuron.held import tensor_bytes
 from neuron.ops import oracle, paged, random_weights
 
 CAPACITY = Capacity(rows=128, sequences=4, pages_per_sequence=4)
@@ -393,8 +393,8 @@ def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
 def _kept(ops: Ops, operator: object) -> int:
     """Bytes of the tensors of an operator that are not shared by all of `ops`."""
     seen: dict[int, object] = {}
-    held(vars(ops), seen)
-    return held(operator, seen)
+    tensor_bytes(vars(ops), seen)
+    return tensor_bytes(operator, seen)
 
 
 def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:

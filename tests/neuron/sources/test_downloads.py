@@ -196,7 +196,7 @@ async def test_random_failures_never_yield_wrong_files(hub: FakeHub, tmp_path: P
     rng = random.Random(7)
     files = hub.repositories["org/dense"]
     troubles = [
-        *(Trouble(cut=40_000), Trouble(cut=0), Trouble(status=500), Trouble(status=429), Trouble(whole=True)),
+        *(Trouble(cut=40_000), Trouble(cut=0), Trouble(status=500), Trouble(status=429), Trouble(ignore_range=True)),
         *(Trouble(status=404), Trouble(body=b"?" * 50_000)),
     ]
     kinds: set[str] = set()

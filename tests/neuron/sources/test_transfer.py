@@ -57,14 +57,14 @@ async def test_error_names_the_host_that_stalls(hub: FakeHub, tmp_path: Path, pa
 
 
 async def test_server_that_ignores_ranges_restarts_the_file(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(whole=True, cut=2_500_000), Trouble(whole=True))
+    hub.trouble(FILE, Trouble(cut=2_000_000), Trouble(ignore_range=True, cut=2_500_000), Trouble(ignore_range=True))
     assert (await node.fetch()).read_bytes() == WEIGHTS
     assert hub.ranges == [(FILE, "bytes=2000000-"), (FILE, "bytes=2500000-")]
     assert node.reports[-1] == ("download", len(WEIGHTS), len(WEIGHTS))
 
 
 async def test_repeatedly_truncated_file_fails_and_resumes_later(hub: FakeHub, node: Node, pauses: list[float]):
-    hub.trouble(FILE, *[Trouble(whole=True, cut=400_000)] * 9)
+    hub.trouble(FILE, *[Trouble(ignore_range=True, cut=400_000)] * 9)
     error = await node.fetch_error()
     assert error.kind == "repo_fetch_failed"
     assert f"{hub.url}, which closed the connection after 400000 of 3072000 bytes" in str(error)

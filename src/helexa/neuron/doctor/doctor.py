@@ -43,10 +43,10 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
     yield from look_at_hubs(settings)
 
 
-def report(found: Iterable[Finding], *, as_json: bool) -> bool:
+def report(checks: Iterable[Finding], *, as_json: bool) -> bool:
     """Print the findings. Return whether nothing prevents serving the configured models."""
     findings: list[Finding] = []
-    for finding in found:
+    for finding in checks:
         findings.append(finding)
         if not as_json:
             print(f"{_MARKS[finding.level]}{finding.text}", flush=True)

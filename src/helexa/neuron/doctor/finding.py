@@ -6,7 +6,7 @@ Level = Literal["fine", "note", "fault"]
 
 
 class Finding(NamedTuple):
-    """A finding in one sentence.
+    """The result of one check, in one sentence.
 
     Attributes:
         topic: subject of the check.

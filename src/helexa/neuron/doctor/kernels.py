@@ -46,13 +46,13 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
         threads: number of threads of an engine on a CPU.
         devices: the kernels for each device.
         unusable: why the configured device is unusable, or None.
-        apart: pairs of CUDA devices without access to each other's memory.
+        without_access: pairs of CUDA devices without access to each other's memory.
     """
 
     threads: int
     devices: list[DeviceKernels]
     unusable: str | None = None
-    apart: list[tuple[str, str]] = []
+    without_access: list[tuple[str, str]] = []
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
@@ -72,24 +72,24 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding("kernels", "fault", f"no engine can run: {error}")
         return
-    for one in survey.devices:
-        threads = f" on {survey.threads} threads" if one.device == "cpu" else ""
-        free = "" if one.free_mb is None else f", {one.free_mb} MiB free"
-        text = f"{one.device}: {one.kernels} kernels in {one.dtype}{threads}{free}: {one.reason}"
+    for entry in survey.devices:
+        threads = f" on {survey.threads} threads" if entry.device == "cpu" else ""
+        free = "" if entry.free_mb is None else f", {entry.free_mb} MiB free"
+        text = f"{entry.device}: {entry.kernels} kernels in {entry.dtype}{threads}{free}: {entry.reason}"
         yield Finding("kernels", "fine", text)
-    cuda = [one.device for one in survey.devices if one.device.startswith("cuda") and one.kernels != NO_KERNELS]
-    if survey.apart:
-        pairs = ", ".join(f"{one} and {other}" for one, other in survey.apart)
-        yield Finding("device", "note", f"by way of main memory alone exchange data: {pairs}")
+    cuda = [entry.device for entry in survey.devices if entry.device.startswith("cuda") and entry.kernels != NO_KERNELS]
+    if survey.without_access:
+        pairs = ", ".join(f"{first} and {second}" for first, second in survey.without_access)
+        yield Finding("device", "note", f"no direct memory access, data is copied through main memory: {pairs}")
     elif len(cuda) > 1:
-        yield Finding("device", "fine", f"{', '.join(cuda)} reach one another's memory")
+        yield Finding("device", "fine", f"direct memory access between {', '.join(cuda)}")
     if settings.dtype not in ("auto", "bfloat16"):
-        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not know; use 'auto'"
+        text = f"to make it faster: dtype is '{settings.dtype}', which the native kernels do not support; use 'auto'"
         yield Finding("kernels", "note", text)
     if survey.unusable:
         yield Finding("device", "fault", survey.unusable)
     else:
-        dtypes = [f" in {one.dtype}" for one in survey.devices if one.device == device]
+        dtypes = [f" in {entry.dtype}" for entry in survey.devices if entry.device == device]
         yield Finding("device", "fine", f"models run on {device}{''.join(dtypes)}{f' ({why})' if why else ''}")
 
 

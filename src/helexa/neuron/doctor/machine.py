@@ -33,11 +33,11 @@ def look_at_machine(device: str) -> Iterator[Finding]:
     memory = f"{facts.memory_total_mb} MiB of memory"
     yield Finding("machine", "fine", f"helexa {__version__}, Python {platform.python_version()}")
     yield Finding("machine", "fine", f"{facts.os} {facts.kernel}, {facts.cpu}, {facts.cpu_cores} cores, {memory}")
-    found = _instructions()
-    if found:
-        yield Finding("machine", "fine", f"instructions that kernels make use of: {', '.join(found)}")
-    elif found is not None:
-        yield Finding("machine", "note", "instructions that kernels make use of: none, answers will be slow")
+    instructions = _instructions()
+    if instructions:
+        yield Finding("machine", "fine", f"instruction sets used by kernels: {', '.join(instructions)}")
+    elif instructions is not None:
+        yield Finding("machine", "note", "instruction sets used by kernels: none; inference will be slow")
     compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None:
         yield Finding("compiler", "fine", f"C compiler: {compiler}, {_version(compiler)}")
@@ -46,13 +46,17 @@ def look_at_machine(device: str) -> Iterator[Finding]:
 
 def _accelerators(device: str) -> Iterator[Finding]:
     facts = discover()
-    for one in facts.devices:
-        capability = f", compute capability {one.compute_capability}" if one.compute_capability else ""
-        yield Finding("device", "fine", f"cuda:{one.index} is {one.name} with {one.vram_total_mb} MiB{capability}")
+    for accelerator in facts.devices:
+        capability = f", compute capability {accelerator.compute_capability}" if accelerator.compute_capability else ""
+        yield Finding(
+            "device",
+            "fine",
+            f"cuda:{accelerator.index} is {accelerator.name} with {accelerator.vram_total_mb} MiB{capability}",
+        )
     if facts.driver_version:
         yield Finding("device", "fine", f"NVIDIA driver {facts.driver_version}, for CUDA up to {facts.cuda_version}")
     if facts.unified_accelerator:
-        yield Finding("device", "fine", f"mps is {facts.unified_accelerator}, which computes in main memory")
+        yield Finding("device", "fine", f"mps is {facts.unified_accelerator}, with unified memory")
     if facts.cuda_unavailable_reason:
         level = "note" if device in ("cpu", "mps") else "fault"
         yield Finding("device", level, f"the NVIDIA driver does not work: {facts.cuda_unavailable_reason}")
@@ -63,14 +67,14 @@ def _accelerators(device: str) -> Iterator[Finding]:
     elif facts.devices and not torch_version().endswith("+cpu"):
         yield from _triton()
     elif facts.devices:
-        text = "to make it faster: this torch is built for CPUs alone; install one that is built for CUDA"
+        text = "to make it faster: torch is installed without CUDA; install a CUDA build of torch"
         yield Finding("device", "fault" if device.startswith("cuda") else "note", text)
 
 
 def _triton() -> Iterator[Finding]:
     missing = triton_missing()
     if missing is None:
-        yield Finding("kernels", "fine", "Triton has what it needs to build kernels for NVIDIA devices")
+        yield Finding("kernels", "fine", "Triton can build kernels for NVIDIA devices")
     else:
         yield Finding("kernels", "note", f"to make it faster: {missing}")
 
@@ -90,4 +94,4 @@ def _version(compiler: str) -> str:
         run = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError) as error:
         return f"which does not work: {error}"
-    return (run.stdout.splitlines() or ["of no known version"])[0]
+    return (run.stdout.splitlines() or ["unknown version"])[0]

@@ -39,16 +39,16 @@ class Accelerators:
 @cache
 def accelerators() -> Accelerators:
     """Return the devices visible to engines. Never raises, and limits the wait for an unresponsive driver."""
-    found: list[Accelerators] = []
+    results: list[Accelerators] = []
     # A separate thread: a call into a driver that lost its device may never return.
-    thread = threading.Thread(target=lambda: found.append(_find()), name="nvml", daemon=True)
+    thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
     thread.start()
     thread.join(_PATIENCE_SECONDS)
-    if not found:
+    if not results:
         return Accelerators(
-            unavailable=f"the driver did not answer for {_PATIENCE_SECONDS:g} s; see nvidia-smi, reboot"
+            unavailable=f"the driver did not respond for {_PATIENCE_SECONDS:g} s; run nvidia-smi, or reboot"
         )
-    return found[0]
+    return results[0]
 
 
 def _find() -> Accelerators:
@@ -58,33 +58,33 @@ def _find() -> Accelerators:
     if nvml is None:
         return Accelerators(unavailable=reason)
     try:
-        places = _places(nvml)
+        nvml_indexes = _visible_indexes(nvml)
         cuda, driver = nvml.nvmlSystemGetCudaDriverVersion_v2(), nvml.nvmlSystemGetDriverVersion()
     except nvml.NVMLError as error:
         log.warning("the accelerators could not be listed: %s", error)
         return Accelerators(unavailable=str(error))
-    found: list[Device] = []
+    devices: list[Device] = []
     lost = None
-    for index, place in enumerate(places):
+    for index, nvml_index in enumerate(nvml_indexes):
         try:
-            found.append(_device(nvml, index, place))
+            devices.append(_device(nvml, index, nvml_index))
         except nvml.NVMLError as error:
-            log.warning("cuda:%d is left out: %s", index, error)
+            log.warning("cuda:%d is ignored: %s", index, error)
             lost = str(error)
-    return Accelerators(found, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if found else lost)
+    return Accelerators(devices, f"{cuda // 1000}.{cuda % 1000 // 10}", driver, None if devices else lost)
 
 
 def device_health() -> list[DeviceHealth]:
-    """Return the current readings of the responsive devices. May take long, because busy drivers hold locks."""
+    """Return the current readings of the responsive devices. Slow if a busy driver holds its lock."""
     nvml, _ = _nvml()
     if nvml is None:
         return []
     try:
-        places = _places(nvml)
+        nvml_indexes = _visible_indexes(nvml)
     except nvml.NVMLError as error:
         log.warning("the accelerators could not be read: %s", error)
         return []
-    readings = (_reading(nvml, index, place) for index, place in enumerate(places))
+    readings = (_reading(nvml, index, nvml_index) for index, nvml_index in enumerate(nvml_indexes))
     return [reading for reading in readings if reading is not None]
 
 
@@ -99,13 +99,13 @@ def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
     if wanted is None:
         return list(range(len(uuids)))
     chosen: list[int] = []
-    for name in (part.strip() for part in wanted.split(",")):
-        named = [place for place, uuid in enumerate(uuids) if name and uuid.startswith(name)]
+    for name in (entry.strip() for entry in wanted.split(",")):
+        matches = [nvml_index for nvml_index, uuid in enumerate(uuids) if name and uuid.startswith(name)]
         if name.isdecimal():
-            named = [int(name)] if int(name) < len(uuids) else []
-        if len(named) != 1 or named[0] in chosen:
+            matches = [int(name)] if int(name) < len(uuids) else []
+        if len(matches) != 1 or matches[0] in chosen:
             break
-        chosen += named
+        chosen += matches
     return chosen
 
 
@@ -129,22 +129,22 @@ def _nvml() -> tuple[Any, str | None]:
     return pynvml, None
 
 
-def _places(nvml: Any) -> list[int]:
+def _visible_indexes(nvml: Any) -> list[int]:
     """Return NVML's index of each device visible to engines, in torch's order."""
-    uuids = [_uuid(nvml, place) for place in range(nvml.nvmlDeviceGetCount())]
+    uuids = [_uuid(nvml, nvml_index) for nvml_index in range(nvml.nvmlDeviceGetCount())]
     return visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
 
 
-def _uuid(nvml: Any, place: int) -> str:
+def _uuid(nvml: Any, nvml_index: int) -> str:
     """Return a device's UUID; empty for a lost device, which still keeps its index."""
     try:
-        return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(place))
+        return nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(nvml_index))
     except nvml.NVMLError:
         return ""
 
 
-def _device(nvml: Any, index: int, place: int) -> Device:
-    handle = nvml.nvmlDeviceGetHandleByIndex(place)
+def _device(nvml: Any, index: int, nvml_index: int) -> Device:
+    handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     try:
         total = nvml.nvmlDeviceGetMemoryInfo(handle).total
@@ -158,9 +158,9 @@ def _device(nvml: Any, index: int, place: int) -> Device:
     )
 
 
-def _reading(nvml: Any, index: int, place: int) -> DeviceHealth | None:
+def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(place)
+        handle = nvml.nvmlDeviceGetHandleByIndex(nvml_index)
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     except nvml.NVMLError as error:
         log.warning("cuda:%d could not be read: %s", index, error)
@@ -182,11 +182,11 @@ def _reading(nvml: Any, index: int, place: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Describe the versions of kernel module and library, which must be equal."""
+    """Return the versions of the kernel module and of the library, as text. Both must be equal."""
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()
     except OSError:
-        return "their versions are unknown"
+        return "versions unknown"
     _, _, library = maps.partition("libnvidia-ml.so.")
-    return f"its module is {module}, its library {library.partition(chr(10))[0] or 'unknown'}"
+    return f"kernel module {module}, library {library.partition(chr(10))[0] or 'unknown'}"

@@ -52,9 +52,9 @@ def _commit() -> tuple[str, bool | None]:
     The commit comes from `HELEXA_BUILD_SHA`, else from pip's record of an installation from a repository, else from the
     checkout.
     """
-    said = os.environ.get("HELEXA_BUILD_SHA") or _noted_by_pip()
-    if said and _SHA.fullmatch(said):
-        return said, None
+    sha = os.environ.get("HELEXA_BUILD_SHA") or _commit_from_pip()
+    if sha and _SHA.fullmatch(sha):
+        return sha, None
     if not ((_ROOT / ".git").exists() and (_ROOT / "pyproject.toml").exists()):
         return UNKNOWN, None
     try:
@@ -63,7 +63,7 @@ def _commit() -> tuple[str, bool | None]:
         return UNKNOWN, None
 
 
-def _noted_by_pip() -> str | None:
+def _commit_from_pip() -> str | None:
     try:
         text = metadata.distribution("helexa").read_text("direct_url.json")
         return json.loads(text or "{}").get("vcs_info", {}).get("commit_id")

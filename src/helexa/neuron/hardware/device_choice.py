@@ -50,23 +50,25 @@ def choose_device(
             return DeviceChoice(gpu.device, f"{gpu.free_bytes >> 20} MiB free, the most", tuple(passed_over))
         passed_over.append(f"{gpu.device} has {gpu.free_bytes >> 20} MiB free, the model needs {needed >> 20}")
     if mps:
-        return DeviceChoice("mps", "Apple's accelerator", tuple(passed_over))
-    return DeviceChoice("cpu", "the processor", tuple(passed_over))
+        return DeviceChoice("mps", "Apple's GPU", tuple(passed_over))
+    return DeviceChoice("cpu", "no GPU can be used", tuple(passed_over))
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
     """Return the device for a model on this machine, by its current free memory."""
     facts = discover()
     if torch_version().endswith("+cpu"):
-        named = [f"cuda:{one.index} is not used: this torch is built for CPUs alone" for one in facts.devices]
-        return choose_device(model_bytes, (), mps=has_apple_silicon(), skipped=named)
-    told = {one.index: one.vram_free_mb << 20 for one in device_health()} if facts.devices else {}
-    gpus = [Gpu(f"cuda:{one.index}", _free(one, told)) for one in facts.devices]
+        skipped_devices = [
+            f"cuda:{device.index} is not used: torch is installed without CUDA" for device in facts.devices
+        ]
+        return choose_device(model_bytes, (), mps=has_apple_silicon(), skipped=skipped_devices)
+    free_bytes = {device.index: device.vram_free_mb << 20 for device in device_health()} if facts.devices else {}
+    gpus = [Gpu(f"cuda:{device.index}", _free(device, free_bytes)) for device in facts.devices]
     reason = facts.cuda_unavailable_reason or overlooked()
     skipped = [f"cuda is not used: {reason}"] if reason else []
     return choose_device(model_bytes, gpus, mps=has_apple_silicon(), skipped=skipped)
 
 
-def _free(device: Device, told: Mapping[int, int]) -> int:
+def _free(device: Device, free_bytes: Mapping[int, int]) -> int:
     """Return a device's free bytes. A device that never reports memory is assumed to use host memory."""
-    return told.get(device.index, 0) if device.vram_total_mb else host_memory()[0]
+    return free_bytes.get(device.index, 0) if device.vram_total_mb else host_memory()[0]

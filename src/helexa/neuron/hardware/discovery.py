@@ -21,7 +21,7 @@ _DRIVER = Path("/dev/nvidiactl")
 @cache
 def discover() -> Discovery:
     """Return the facts that are constant during the process's lifetime. The caller sets `max_prompt_tokens`."""
-    found = accelerators()
+    nvml = accelerators()
     return Discovery(
         hostname=socket.gethostname(),
         os=platform.system(),
@@ -29,11 +29,11 @@ def discover() -> Discovery:
         cpu=_cpu_name(),
         cpu_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
         memory_total_mb=psutil.virtual_memory().total >> 20,
-        cuda_version=found.cuda_version,
-        driver_version=found.driver_version,
-        cuda_unavailable_reason=found.unavailable,
+        cuda_version=nvml.cuda_version,
+        driver_version=nvml.driver_version,
+        cuda_unavailable_reason=nvml.unavailable,
         unified_accelerator=_cpu_name() if has_apple_silicon() else None,
-        devices=found.devices,
+        devices=nvml.devices,
     )
 
 
@@ -43,20 +43,20 @@ def default_device() -> str:
     if torch_version().endswith("+cpu"):
         return "cpu"
     if facts.devices:
-        return f"cuda:{max(facts.devices, key=lambda one: one.vram_total_mb).index}"
+        return f"cuda:{max(facts.devices, key=lambda device: device.vram_total_mb).index}"
     # Loads on `cuda:0` fail and report the driver's problem. On the CPU they would succeed and be slow without notice.
     return "cuda:0" if facts.cuda_unavailable_reason else "cpu"
 
 
 def overlooked() -> str | None:
-    """Return why the CPU may be the wrong choice: NVIDIA's driver is present, but NVML reports no visible device."""
+    """Return a warning if NVIDIA's driver is present but NVML reports no visible device, else None."""
     facts = discover()
     known = facts.devices or facts.cuda_unavailable_reason or torch_version().endswith("+cpu")
     if known or not _DRIVER.exists() or os.environ.get("CUDA_VISIBLE_DEVICES") in HIDDEN:
         return None
     return (
-        "there is NVIDIA's driver, but NVML (nvidia-ml-py and libnvidia-ml) tells of no device that is visible, so "
-        "'auto' is the CPU; if torch has a device all the same, name it: device = \"cuda\""
+        "NVIDIA's driver is installed, but NVML (nvidia-ml-py and libnvidia-ml) reports no visible device, so "
+        "'auto' selects the CPU; if torch can use a device, set device = \"cuda\""
     )
 
 

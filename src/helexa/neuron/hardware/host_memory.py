@@ -8,21 +8,21 @@ _CGROUP = Path("/sys/fs/cgroup")
 _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 
 
-def host_memory(cgroup: Path = _CGROUP, group: str | None = None) -> tuple[int, int]:
+def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[int, int]:
     """Return free and total bytes of the machine, limited by the control group of the container or service.
 
     Args:
         cgroup: root folder of control groups, version 2.
-        group: path of this process's control group below `cgroup`; None to ask the system.
+        own_group: path of this process's control group below `cgroup`; None to ask the system.
     """
     machine = psutil.virtual_memory()
     free, total = machine.available, machine.total
-    folder = cgroup / (_own_group() if group is None else group)
-    for each in (folder, *folder.parents):  # limits of parent groups apply as well
-        limit = _number(each / "memory.max") if each.is_relative_to(cgroup) else None
+    folder = cgroup / (_own_group() if own_group is None else own_group)
+    for current in (folder, *folder.parents):  # limits of parent groups apply as well
+        limit = _number(current / "memory.max") if current.is_relative_to(cgroup) else None
         if limit is not None and limit < machine.total:
-            used = _number(each / "memory.current") or 0
-            free, total = min(free, max(0, limit - used + _reclaimable(each))), min(total, limit)
+            used = _number(current / "memory.current") or 0
+            free, total = min(free, max(0, limit - used + _reclaimable(current))), min(total, limit)
     return free, total
 
 

@@ -49,7 +49,7 @@ class Activation:
                 await self._load(model_id, spec, last=attempt == ATTEMPTS)
             if not self._waiting:
                 break
-            log.warning("models whose files could not be fetched are tried again in %.0f s", pause)
+            log.warning("downloads of default models failed; retrying in %.0f s", pause)
             await self._sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._state.state = "ready"

@@ -12,7 +12,7 @@ LEAST_BY_RATE = 4096
 HOLD_SECONDS = 600.0
 
 _STEP = 1024
-_OUTPUT_PART = 4  # divisor: the part of a short context that is left to the answer
+_OUTPUT_PART = 4  # divisor: share of a short context that is left for the answer
 # default prefill time limit in seconds, and assumed prompt tokens per second before a measurement
 _CPU = (600.0, 100.0)
 _ACCELERATOR = (120.0, 800.0)
@@ -51,7 +51,7 @@ class Readings:
 
 
 def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
-    """Return three limits in tokens: the context, a prompt that leaves room for a full answer, and this answer.
+    """Return three limits in tokens: the context, a prompt that leaves space for a full answer, and this answer.
 
     A context of 0 means that there is no memory for any request.
     """
@@ -86,28 +86,28 @@ class SteadyRate:
         clock: monotonic clock, in seconds.
 
     Attributes:
-        told: the smoothed rate.
+        rate: the smoothed rate.
     """
 
     def __init__(self, first: float, clock: Callable[[], float]) -> None:
-        self.told = first
+        self.rate = first
         self._clock = clock
         self._lower = 0.0  # highest measurement since `_since`
         self._since: float | None = None
 
     def measure(self, rate: float) -> None:
         """Add a measurement."""
-        if rate >= self.told:
-            self.told, self._since = rate, None
+        if rate >= self.rate:
+            self.rate, self._since = rate, None
         elif self._since is None:
             self._lower, self._since = rate, self._clock()
         else:
             self._lower = max(self._lower, rate)
             if self._clock() - self._since >= HOLD_SECONDS:
-                self.told, self._since = self._lower, None
+                self.rate, self._since = self._lower, None
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:
     """Return the positions that the KV cache can really hold: pages without memory do not count."""
-    gone = -(-missing_bytes // max(facts.page_bytes, 1))
-    return max(facts.pages - gone, 0) * facts.page_size
+    missing_pages = -(-missing_bytes // max(facts.page_bytes, 1))
+    return max(facts.pages - missing_pages, 0) * facts.page_size

@@ -52,14 +52,14 @@ def describe(path: Path) -> Description:
     Raises:
         ModelFileError: the files are not a model, or damaged.
     """
-    found = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
+    description = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
     try:
         text = ModelText.open(path)
     except ModelFileError as error:
-        return replace(found, trouble=found.trouble or str(error))
+        return replace(description, trouble=description.trouble or str(error))
     capabilities = text.capabilities
     return replace(
-        found, tools=capabilities.tool_call, reasoning=capabilities.reasoning, sampling=text.sampling_defaults
+        description, tools=capabilities.tool_call, reasoning=capabilities.reasoning, sampling=text.sampling_defaults
     )
 
 
@@ -84,8 +84,8 @@ def _of_checkpoint(folder: Path) -> Description:
     sizes: Counter[str] = Counter()
     for file in sorted(folder.glob("*.safetensors")):
         sizes.update(_sizes(file))
-    named, context = config.get("model_type"), config.get("max_position_embeddings")
-    architecture = named if isinstance(named, str) else "unknown"
+    model_type, context = config.get("model_type"), config.get("max_position_embeddings")
+    architecture = model_type if isinstance(model_type, str) else "unknown"
     return Description(
         architecture=architecture,
         weights=f"safetensors, {_most(sizes)}",
@@ -117,7 +117,7 @@ def _sizes(path: Path) -> Counter[str]:
             case {"dtype": str(kind), "shape": [*shape]} if all(isinstance(size, int) for size in shape):
                 sizes[kind] += prod(shape)
             case _ if name != "__metadata__":
-                raise ModelFileError(f"{path.name}: tensor {name[:100]!r} is described in no known way")
+                raise ModelFileError(f"{path.name}: tensor {name[:100]!r} has an invalid header entry")
             case _:
                 pass
     return sizes

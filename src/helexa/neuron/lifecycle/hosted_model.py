@@ -20,12 +20,17 @@ log = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
-    """Starts an engine for one model, always with the same options. See `EngineClient.start`."""
+    """Starts an engine for one model, always with the same options."""
 
     def __call__(
         self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
     ) -> Awaitable[EngineClient]:
-        """Return the engine when it is ready."""
+        """Return the engine when it is ready.
+
+        Args:
+            on_progress: receives the progress of the load.
+            on_exit: receives the reason if the engine process ends later.
+        """
         ...
 
 
@@ -110,7 +115,7 @@ class HostedModel:
     def _on_death(self, reason: str) -> None:
         if self._closed:
             return
-        log.error("model=%s lost its engine: %s", self._id, reason)
+        log.error("engine exited model=%s: %s", self._id, reason)
         self.status, self.reason = "recovering", reason
         self.model.admission.close(service_unavailable(f"model '{self._id}' is recovering", retry_after=2))
         self._recovery = asyncio.create_task(self._recover())
@@ -132,6 +137,6 @@ class HostedModel:
             log.warning("recovered model=%s", self._id)
             return
         count, window = self._restarts.most, self._restarts.window
-        self.reason = f"{count} restarts within {window:.0f} s were not enough; the last failure: {self.reason}"
+        self.reason = f"{count} restarts within {window:.0f} s failed; last error: {self.reason}"
         self.status = "poisoned"
-        log.error("model=%s is given up until it is loaded again: %s", self._id, self.reason)
+        log.error("quarantined model=%s until it is loaded or unloaded: %s", self._id, self.reason)

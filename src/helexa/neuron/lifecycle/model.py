@@ -14,11 +14,11 @@ from helexa.neuron.lifecycle.context_limit import Facts, Readings, SteadyRate, c
 from helexa.neuron.text.model_text import ModelText
 
 _EMA_ALPHA = 0.3
-_TELLING_TOKENS = 256  # shorter prompts say little about the prefill rate of long prompts
+_MIN_MEASURED_TOKENS = 256  # the prefill rate of shorter prompts is not that of long prompts
 
 
 class ServedModel:
-    """A model that answers requests.
+    """A loaded model that serves requests.
 
     Attributes:
         id: id in requests, without a scheme.
@@ -65,7 +65,7 @@ class ServedModel:
     @property
     def limit(self) -> Limit:
         """The current limits of requests. Does not wait for the engine."""
-        readings = Readings(self.engine.missing_bytes, self._steady_rate.told)
+        readings = Readings(self.engine.missing_bytes, self._steady_rate.rate)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property
@@ -75,7 +75,7 @@ class ServedModel:
             return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
         if self.limit.context == 0:
             missing = self.engine.missing_bytes >> 20
-            detail = f"{missing} MiB that the model's cache was promised are in use by other programs"
+            detail = f"{missing} MiB of the memory granted to the KV cache are in use by other programs"
             return Servable(ok=False, reason="insufficient_memory", detail=detail)
         return Servable(ok=True)
 
@@ -87,7 +87,7 @@ class ServedModel:
         """
         servable = self.servable
         if not servable.ok:
-            raise service_unavailable(f"model '{self.id}' cannot answer now: {servable.detail}", retry_after=5)
+            raise service_unavailable(f"model '{self.id}' cannot serve requests now: {servable.detail}", retry_after=5)
 
     def info(self, status: ModelStatus = "loaded") -> ModelInfo:
         """Return the entry in `GET /models`. Does not wait for the engine."""
@@ -115,7 +115,7 @@ class ServedModel:
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
         """Update the rates in tokens per second with a finished request. Cached tokens do not count as prefill."""
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
-        if timing.read_tokens >= _TELLING_TOKENS and timing.read_ms > 0:
+        if timing.read_tokens >= _MIN_MEASURED_TOKENS and timing.read_ms > 0:
             self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 

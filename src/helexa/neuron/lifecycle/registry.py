@@ -56,7 +56,7 @@ class Registry:
     Args:
         config: the node's configuration.
         sources: resolves source ids to files.
-        device: device of models whose load request names none.
+        device: default device, for load requests without a device.
         spawn: starts an engine process.
         clock: monotonic clock, in seconds.
         sleep: waits between restarts.
@@ -73,7 +73,7 @@ class Registry:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.awaited: set[str] = set()
-        """Ids of models that will be loaded at start. Requests for them get "loading" instead of "not found"."""
+        """Ids of default models that are not loaded yet. Requests for them get "loading" instead of "not found"."""
         self.events = Counter({"loads": 0, "failed_loads": 0, "unloads": 0, "engine_deaths": 0})
         """Number of events since the start, by name."""
         self._harness = config.harness.torch
@@ -237,9 +237,9 @@ class Registry:
         path = await self._sources.resolve(source, quant=quant, progress=report)
         options = msgspec.structs.replace(options, quant=_load_time_quant(model_id, path, quant))
         report("tokenizer", 0, 0)
-        async with WarmStandby(self._spawn) as spare:  # an engine process starts while the tokenizer is read
+        async with WarmStandby(self._spawn) as standby:  # an engine process starts while the tokenizer is read
             text = await asyncio.to_thread(_text_of, path, spec)
-            resident = self._resident(model_id, spec, path, options, text, spare.take)
+            resident = self._resident(model_id, spec, path, options, text, standby.take)
             model = await resident.open(lambda progress: report(progress.stage, progress.done, progress.total))
         self._residents[model_id] = resident
         log.info("loaded model=%s in %.1f s, %s", model_id, self._clock() - begun, model.engine.ready)
@@ -287,13 +287,13 @@ class Registry:
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
         """Run `work` to its end, even if the caller is canceled. Other operations on `model_id` wait."""
 
-        def done(work: "asyncio.Task[T]") -> None:
+        def on_done(work: "asyncio.Task[T]") -> None:
             del self._busy[model_id]
             if not work.cancelled() and (error := work.exception()):
                 log.info("model=%s: %s: %s", model_id, type(error).__name__, error)
 
         self._busy[model_id] = work
-        work.add_done_callback(done)
+        work.add_done_callback(on_done)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -309,7 +309,9 @@ class Registry:
             raise HelexaError(f"unknown harness '{spec.harness}'; this node has 'torch'")
         devices = spec.devices or []
         if (spec.tensor_parallel or 1) > 1 or len(devices) > 1:
-            raise HelexaError("a model runs on one device here: tensor_parallel and devices may not ask for more")
+            raise HelexaError(
+                "this node runs each model on one device; tensor_parallel and devices must not request more"
+            )
         # Gateways also send device indices to nodes without accelerators.
         chosen = f"cuda:{devices[0]}" if devices and self._device.startswith("cuda") else self._device
         if chosen.startswith("cuda") and (reason := discover().cuda_unavailable_reason):
@@ -324,7 +326,7 @@ class Registry:
         model_id = model_id[:200]  # the id may be as long as a request
         names = sorted(self._residents)
         near = difflib.get_close_matches(model_id, names, n=3, cutoff=0.4) or names[:5]
-        return model_not_found(model_id, f"loaded here: {', '.join(near)}" if near else "no model is loaded here")
+        return model_not_found(model_id, f"loaded models: {', '.join(near)}" if near else "no model is loaded")
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
@@ -343,7 +345,9 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
     if path.suffix.lower() != ".gguf":
         return quant_named(quant)
     if quant.lower().replace("_", "") not in path.name.lower().replace("_", ""):
-        log.warning("model=%s: %s is used as it is; quant '%s' quantises safetensors only", model_id, path.name, quant)
+        log.warning(
+            "model=%s: %s is used unchanged; quant '%s' applies only to safetensors", model_id, path.name, quant
+        )
     return ""
 
 
@@ -362,4 +366,4 @@ def bare_id(text: str) -> str:
 def _check_tool_parser(name: str | None) -> None:
     if name is not None and name != _NO_PARSER and name not in FAMILIES:
         known = ", ".join([*FAMILIES, _NO_PARSER])
-        raise HelexaError(f"unknown tool_parser '{name[:100]}'; there are {known}")
+        raise HelexaError(f"unknown tool_parser '{name[:100]}'; known parsers: {known}")

@@ -24,15 +24,14 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The parts that an assistant's answer may have beside text, and their representation in events.
+    """The parts that an assistant's answer may have in addition to text, and how events represent them.
 
     Attributes:
         tools: JSON Schema of each callable tool's arguments, by tool name.
         parallel: the answer may call several tools; otherwise a second call ends the answer.
         must_call: the answer consists of calls only. A call that repeats an earlier call of the same answer ends it.
         spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
-        thinking_budget: largest number of reasoning tokens. Then the reasoning is closed and the answer begins. None
-            for no limit.
+        thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
         untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
             False if a grammar constrains the answer, because then JSON is the requested answer.
     """
@@ -61,7 +60,8 @@ class AnswerReader:
         stops: stop strings.
         stop_ids: tokens that end the answer and are not part of it.
         form: allowed parts of an assistant's answer; None if the whole output is text.
-        room: number of tokens after which reasoning is no longer closed early, because no space for an answer remains.
+        closing_limit: number of generated tokens from which the reasoning is not closed early, because no space for an
+            answer remains.
         logprobs: the outputs carry log-probabilities to report.
         scored: the outputs also carry log-probabilities of the prompt's tokens. Then every token of the answer is
             reported, including the token that ends the answer, so that a client can count from the end.
@@ -70,8 +70,8 @@ class AnswerReader:
         tokens: number of tokens of the answer, including the token that ended it and excluding tokens after its end.
         reasoning_tokens: number of reasoning tokens, including the reasoning markers.
         stopped: the reader found a stop string or a disallowed call. Further output of the engine is discarded.
-        overthought: the reasoning exceeded its budget. The rest of the last output is discarded.
-        written: tokens of the answer so far, if there is a reasoning budget.
+        overthought: the reasoning exceeded its budget. The remaining tokens of the last output are discarded.
+        written: tokens of the answer so far; recorded only with a reasoning budget.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class AnswerReader:
         stops: Sequence[str] = (),
         stop_ids: frozenset[int] = frozenset(),
         form: AnswerForm | None = None,
-        room: int = 0,
+        closing_limit: int = 0,
         logprobs: bool = False,
         scored: bool = False,
     ) -> None:
@@ -92,7 +92,7 @@ class AnswerReader:
         self.overthought = False
         self.written: list[int] = []
         self._budget = None if form is None else form.thinking_budget
-        self._room = room
+        self._closing_limit = closing_limit
         self._stop_ids = stop_ids
         self._stops = StopStrings(stops)
         self._parallel = form is None or form.parallel
@@ -102,10 +102,10 @@ class AnswerReader:
         self._detokenizer = text.output_format.detokenizer(self._parser)
         self._marks = text.output_format.thought_marks if form is not None and form.spelled_thoughts else None
         self._logprobs = TokenLogprobs(text.tokenizer, complete=scored) if logprobs else None
-        self._tells_all = self._scores_missing = scored
+        self._reports_all = self._scores_missing = scored
         self._unscored = prompt if scored else ()
         self._prompt_logprobs: list[Logprob] = [(0.0, [])]  # the first token's log-probability has no meaning
-        self._spelling = False
+        self._in_spelled_thoughts = False
         self._calls = 0
         self._repeated_calls = RepeatedCalls() if form is not None and form.must_call else None
         self._events: list[OutputEvent] = []
@@ -135,7 +135,7 @@ class AnswerReader:
         if output.finish == "stop" and tokens and tokens[-1] in self._stop_ids:
             *tokens, ending = tokens
         if self._logprobs is not None and len(output.logprobs) < len(tokens):
-            raise ValueError("the engine told too few log-probabilities")
+            raise ValueError("the engine returned too few log-probabilities")
         for index, token in enumerate(tokens):
             if self._logprobs is not None:
                 self._logprobs.add(token, output.logprobs[index])
@@ -145,11 +145,11 @@ class AnswerReader:
                 return self._shown()
         if output.finish is not None:
             self._end(cut=output.finish == "length")
-            if self._tells_all and self._logprobs is not None:
+            if self._reports_all and self._logprobs is not None:
                 if ending is not None:
                     self._logprobs.add(ending, output.logprobs[-1])
-                if rest := self._logprobs.rest():
-                    self._show(TextDelta("", rest))
+                if remaining := self._logprobs.take_all():
+                    self._show(TextDelta("", remaining))
         return self._shown()
 
     def _score(self, output: TokenOutput) -> None:
@@ -157,11 +157,11 @@ class AnswerReader:
         assert self._logprobs is not None
         self._prompt_logprobs += output.prompt_logprobs
         if len(self._prompt_logprobs) == len(self._unscored):
-            told = map(self._logprobs.told, self._unscored, self._prompt_logprobs)
-            self._show(PromptScores(tuple(told)))
+            scores = map(self._logprobs.with_text, self._unscored, self._prompt_logprobs)
+            self._show(PromptScores(tuple(scores)))
             self._scores_missing = False
         elif output.tokens:
-            raise ValueError("the engine told too few log-probabilities of the prompt")
+            raise ValueError("the engine returned too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
         """Continue as if the model had generated `tokens`, which close its reasoning. Return the resulting events."""
@@ -179,30 +179,30 @@ class AnswerReader:
     def _read(self, token: int) -> None:
         text = self._detokenizer.push((token,))
         if self._parser is None:
-            self._say(text)
+            self._add_text(text)
             return
-        before = self._parser.in_reasoning
+        was_reasoning = self._parser.in_reasoning
         self._parse(self._parser.push(text))
-        if before or self._parser.in_reasoning:
+        if was_reasoning or self._parser.in_reasoning:
             self.reasoning_tokens += 1
             if self._logprobs is not None:
                 self._logprobs.clear()
         if self._budget is not None:
             self.written.append(token)
             beyond = self._parser.in_reasoning and self.reasoning_tokens >= self._budget
-            self.overthought = beyond and len(self.written) < self._room
+            self.overthought = beyond and len(self.written) < self._closing_limit
 
     def _end(self, *, cut: bool) -> None:
-        rest = self._detokenizer.flush()
+        remaining_text = self._detokenizer.flush()
         if self._parser is None:
-            self._say(rest)
+            self._add_text(remaining_text)
         else:
-            self._parse(self._parser.push(rest))
+            self._parse(self._parser.push(remaining_text))
             self._parse(self._parser.flush(cut=cut))
             if self._repeated_calls is not None and not self.stopped:
                 self._show_all(self._repeated_calls.release())
         if not self.stopped:
-            self._let_go()
+            self._release_held_text()
             self._close_thoughts()
 
     def _parse(self, events: Sequence[OutputEvent]) -> None:
@@ -213,14 +213,14 @@ class AnswerReader:
                 return
             match event:
                 case TextDelta(text):
-                    self._say(text)
+                    self._add_text(text)
                 case WasReasoning() if self._marks is not None:
                     pass  # reasoning is reported as text
                 case ToolCallStart() if self._calls > 0 and not self._parallel:
-                    self._let_go()
+                    self._release_held_text()
                     self.stopped = True
                 case _:
-                    self._let_go()
+                    self._release_held_text()
                     self._calls += isinstance(event, ToolCallStart)
                     if self._logprobs is not None:
                         self._logprobs.clear()
@@ -235,20 +235,20 @@ class AnswerReader:
         """Stop if the call that just ended repeats an earlier call."""
         if self._repeated_calls is not None and not self.stopped:
             self._show_all(self._repeated_calls.end())
-            self.stopped = self._repeated_calls.found
+            self.stopped = self._repeated_calls.repeated
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         text, self.stopped = self._stops.push(text)
         if text:
-            self._tell(text)
+            self._show_text(text)
 
-    def _let_go(self) -> None:
+    def _release_held_text(self) -> None:
         """Release held text at the end of a text: it did not become a stop string."""
-        if held := self._stops.flush():
-            self._tell(held)
+        if held_text := self._stops.flush():
+            self._show_text(held_text)
 
-    def _tell(self, text: str) -> None:
-        self._show(TextDelta(text) if self._logprobs is None else TextDelta(text, self._logprobs.of(text)))
+    def _show_text(self, text: str) -> None:
+        self._show(TextDelta(text) if self._logprobs is None else TextDelta(text, self._logprobs.take(text)))
 
     def _show_all(self, events: Sequence[OutputEvent]) -> None:
         for event in events:
@@ -257,16 +257,16 @@ class AnswerReader:
     def _show(self, event: OutputEvent) -> None:
         if self._marks is not None:
             if isinstance(event, ReasoningDelta):
-                event = TextDelta(event.text if self._spelling else f"{self._marks.open}\n{event.text}")
-                self._spelling = True
+                event = TextDelta(event.text if self._in_spelled_thoughts else f"{self._marks.open}\n{event.text}")
+                self._in_spelled_thoughts = True
             else:
                 self._close_thoughts()
         self._events.append(event)
 
     def _close_thoughts(self) -> None:
-        if self._spelling and self._marks is not None:
+        if self._in_spelled_thoughts and self._marks is not None:
             self._events.append(TextDelta(f"\n{self._marks.close}\n\n"))
-            self._spelling = False
+            self._in_spelled_thoughts = False
 
 
 def _kind(event: OutputEvent) -> tuple[object, int]:
@@ -276,18 +276,18 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
 def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
     """Join consecutive events of the same kind and call."""
     joined: list[OutputEvent] = []
-    for _, group in groupby(events, _kind):
-        first, *more = group
+    for _, same_kind in groupby(events, _kind):
+        first, *following = same_kind
         match first:
-            case TextDelta() if more:
-                deltas = [event for event in (first, *more) if isinstance(event, TextDelta)]
+            case TextDelta() if following:
+                deltas = [event for event in (first, *following) if isinstance(event, TextDelta)]
                 logprobs = tuple(logprob for delta in deltas for logprob in delta.logprobs)
                 joined.append(TextDelta("".join([delta.text for delta in deltas]), logprobs))
-            case ReasoningDelta() if more:
-                thoughts = [event.text for event in (first, *more) if isinstance(event, ReasoningDelta)]
+            case ReasoningDelta() if following:
+                thoughts = [event.text for event in (first, *following) if isinstance(event, ReasoningDelta)]
                 joined.append(ReasoningDelta("".join(thoughts)))
-            case ToolCallDelta() if more:
-                pieces = [event.arguments for event in (first, *more) if isinstance(event, ToolCallDelta)]
+            case ToolCallDelta() if following:
+                pieces = [event.arguments for event in (first, *following) if isinstance(event, ToolCallDelta)]
                 joined.append(ToolCallDelta(first.index, "".join(pieces)))
             case _:
                 joined.append(first)

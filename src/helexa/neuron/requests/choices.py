@@ -14,8 +14,8 @@ logger = logging.getLogger(__name__)
 
 Run = AsyncGenerator[InferenceEvent, None]
 
-_HELD = 4  # events of each run that may wait for a slow client
-_MOST_INSIDE = 16  # largest number of concurrent runs of one request
+_MOST_BUFFERED = 4  # events of each run that may wait for a slow client
+_MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 
 
 async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
@@ -32,15 +32,15 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
     Raises:
         ApiError: before the first event only: the first run was rejected. Later rejections are a `Failed` event.
     """
-    events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_HELD * len(runs))
+    events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_MOST_BUFFERED * len(runs))
     tasks: list[asyncio.Task[None]] = []
     ends: dict[int, Finished] = {}
-    inside = _Inside()
+    active = _ActiveRuns()
     first = runs[0]()
     try:
         yield await anext(first)
-        inside.count += 1
-        tasks.append(asyncio.create_task(_pump(0, first, events, inside)))
+        active.count += 1
+        tasks.append(asyncio.create_task(_pump(0, first, events, active)))
         while len(ends) < len(runs):
             index, event = await events.get()
             if isinstance(event, Failed):
@@ -51,7 +51,7 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
             if not isinstance(event, Started | PromptCounted | OfChoice):
                 yield OfChoice(index, event)
             if len(tasks) == 1:
-                later = [_begin(place, run, events, inside) for place, run in enumerate(runs) if place]
+                later = [_begin(place, run, events, active) for place, run in enumerate(runs) if place]
                 tasks += map(asyncio.create_task, later)
         yield _total([ends[index] for index in range(len(runs))], per_prompt)
     finally:
@@ -62,47 +62,48 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
         await first.aclose()
 
 
-class _Inside:
-    """Active runs: `count` is their number, `left` is set when the next run ends."""
+class _ActiveRuns:
+    """The number of active runs in `count`, and an event `ended` that is set when the next run ends."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.left = asyncio.Event()
+        self.ended = asyncio.Event()
 
     def leave(self) -> None:
         """Record that a run ended."""
         self.count -= 1
-        self.left.set()
-        self.left = asyncio.Event()
+        self.ended.set()
+        self.ended = asyncio.Event()
 
 
 Events = asyncio.Queue[tuple[int, InferenceEvent]]
 
 
-async def _begin(index: int, begin: Callable[[], Run], events: Events, inside: _Inside) -> None:
+async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _ActiveRuns) -> None:
     """Begin a run once fewer than `_MOST_INSIDE` runs are active, and forward its events."""
     while True:
-        while inside.count >= _MOST_INSIDE:
-            await inside.left.wait()
-        inside.count += 1
+        while active.count >= _MOST_ACTIVE:
+            await active.ended.wait()
+        active.count += 1
         async with aclosing(begin()) as run:
-            left = inside.left
+            run_ended = active.ended
             try:
                 event = await anext(run)
             except Exception as error:
-                inside.count -= 1
-                others = inside.count or left.is_set()  # other runs hold the capacity, or held it until just now
-                if not (others and isinstance(error, ApiError) and error.retry_after is not None):
+                active.count -= 1
+                # other runs hold the capacity, or held it until just now
+                has_others = active.count or run_ended.is_set()
+                if not (has_others and isinstance(error, ApiError) and error.retry_after is not None):
                     await events.put((index, _failed(error)))
                     return
             else:
                 await events.put((index, event))
-                await _pump(index, run, events, inside)
+                await _pump(index, run, events, active)
                 return
-        await left.wait()
+        await run_ended.wait()
 
 
-async def _pump(index: int, run: Run, events: Events, inside: _Inside) -> None:
+async def _pump(index: int, run: Run, events: Events, active: _ActiveRuns) -> None:
     """Forward the events of an active run until the run ends."""
     try:
         async for event in run:
@@ -110,7 +111,7 @@ async def _pump(index: int, run: Run, events: Events, inside: _Inside) -> None:
     except Exception as error:
         await events.put((index, _failed(error)))
     finally:
-        inside.leave()
+        active.leave()
 
 
 def _failed(error: Exception) -> Failed:

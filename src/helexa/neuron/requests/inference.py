@@ -25,7 +25,7 @@ from helexa.neuron.requests.run_end import RunEnd
 
 DEFAULT_TEMPERATURE = 0.7
 
-_GATHERED = 64  # tokens: at most a KV page, because admission must learn how many pages are held
+_GATHERED = 64  # tokens per output: at most one KV page, so that admission control counts held pages
 _GREEDY_BELOW = 1e-3  # below this temperature, float32 logits overflow
 _SEED_MASK = (1 << 63) - 1
 _RETRY_AFTER_SECONDS = 2
@@ -55,7 +55,7 @@ def run(
         constraint: grammars of the answer; None for an unconstrained answer.
         principal: principal of the request, as one word; empty for anonymous requests. Principals take turns. Cached
             prompts are shared between requests of the same principal only.
-        turn: number of leading prompt tokens that remain when the prompt's last turn is rewritten, or 0 if unknown.
+        turn: position at which the prompt's last turn begins; 0 if unknown.
         counts_prompt: yield a `PromptCounted` event before the first output. Applies to single answers only.
 
     Raises:
@@ -63,14 +63,14 @@ def run(
             the engine is down. Later failures are a `Failed` event.
     """
     runs = [
-        partial(_one, model, prompt, request, form, constraint, principal, turn, choice)
+        partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
         for prompt in prompts
         for choice in range(request.n or 1)
     ]
     return runs[0](counts_prompt) if len(runs) == 1 else all_choices(runs, request.n or 1)
 
 
-async def _one(
+async def _run_choice(
     model: ServedModel,
     prompt: list[int],
     request: GenerationRequest,
@@ -91,7 +91,7 @@ async def _one(
         stops=request.stop or (),
         stop_ids=stop_ids,
         form=form,
-        room=limit - len(closing),
+        closing_limit=limit - len(closing),
         logprobs=sampling.logprobs is not None,
         scored=request.scores_prompt,
     )
@@ -117,30 +117,30 @@ async def _one(
         )
 
     try:
-        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as seat:
+        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as admitted:
             outputs = generate()
             yield end.started()
             while True:
                 async with aclosing(outputs):
                     while True:
                         output = await anext(outputs)
-                        said = reader.read(output)
-                        seat.hold(end.count(output))
+                        events = reader.read(output)
+                        admitted.hold(end.count(output))
                         if counts_prompt and output.finish != "error":
                             counts_prompt = False
                             yield end.prompt_counted()
                         if reader.stopped or reader.overthought or output.finish is not None:
                             break
-                        for event in said:
+                        for event in events:
                             yield event
                 if not reader.overthought or output.finish == "error":
                     break
-                for event in (*said, *reader.end_reasoning(closing)):
+                for event in (*events, *reader.end_reasoning(closing)):
                     yield event
                 end.resume()
                 outputs = generate()
         # The engine has finished the request: a slow client no longer occupies the batch.
-        for event in said:
+        for event in events:
             yield event
         if output.finish == "error" and not reader.stopped:
             yield end.fail(_engine_error(output))
@@ -172,7 +172,7 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
     request.check_vocabulary(vocab_size)
     if (largest := max(prompt)) >= vocab_size:  # some tokenizers have added tokens without an embedding in the model
         token = model.text.tokenizer.token_text(largest)
-        raise invalid_body(f"the prompt has the token {token!r}, which the model does not have")
+        raise invalid_body(f"the prompt contains the token {token!r}, which is not in the model's vocabulary")
     return limit
 
 
@@ -186,19 +186,18 @@ def output_limit(prompt: list[int], requested: int | None, context_length: int, 
         default: limit if the request states no limit; 0 for the whole free context.
 
     Raises:
-        ApiError: the prompt is empty, or leaves no room in the context.
+        ApiError: the prompt is empty, or leaves no space for output in the context.
     """
     if not prompt:
         raise invalid_body("the prompt has no tokens")
-    room = context_length - len(prompt)
-    if room < 0 or (room == 0 and requested != 0):
+    free = context_length - len(prompt)
+    if free < 0 or (free == 0 and requested != 0):
         raise context_length_exceeded(len(prompt), context_length)
-    return min((default or room) if requested is None else requested, room)
+    return min((default or free) if requested is None else requested, free)
 
 
 def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], choice: int = 0) -> SamplingParams:
-    """Resolve each sampling parameter: the request's value, else the model's default (`defaults`), else helexa's
-    default.
+    """Return the sampling parameters: from the request, else from the model's `defaults`, else helexa's defaults.
 
     Args:
         request: parameters of the request.
@@ -207,8 +206,8 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
     """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:
-        asked: float | None = getattr(request, name)
-        value = defaults.get(name, fallback) if asked is None else asked
+        requested: float | None = getattr(request, name)
+        value = defaults.get(name, fallback) if requested is None else requested
         return min(max(value, low), high)  # requests are validated, but a model's file may hold any value
 
     temperature = resolve("temperature", DEFAULT_TEMPERATURE, 0.0, 2.0)

@@ -20,7 +20,7 @@ _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 _PHASE = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKEN = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1)
 
-disable_created_metrics()  # they add one series per counter and histogram that dashboards do not read
+disable_created_metrics()  # they add one series per counter and histogram, which dashboards do not read
 
 
 class Metrics:
@@ -41,27 +41,31 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
             return Histogram(f"neuron_{name}_seconds", text, labels, registry=registry, buckets=buckets)
 
-        self._requests = counter("requests", "Requests, however they ended", "route", "status")
-        self._duration = histogram("request_duration", "From request to the end of the answer", _DURATION, "route")
-        self._refusals = counter("refusals", "Errors sent, by their code", "code")
-        self._runs = counter("runs", "Runs of a model, by how they ended", "model", "finish_reason")
+        self._requests = counter("requests", "Requests by route and HTTP status", "route", "status")
+        self._duration = histogram(
+            "request_duration", "Seconds from the request to the end of the response", _DURATION, "route"
+        )
+        self._refusals = counter("refusals", "Error responses by error code", "code")
+        self._runs = counter("runs", "Runs of a model by finish reason", "model", "finish_reason")
         self._prompt = counter("prompt_tokens", "Prompt tokens of runs", "model")
-        self._cached = counter("cached_prompt_tokens", "Of them, those found in the KV cache", "model")
-        self._completion = counter("completion_tokens", "Tokens of answers", "model")
-        self._first_token = histogram("time_to_first_token", "From prompt to first token", _FIRST_TOKEN, "model")
-        self._queue = histogram("queue", "A run's wait for its first step", _PHASE, "model")
-        self._prefill = histogram("prefill", "A run's prompt", _PHASE, "model")
-        self._decode = histogram("decode", "A run's answer", _PHASE, "model")
-        self._token = histogram("time_per_output_token", "Between the tokens of an answer", _TOKEN, "model")
+        self._cached = counter("cached_prompt_tokens", "Prompt tokens found in the KV cache", "model")
+        self._completion = counter("completion_tokens", "Generated tokens", "model")
+        self._first_token = histogram(
+            "time_to_first_token", "Seconds from the prompt to the first token", _FIRST_TOKEN, "model"
+        )
+        self._queue = histogram("queue", "Seconds that a run waited for its first engine step", _PHASE, "model")
+        self._prefill = histogram("prefill", "Seconds of a run's prefill", _PHASE, "model")
+        self._decode = histogram("decode", "Seconds of a run's decoding", _PHASE, "model")
+        self._token = histogram("time_per_output_token", "Seconds between two tokens of an answer", _TOKEN, "model")
 
-    def observe(self, exchange: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
+    def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
         """Count a finished request. `endpoint` is the function that served it, or None."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
-        self._requests.labels(route, str(exchange.status)).inc()
-        self._duration.labels(route).observe(exchange.duration)
-        for code in exchange.refusals:
+        self._requests.labels(route, str(record.status)).inc()
+        self._duration.labels(route).observe(record.duration)
+        for code in record.refusals:
             self._refusals.labels(code).inc()
-        for run in exchange.runs:
+        for run in record.runs:
             self._observe_run(run)
 
     def watch(self, collector: Collector) -> None:
@@ -109,45 +113,49 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics with their current values."""
         health = self._health()
-        yield _gauge("uptime_seconds", "Since the start", [((), health.uptime_secs)])
-        yield _gauge("memory_free_bytes", "Of the host", [((), (health.memory_free_mb or 0) << 20)])
-        yield _gauge("memory_total_bytes", "Of the host", [((), (health.memory_total_mb or 0) << 20)])
-        yield _gauge("models_loading", "Loads that run", [((), len(health.loading))])
+        yield _gauge("uptime_seconds", "Seconds since the start of the node", [((), health.uptime_secs)])
+        yield _gauge("memory_free_bytes", "Free memory of the host", [((), (health.memory_free_mb or 0) << 20)])
+        yield _gauge("memory_total_bytes", "Total memory of the host", [((), (health.memory_total_mb or 0) << 20)])
+        yield _gauge("models_loading", "Running loads", [((), len(health.loading))])
         for name, text, field in _DEVICE:
-            values = [((str(one.index),), getattr(one, field)) for one in health.devices]
+            values = [((str(device.index),), getattr(device, field)) for device in health.devices]
             yield _gauge(f"device_{name}", text, values, "device")
         for name, text, field in _MODEL:
-            yield _gauge(f"model_{name}", text, [((one.id,), getattr(one, field)) for one in health.models], "model")
-        rejected = CounterMetricFamily("neuron_model_rejections", "Requests turned away", labels=("model", "reason"))
-        for one in health.models:
+            yield _gauge(
+                f"model_{name}", text, [((model.id,), getattr(model, field)) for model in health.models], "model"
+            )
+        rejected = CounterMetricFamily(
+            "neuron_model_rejections", "Rejected requests by reason", labels=("model", "reason")
+        )
+        for model in health.models:
             for field in _REJECTIONS:
-                rejected.add_metric((one.id, field.removeprefix("rejected_")), getattr(one, field))
+                rejected.add_metric((model.id, field.removeprefix("rejected_")), getattr(model, field))
         yield rejected
-        events = CounterMetricFamily("neuron_model_events", "What happened to models", labels=("event",))
+        events = CounterMetricFamily("neuron_model_events", "Loads, unloads and engine deaths", labels=("event",))
         for event, count in self._events.items():
             events.add_metric((event,), count)
         yield events
-        up = [((one.id,), int(one.status == "loaded")) for one in self._models()]
-        yield _gauge("model_up", "1 while it serves, 0 while it recovers", up, "model")
+        up = [((model.id,), int(model.status == "loaded")) for model in self._models()]
+        yield _gauge("model_up", "1 if the model is loaded, else 0", up, "model")
 
 
 _DEVICE = (
     ("memory_used_mib", "Memory used, MiB", "vram_used_mb"),
     ("memory_free_mib", "Memory free, MiB", "vram_free_mb"),
-    ("utilization_percent", "Share of time in which it computed", "utilization_pct"),
-    ("temperature_celsius", "Its temperature", "temp_c"),
+    ("utilization_percent", "Utilization in percent", "utilization_pct"),
+    ("temperature_celsius", "Temperature in degrees Celsius", "temp_c"),
 )
 _MODEL = (
-    ("running", "Requests that run", "in_flight"),
-    ("waiting", "Requests that wait", "queue_depth"),
-    ("max_running", "Requests that may run", "max_in_flight"),
-    ("max_waiting", "Requests that may wait", "max_queue_depth"),
-    ("kv_pages", "Pages of the KV cache", "kv_pages_total"),
-    ("kv_pages_free", "Pages that nobody holds", "kv_pages_free"),
-    ("kv_budget_mib", "Memory for keys and values, MiB", "kv_budget_mb"),
-    ("kv_available_mib", "What of it is neither held nor promised, MiB", "kv_available_mb"),
-    ("prefill_tokens_per_second", "Of late", "tok_s_prefill"),
-    ("decode_tokens_per_second", "Of late", "tok_s_decode"),
+    ("running", "Running requests", "in_flight"),
+    ("waiting", "Waiting requests", "queue_depth"),
+    ("max_running", "Limit of running requests", "max_in_flight"),
+    ("max_waiting", "Limit of waiting requests", "max_queue_depth"),
+    ("kv_pages", "KV pages", "kv_pages_total"),
+    ("kv_pages_free", "Free KV pages", "kv_pages_free"),
+    ("kv_budget_mib", "Memory of the KV cache, MiB", "kv_budget_mb"),
+    ("kv_available_mib", "Memory of the KV cache that is neither used nor reserved, MiB", "kv_available_mb"),
+    ("prefill_tokens_per_second", "Moving average of the prefill rate", "tok_s_prefill"),
+    ("decode_tokens_per_second", "Moving average of the decode rate", "tok_s_decode"),
 )
 _REJECTIONS = [name for name in ModelLoad.model_fields if name.startswith("rejected_")]
 

@@ -1,4 +1,4 @@
-"""Constrain an answer to the requested shape or to tool calls."""
+"""Constrain an answer to the requested structure (JSON, regex, grammar) or to tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -38,14 +38,14 @@ class Constraint:
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """Return the constraint of a continuation's requested shape, or None.
+    """Return the constraint for the structure that a text completion requests, or None.
 
     Raises:
-        ApiError: 400: the shape is not supported.
+        ApiError: 400: the requested structure is not supported.
     """
     if (shape := request.shape) is None:
         return None
-    grammar = await asyncio.to_thread(_shaped, shape)
+    grammar = await asyncio.to_thread(_shape_grammar, shape)
     await model.grammars.compile_check(grammar, shape.param)
     return Constraint(grammar)
 
@@ -53,7 +53,7 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """Return the constraint of an answer's requested shape or calls, or None.
+    """Return the constraint for the structure or tool calls that a chat requests, or None.
 
     Args:
         model: the loaded model.
@@ -63,18 +63,18 @@ async def chat_constraint(
         thinks: the model may reason before it answers, even if the prompt does not begin the reasoning.
 
     Raises:
-        ApiError: 400: the shape is not supported, or the model has no tool-call format.
+        ApiError: 400: the requested structure is not supported, or the model has no tool-call format.
     """
     strict = frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
     schemas = schemas_of(tools)
     if chat.shape is None and not (tools and (chat.must_call or strict)):
-        return _no_more_thoughts(model, chat, schemas)
+        return _after_closed_reasoning(model, chat, schemas)
     if tools:
-        constraint = await asyncio.to_thread(_called, model, chat, schemas, strict, prompt, thinks)
+        constraint = await asyncio.to_thread(_call_constraint, model, chat, schemas, strict, prompt, thinks)
         param = "tool_choice" if chat.must_call else "tools" if chat.shape is None else chat.shape.param
     else:
         assert chat.shape is not None
-        constraint = await asyncio.to_thread(_answered, model, chat.shape, prompt, thinks)
+        constraint = await asyncio.to_thread(_shape_constraint, model, chat.shape, prompt, thinks)
         param = chat.shape.param
     await model.grammars.compile_check(constraint.grammar, param)
     return constraint
@@ -85,27 +85,27 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Tools:
     return {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
 
 
-def _shaped(shape: AnswerShape) -> str:
+def _shape_grammar(shape: AnswerShape) -> str:
     if shape.kind == "schema":
         return for_schema(shape.value, lenient=shape.lenient)
     return {"regex": for_regex, "choice": for_choice, "lark": for_lark}[shape.kind](shape.value)
 
 
-def _answered(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
-    grammar, token_id = _shaped(shape), model.text.tokenizer.token_id
+def _shape_constraint(model: ServedModel, shape: AnswerShape, prompt: Sequence[int], thinks: bool) -> Constraint:
+    grammar, token_id = _shape_grammar(shape), model.text.tokenizer.token_id
     if model.text.output_format.frames_calls:
         framed = [in_final_channel(grammar, reasons=reasons, token_id=token_id) for reasons in (True, False)]
         return Constraint(*framed)
     return Constraint(_with_reasoning(model, grammar, prompt, thinks), grammar)
 
 
-def _called(
+def _call_constraint(
     model: ServedModel, chat: ChatRequest, tools: Tools, strict: frozenset[str], prompt: Sequence[int], thinks: bool
 ) -> Constraint:
     family = model.text.output_format.family
     if family is None:
         param = "tool_choice" if chat.must_call else "tools.strict" if chat.shape is None else chat.shape.param
-        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no notation for calls of tools")
+        raise unsupported_parameter(param, f"'{param}': model '{model.id}' has no tool-call format")
     shape = None if chat.must_call else chat.shape
     build = partial(
         for_tools,
@@ -115,7 +115,7 @@ def _called(
         chat.parallel_tool_calls is not False and chat.forced_tool is None,
         strict=strict,
         token_id=model.text.tokenizer.token_id,
-        answer="" if shape is None else _shaped(shape),
+        answer="" if shape is None else _shape_grammar(shape),
     )
     cut = build(reasons=False)
     if model.text.output_format.frames_calls:
@@ -124,16 +124,17 @@ def _called(
 
 
 def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thinks: bool) -> str:
-    output_format = model.text.output_format
-    begun = output_format.is_inside(prompt)
-    if output_format.reasoning is None or not (begun or (thinks and not output_format.is_over(prompt))):
+    formats = model.text.output_format
+    begun = formats.is_inside(prompt)
+    if formats.reasoning is None or not (begun or (thinks and not formats.is_over(prompt))):
         return grammar
-    return after_reasoning(grammar, output_format.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
+    return after_reasoning(grammar, formats.reasoning, begun=begun, token_id=model.text.tokenizer.token_id)
 
 
-def _no_more_thoughts(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Return a constraint for the output after closed reasoning, if calls follow reasoning; the reasoning itself is
-    free.
+def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
+    """Return a constraint that forbids new reasoning after the server closed the reasoning.
+
+    Return None if the request or the tool-call format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
     if not (model.text.output_format.frames_calls and callable_tools and chat.most_thoughts):

@@ -17,11 +17,11 @@ class RepeatedCalls:
     Two calls are equal if their names and the text of their arguments are equal.
 
     Attributes:
-        found: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
+        repeated: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
     """
 
     def __init__(self) -> None:
-        self.found = False
+        self.repeated = False
         self._earlier: set[tuple[str, str]] = set()
         self._name = ""
         self._arguments = ""
@@ -44,9 +44,9 @@ class RepeatedCalls:
             return []
         call = (self._name, self._arguments)
         self._name = ""
-        self.found = call in self._earlier
+        self.repeated = call in self._earlier
         self._earlier.add(call)
-        return [] if self.found else self.release()
+        return [] if self.repeated else self.release()
 
     def release(self) -> Sequence[CallEvent]:
         """Return the events of a call that were held back until the call differs from earlier calls."""

@@ -16,7 +16,7 @@ class RunRecord:
         completion_tokens: length of the answer.
         cached_tokens: number of prompt tokens found in the KV cache.
         queue, prefill, decode: duration of each phase, in seconds.
-        first_token: seconds from the prompt to the first token, including the wait; None without a token.
+        first_token: seconds from the start of the run to the first token, including waits; None without a token.
         admitted: admission control sent the prompt to the engine.
     """
 
@@ -37,7 +37,7 @@ class RequestRecord:
     """One request and its answer.
 
     Attributes:
-        method, path: as received.
+        method, path: HTTP method and path, as received.
         status: HTTP status sent to the client; 0 before the response begins.
         refusals: codes of the errors that were sent. Each error has its own log line.
         runs: one record per answer. Each run has its own log line.
@@ -57,12 +57,12 @@ class RequestRecord:
         return time.perf_counter() - self.started
 
 
-_current: ContextVar[RequestRecord | None] = ContextVar("exchange", default=None)
+_current: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 
 
-def begin(exchange: RequestRecord) -> None:
+def begin(record: RequestRecord) -> None:
     """Set the record of the current request."""
-    _current.set(exchange)
+    _current.set(record)
 
 
 def current() -> RequestRecord:

@@ -45,7 +45,7 @@ class ResponseStore:
         self._seconds = config.store_secs
         self._clock = clock
         self._entries: dict[str, StoredResponse] = {}  # oldest first
-        self._held: Counter[str] = Counter()  # bytes by principal
+        self._bytes_by_principal: Counter[str] = Counter()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -72,10 +72,10 @@ class ResponseStore:
             return
         self._expire()
         self._entries[id] = entry
-        self._held[principal] += entry.size
+        self._bytes_by_principal[principal] += entry.size
         self._bytes += entry.size
         while self._bytes > self._most_bytes or len(self._entries) > self._most_entries:
-            greediest = max(self._held, key=self._held.__getitem__)
+            greediest = max(self._bytes_by_principal, key=self._bytes_by_principal.__getitem__)
             self._drop(next(id for id, entry in self._entries.items() if entry.principal == greediest))
 
     def find(self, id: str, principal: str) -> StoredResponse | None:
@@ -86,10 +86,10 @@ class ResponseStore:
 
     def remove(self, id: str, principal: str) -> bool:
         """Remove a response. Return whether it existed."""
-        found = self.find(id, principal) is not None
-        if found:
+        exists = self.find(id, principal) is not None
+        if exists:
             self._drop(id)
-        return found
+        return exists
 
     def _expire(self) -> None:
         now = self._clock()
@@ -99,6 +99,6 @@ class ResponseStore:
     def _drop(self, id: str) -> None:
         entry = self._entries.pop(id)
         self._bytes -= entry.size
-        self._held[entry.principal] -= entry.size
-        if not self._held[entry.principal]:
-            del self._held[entry.principal]
+        self._bytes_by_principal[entry.principal] -= entry.size
+        if not self._bytes_by_principal[entry.principal]:
+            del self._bytes_by_principal[entry.principal]

@@ -44,7 +44,7 @@ class RunEnd:
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Record an output that was read. Return the number of prompt and answer tokens that the engine holds."""
+        """Record an output. Return the number of prompt and answer tokens in the KV cache; 0 before the first token."""
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
         if not self._resumed:
@@ -53,9 +53,7 @@ class RunEnd:
         return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
 
     def resume(self) -> None:
-        """Record that a second sequence continues the answer. The engine's timing and cache hits of it are not the
-        run's.
-        """
+        """Record that a second sequence continues the answer. Its timing and cache hits are ignored."""
         self._resumed = True
         self._timing = None
 

@@ -20,24 +20,24 @@ class TokenLogprobs:
 
     def add(self, token: int, logprob: Logprob) -> None:
         """Add the log-probability of the next token."""
-        self._waiting.append(self.told(token, logprob))
+        self._waiting.append(self.with_text(token, logprob))
 
-    def told(self, token: int, logprob: Logprob) -> TokenLogprob:
+    def with_text(self, token: int, logprob: Logprob) -> TokenLogprob:
         """Return the log-probability of a token, with the token's text and bytes."""
         chosen, likeliest = logprob
-        top = tuple((*self._spelled(other), value) for other, value in likeliest)
+        top = tuple((*self._spelled(alternative), value) for alternative, value in likeliest)
         return TokenLogprob(*self._spelled(token), chosen, top)
 
-    def rest(self) -> tuple[TokenLogprob, ...]:
+    def take_all(self) -> tuple[TokenLogprob, ...]:
         """Return all held log-probabilities and clear them."""
-        rest, self._waiting = tuple(self._waiting), []
-        return rest
+        entries, self._waiting = tuple(self._waiting), []
+        return entries
 
     def clear(self) -> None:
         """Discard the held log-probabilities: their tokens are not text."""
         self._waiting.clear()
 
-    def of(self, text: str) -> tuple[TokenLogprob, ...]:
+    def take(self, text: str) -> tuple[TokenLogprob, ...]:
         """Return the log-probabilities of the tokens of `text`, the next reported text, and remove them.
 
         Earlier tokens have no text in the answer; they are dropped unless `complete`. If no tokens match `text`,
@@ -54,8 +54,8 @@ class TokenLogprobs:
                 last = index + 1
                 break
         first = 0 if self._complete else first
-        taken, self._waiting = tuple(self._waiting[first:last]), self._waiting[last:]
-        return taken
+        matching, self._waiting = tuple(self._waiting[first:last]), self._waiting[last:]
+        return matching
 
     def _spelled(self, token: int) -> tuple[str, bytes]:
         spelled = self._tokenizer.token_bytes(token, skip_special=False)

@@ -25,7 +25,7 @@ class UsageRecord:
     cached_tokens: int
 
     @classmethod
-    def of(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
+    def total(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
         """Return the totals of one request's runs. Runs that were never admitted count 0."""
         begun = [run for run in runs if run.admitted]
         return cls(
@@ -58,7 +58,7 @@ class UsageRecords:
     def end(self, usage_id: str, runs: Iterable[RunRecord]) -> None:
         """Store the token counts of a request that ended."""
         now = time.monotonic()
-        self._ended[usage_id] = now, UsageRecord.of(runs)
+        self._ended[usage_id] = now, UsageRecord.total(runs)
         if running := self._running.pop(usage_id, None):
             running.set()
         while len(self._ended) > MOST_KEPT or now - next(iter(self._ended.values()))[0] > KEPT_SECONDS:

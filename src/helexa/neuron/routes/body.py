@@ -34,9 +34,9 @@ async def read_json(request: Request) -> bytes:
                 raise _too_large()
         return bytes(body)
     except TimeoutError:
-        raise ApiError(408, "request_timeout", "the request body stopped arriving") from None
+        raise ApiError(408, "request_timeout", "the client stopped sending the request body") from None
     except ClientDisconnect:
-        raise ApiError(400, "client_disconnected", "the client went away while sending its request") from None
+        raise ApiError(400, "client_disconnected", "the client disconnected during the request") from None
 
 
 def _too_large() -> ApiError:

@@ -17,7 +17,7 @@ from helexa.neuron.requests.output_constraint import chat_constraint, schemas_of
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projectors.chat_projector import ChatProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.usage import counts_prompt, reports_usage
 from helexa.neuron.text.templates.chat_template import TemplateError
 
@@ -25,8 +25,8 @@ _THINKING_HEADER = "x-include-thinking"
 _THINKING_VARIABLES = ("enable_thinking", "thinking")  # names of the variable in chat templates
 
 
-async def chat_completions(request: Request) -> Reply:
-    """Answer a conversation."""
+async def chat_completions(request: Request) -> RunResponse:
+    """Handle `POST /v1/chat/completions`."""
     chat = ChatRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(chat.model)
     spelled = request.headers.get(_THINKING_HEADER, "").strip().lower() in ("1", "true", "yes")
@@ -34,11 +34,11 @@ async def chat_completions(request: Request) -> Reply:
     events = await converse(
         model, chat, principal_of(request), thinks=spelled, spelled_thoughts=spelled, counts_prompt=counts
     )
-    asked = chat.includes_usage
+    client_usage = chat.includes_usage
     projector = ChatProjector(
-        model.id, choices=chat.n or 1, include_usage=asked or reports_usage(request), null_usage=asked
+        model.id, choices=chat.n or 1, include_usage=client_usage or reports_usage(request), null_usage=client_usage
     )
-    return Reply(events, projector, stream=bool(chat.stream))
+    return RunResponse(events, projector, stream=bool(chat.stream))
 
 
 async def converse(
@@ -56,9 +56,9 @@ async def converse(
         model: the loaded model.
         chat: the request.
         principal: principal of the request; empty for anonymous requests.
-        thinks: reasoning setting if the client states none; None leaves the choice to the chat template.
+        thinks: reasoning setting if the request has none; None leaves the choice to the chat template.
         spelled_thoughts: report reasoning as part of the text.
-        counts_prompt: see `run`.
+        counts_prompt: yield a `PromptCounted` event before the first output.
 
     Raises:
         ApiError: the conversation has images, the model's template cannot render it, or the requested answer constraint
@@ -88,7 +88,7 @@ async def converse(
 
 
 async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
-    """Return a conversation's prompt, and the begin of its last turn if the engine uses the position, else 0.
+    """Return a conversation's prompt, and the position of its last turn if the engine uses this position, else 0.
 
     Raises:
         ApiError: the conversation has images, or the model's template cannot render it.
@@ -123,9 +123,11 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """Return the prompt, and the begin of its last turn if the engine uses the position, else 0."""
+    """Return the prompt, and the position of its last turn if the engine uses this position, else 0."""
     if tools and not model.text.template.mentions("tools"):
-        raise unsupported_parameter("tools", f"model '{model.id}' was not made for tools: its chat template has none")
+        raise unsupported_parameter(
+            "tools", f"model '{model.id}' does not support tools: its chat template does not use them"
+        )
     turns = template_turns(model, messages)
     try:
         if model.engine.ready.state_bytes:

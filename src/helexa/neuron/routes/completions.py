@@ -12,12 +12,12 @@ from helexa.neuron.requests.output_constraint import completion_constraint
 from helexa.neuron.routes.body import read_json
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projectors.completion_projector import CompletionProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.usage import reports_usage
 
 
-async def completions(request: Request) -> Reply:
-    """Continue texts or lists of token ids."""
+async def completions(request: Request) -> RunResponse:
+    """Handle `POST /v1/completions`: continue texts or lists of token ids."""
     completion = CompletionRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(completion.model)
     completion.check_vocabulary(model.text.tokenizer.vocab_size)
@@ -25,27 +25,27 @@ async def completions(request: Request) -> Reply:
     echo = await asyncio.to_thread(_echo, model, completion) if completion.echo else []
     constraint = await completion_constraint(model, completion)
     events = run(model, prompts, completion, constraint=constraint, principal=principal_of(request))
-    asked = completion.includes_usage
+    client_usage = completion.includes_usage
     projector = CompletionProjector(
         model.id,
         choices=completion.answers,
         echo=echo,
         scored=completion.scores_prompt,
-        include_usage=asked or reports_usage(request),
-        null_usage=asked,
+        include_usage=client_usage or reports_usage(request),
+        null_usage=client_usage,
     )
-    return Reply(events, projector, stream=bool(completion.stream))
+    return RunResponse(events, projector, stream=bool(completion.stream))
 
 
 def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[int]]:
     encode = model.text.tokenizer.encode
-    return [encode(one, add_special=True) if isinstance(one, str) else one for one in completion.prompt]
+    return [encode(prompt, add_special=True) if isinstance(prompt, str) else prompt for prompt in completion.prompt]
 
 
 def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
     """Return the prompt text of each choice."""
     decode = model.text.tokenizer.decode
-    texts = [one if isinstance(one, str) else decode(one) for one in completion.prompt]
+    texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in completion.prompt]
     return [text for text in texts for _ in range(completion.n or 1)]
 
 

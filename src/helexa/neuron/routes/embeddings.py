@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 async def create_embeddings(request: Request) -> Response:
     """Return one embedding per text, normalized to an L2 norm of 1."""
-    asked = EmbeddingsRequest.parse(await read_json(request))
-    model: ServedModel = request.app.state.registry.get(asked.model)
+    embeddings_request = EmbeddingsRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(embeddings_request.model)
     model.require_servable()
-    prompts = await asyncio.to_thread(_prompts, model, asked.input)
-    batch = _Batch(model, prompts, principal_of(request), asked.encoding_format)
+    prompts = await asyncio.to_thread(_prompts, model, embeddings_request.input)
+    batch = _Batch(model, prompts, principal_of(request), embeddings_request.encoding_format)
     hang_up: HangUp = request.scope["extensions"][HangUp.NAME]
     try:
         with hang_up:
@@ -62,16 +62,18 @@ class _Batch:
         self._working = 0
 
     async def run(self) -> None:
-        """Compute all vectors, a few at a time. Each text is admitted separately, so a long list does not block others.
+        """Compute all vectors, `_AT_ONCE` at a time.
+
+        Each text is admitted separately, so a long list does not block other requests.
 
         Raises:
-            ApiError: the model is too busy for any text, or its engine failed.
+            ApiError: admission control rejected the last worker, or the engine failed.
         """
         begun, reason = time.perf_counter(), "cancelled"
         try:
-            async with asyncio.TaskGroup() as group:
+            async with asyncio.TaskGroup() as workers:
                 for _ in range(min(_AT_ONCE, len(self._prompts))):
-                    group.create_task(self._work())
+                    workers.create_task(self._work())
             reason = "stop"
         except ExceptionGroup as errors:
             reason = "error"
@@ -81,7 +83,10 @@ class _Batch:
             _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
 
     async def _work(self) -> None:
-        """Process texts until none is left. A rejected worker leaves its text to the workers that still run."""
+        """Process texts until none is waiting.
+
+        A worker that admission control rejects returns its text to the queue and ends, unless it is the last worker.
+        """
         self._working += 1
         try:
             while self._waiting:
@@ -107,16 +112,20 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
     Raises:
         ApiError: an input is empty, too long, or has an unknown token.
     """
-    encode, vocab_size, most = model.text.tokenizer.encode, model.engine.ready.vocab_size, model.context_length
+    encode, vocab_size, context_length = (
+        model.text.tokenizer.encode,
+        model.engine.ready.vocab_size,
+        model.context_length,
+    )
     prompts: list[list[int]] = []
-    for index, one in enumerate(inputs):
-        prompt = encode(one, add_special=True) if isinstance(one, str) else one
+    for index, text in enumerate(inputs):
+        prompt = encode(text, add_special=True) if isinstance(text, str) else text
         if not prompt:
             raise invalid_body(f"input.{index}: has no tokens", "input")
         if unknown := [token for token in prompt if not 0 <= token < vocab_size]:
             raise invalid_body(f"input.{index}: {unknown[0]} is not a token id below {vocab_size}", "input")
-        if len(prompt) > most:
-            raise context_length_exceeded(len(prompt), most)
+        if len(prompt) > context_length:
+            raise context_length_exceeded(len(prompt), context_length)
         prompts.append(prompt)
     return prompts
 
@@ -127,13 +136,17 @@ async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list
     Raises:
         ApiError: the engine failed.
     """
-    said = await model.engine.embed(prompt, pooling=model.text.pooling, salt=principal)
-    if said.error is not None:
-        raise service_unavailable(said.error, _RETRY_AFTER_SECONDS) if said.retry else internal_error(said.error)
-    length = math.hypot(*said.vector)
+    embedding = await model.engine.embed(prompt, pooling=model.text.pooling, salt=principal)
+    if embedding.error is not None:
+        raise (
+            service_unavailable(embedding.error, _RETRY_AFTER_SECONDS)
+            if embedding.retry
+            else internal_error(embedding.error)
+        )
+    length = math.hypot(*embedding.vector)
     if not math.isfinite(length) or length == 0:
-        raise internal_error("the model made no finite vector of a text")
-    return [value / length for value in said.vector]
+        raise internal_error("the model returned a vector that is zero or not finite")
+    return [value / length for value in embedding.vector]
 
 
 def _account(model: ServedModel, reason: str, texts: int, tokens: int, seconds: float) -> None:

@@ -38,17 +38,17 @@ class LoadStream:
         hang_up = asyncio.create_task(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            said, said_at = None, time.monotonic()
+            sent_progress, last_sent = None, time.monotonic()
             while not self._load.done():
                 await asyncio.wait((self._load, hang_up), timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if hang_up.done():
                     return
-                news = self._progress()
-                if news is not None and news != said:
-                    said, said_at = news, time.monotonic()
-                    await _write(send, frame(orjson.dumps(news), "progress"))
-                elif time.monotonic() - said_at >= KEEP_ALIVE_SECONDS:
-                    said_at = time.monotonic()
+                progress = self._progress()
+                if progress is not None and progress != sent_progress:
+                    sent_progress, last_sent = progress, time.monotonic()
+                    await _write(send, frame(orjson.dumps(progress), "progress"))
+                elif time.monotonic() - last_sent >= KEEP_ALIVE_SECONDS:
+                    last_sent = time.monotonic()
                     await _write(send, KEEP_ALIVE)
             event, data = self._outcome()
             await _write(send, frame(orjson.dumps(data), event))

@@ -65,26 +65,26 @@ async def load(request: Request) -> Response | LoadStream:
     If the client requests a stream, the response is a stream of progress events. Requests that fail at once get a plain
     error response in both cases.
     """
-    asked = _parsed(LoadRequest, await read_json(request))
-    watch = _Watch(_registry(request), asked)
-    if asked.stream or "text/event-stream" in request.headers.get("accept", ""):
+    load_request = _parse(LoadRequest, await read_json(request))
+    watch = _Watch(_registry(request), load_request)
+    if load_request.stream or "text/event-stream" in request.headers.get("accept", ""):
         await asyncio.wait([watch.load], timeout=LOOK_SECONDS)
         if not watch.load.done():
-            return LoadStream(watch.load, watch.progress, lambda: _last_event(request, asked, watch.load))
+            return LoadStream(watch.load, watch.progress, lambda: _last_event(request, load_request, watch.load))
     try:
         await watch.load
     except ApiError:
         raise
     except HelexaError as error:
-        return _refused(request, *_load_failure(asked, error))
+        return _refused(request, *_load_failure(load_request, error))
     return JsonResponse({"status": "loaded"})
 
 
 async def unload(request: Request) -> Response:
     """`POST /models/unload`: respond when the model's memory is free."""
-    wanted = _parsed(UnloadRequest, await read_json(request))
+    unload_request = _parse(UnloadRequest, await read_json(request))
     try:
-        await _registry(request).unload(wanted.model_id)
+        await _registry(request).unload(unload_request.model_id)
     except ApiError as error:
         if error.code != "model_not_found":
             raise
@@ -118,19 +118,19 @@ class _Watch:
     def __init__(self, registry: Registry, spec: ModelSpec) -> None:
         self._registry = registry
         self._id = bare_id(spec.model_id)
-        self._heard: dict[str, Any] | None = None
-        self.load = asyncio.create_task(registry.load(spec, self._hear))
+        self._progress: dict[str, Any] | None = None
+        self.load = asyncio.create_task(registry.load(spec, self._on_progress))
 
     def progress(self) -> dict[str, Any] | None:
         """Return the latest progress, or the state in `/models` if another request began the load."""
-        if self._heard is not None:
-            return self._heard
+        if self._progress is not None:
+            return self._progress
         info = next((info for info in self._registry.loading() if info.id == self._id), None)
         return None if info is None else {"stage": info.stage, "fraction": info.progress}
 
-    def _hear(self, stage: str, done: int, total: int) -> None:
+    def _on_progress(self, stage: str, done: int, total: int) -> None:
         fraction = round(done / total, 4) if total else None
-        self._heard = {"stage": stage, "done": done, "total": total or None, "fraction": fraction}
+        self._progress = {"stage": stage, "done": done, "total": total or None, "fraction": fraction}
 
 
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
@@ -166,7 +166,7 @@ def _registry(request: Request) -> Registry:
     return request.app.state.registry
 
 
-def _parsed(kind: type[BodyT], body: bytes) -> BodyT:
+def _parse(kind: type[BodyT], body: bytes) -> BodyT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:

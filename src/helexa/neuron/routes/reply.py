@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 3.0
 logger = logging.getLogger(__name__)
 
 
-class Reply:
+class RunResponse:
     """An ASGI response made of a run's events.
 
     Nothing is sent before the first event, so a rejected run gets a plain error response. A stream that waits longer
@@ -33,9 +33,9 @@ class Reply:
         self._events = events
         self._projector = projector
         self._streamed = stream  # a bound method here would be a reference cycle in every request
-        self._came = time.monotonic()
+        self._arrived = time.monotonic()
         self._begun = False
-        self._quiet_since: float | None = None  # None while only the reply itself may be sent
+        self._quiet_since: float | None = None  # time of the last bytes; None if no keep-alive may be sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the reply.
@@ -43,7 +43,7 @@ class Reply:
         Raises:
             ApiError: the run was rejected, or a run without streaming failed; nothing has been sent.
         """
-        send_reply = self._stream if self._streamed else self._whole
+        send_reply = self._send_stream if self._streamed else self._send_body
         sender = asyncio.create_task(send_reply(scope["path"], send))
         hang_up = asyncio.create_task(disconnected(receive))
         try:
@@ -68,10 +68,10 @@ class Reply:
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:
-            return self._came + PATIENCE_SECONDS - time.monotonic()
+            return self._arrived + PATIENCE_SECONDS - time.monotonic()
         return KEEP_ALIVE_SECONDS
 
-    async def _whole(self, path: str, send: Send) -> None:
+    async def _send_body(self, path: str, send: Send) -> None:
         async with aclosing(self._events):
             async for event in self._events:
                 if isinstance(event, Failed):
@@ -82,7 +82,7 @@ class Reply:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _stream(self, path: str, send: Send) -> None:
+    async def _send_stream(self, path: str, send: Send) -> None:
         async with aclosing(self._events):
             try:
                 async for event in self._events:

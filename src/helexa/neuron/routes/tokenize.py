@@ -17,26 +17,26 @@ from helexa.neuron.text.templates.chat_template import TemplateError
 
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text or of a conversation's prompt. The engine is not involved."""
-    asked = TokenizeRequest.parse(await read_json(request))
-    model: ServedModel = request.app.state.registry.get(asked.model)
-    if asked.has_image:
+    tokenize_request = TokenizeRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(tokenize_request.model)
+    if tokenize_request.has_image:
         raise vision_unsupported(model.id)
-    ids = await asyncio.to_thread(_ids, model, asked)
+    ids = await asyncio.to_thread(_ids, model, tokenize_request)
     tokens = Tokens(count=len(ids), max_model_len=model.context_length, tokens=ids)
-    if asked.return_token_strs:
+    if tokenize_request.return_token_strs:
         tokens["token_strs"] = [model.text.tokenizer.token_text(token) for token in ids]
     return JsonResponse(tokens)
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of tokens."""
-    asked = DetokenizeRequest.parse(await read_json(request))
-    model: ServedModel = request.app.state.registry.get(asked.model)
+    tokenize_request = DetokenizeRequest.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(tokenize_request.model)
     tokenizer = model.text.tokenizer
-    for index, token in enumerate(asked.tokens):
+    for index, token in enumerate(tokenize_request.tokens):
         if not 0 <= token < tokenizer.vocab_size:
             raise invalid_body(f"tokens.{index}: {token} is not a token id below {tokenizer.vocab_size}", "tokens")
-    text = await asyncio.to_thread(tokenizer.decode, asked.tokens, skip_special=False)
+    text = await asyncio.to_thread(tokenizer.decode, tokenize_request.tokens, skip_special=False)
     return JsonResponse(Detokenized(prompt=text))
 
 
@@ -63,16 +63,20 @@ async def tokenizer_info(request: Request) -> Response:
     return JsonResponse(info)
 
 
-def _ids(model: ServedModel, asked: TokenizeRequest) -> list[int]:
-    if asked.messages is None:
-        return model.text.tokenizer.encode(asked.prompt or "", add_special=asked.add_special_tokens is not False)
+def _ids(model: ServedModel, tokenize_request: TokenizeRequest) -> list[int]:
+    if tokenize_request.messages is None:
+        return model.text.tokenizer.encode(
+            tokenize_request.prompt or "", add_special=tokenize_request.add_special_tokens is not False
+        )
     ending = {
-        "add_generation_prompt": asked.add_generation_prompt,
-        "continue_final_message": asked.continue_final_message,
+        "add_generation_prompt": tokenize_request.add_generation_prompt,
+        "continue_final_message": tokenize_request.continue_final_message,
     }
-    variables = ending | thinking_variables(model, False) | (asked.chat_template_kwargs or {})
+    variables = ending | thinking_variables(model, False) | (tokenize_request.chat_template_kwargs or {})
     try:
-        return model.text.prompt_ids(template_turns(model, asked.messages), asked.tools, **variables)
+        return model.text.prompt_ids(
+            template_turns(model, tokenize_request.messages), tokenize_request.tools, **variables
+        )
     except TemplateError as error:
         raise ApiError(422, "template_render_failed", str(error), param="messages") from error
 

@@ -1,4 +1,4 @@
-"""Report token counts to a gateway that its client did not request or wait for."""
+"""Report token counts to gateways, also if their client did not request them or disconnected."""
 
 import asyncio
 from dataclasses import asdict
@@ -45,7 +45,7 @@ async def get_usage(request: Request) -> Response:
     except TimeoutError:
         record = None
     if record is None:
-        raise ApiError(404, "usage_not_found", "no request with this usage id has ended lately")
+        raise ApiError(404, "usage_not_found", "no request with this usage id ended recently")
     return JsonResponse(asdict(record))
 
 

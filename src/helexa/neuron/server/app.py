@@ -65,8 +65,8 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         discover()  # fill the cache now: later loads need the result without waiting
     registry = Registry(config, Sources(config), device=device, spawn=partial(Child.spawn, engine_command))
     activation = Activation(registry, config.default_models)
-    kept = ResponseStore(config.responses)
-    monitor = HealthMonitor(registry, activation, responses=kept.prefix if kept.enabled else None)
+    store = ResponseStore(config.responses)
+    monitor = HealthMonitor(registry, activation, responses=store.prefix if store.enabled else None)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -91,15 +91,15 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
         *usage.routes,
         *models.routes,
     ]
-    counted = Metrics({route.endpoint: route.path for route in routes})
-    counted.watch(NodeCollector(monitor.report, registry.infos, registry.events))
-    app = _App(config, counted, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
+    node_metrics = Metrics({route.endpoint: route.path for route in routes})
+    node_metrics.watch(NodeCollector(monitor.report, registry.infos, registry.events))
+    app = _App(config, node_metrics, routes=routes, exception_handlers=dict(HANDLERS), lifespan=lifespan)
     app.state.registry = registry
-    app.state.responses = kept
+    app.state.responses = store
     app.state.usage = UsageRecords()
     app.state.activation = activation
     app.state.health = monitor
-    app.state.metrics = counted
+    app.state.metrics = node_metrics
     app.state.port = config.port
     bound = harness.context_limit.max_prompt_tokens
     app.state.max_prompt_tokens = bound or harness.context_length or MAX_PROMPT_TOKENS
@@ -109,15 +109,15 @@ def create_app(config: NeuronConfig, *, engine_command: Sequence[str] | None = N
 class _App(Starlette):
     """Starlette application that logs, counts and checks every request, including requests without a route."""
 
-    def __init__(self, config: NeuronConfig, counted: Metrics, **options: Any) -> None:
+    def __init__(self, config: NeuronConfig, node_metrics: Metrics, **options: Any) -> None:
         super().__init__(**options)
         self._config = config
-        self._counted = counted
+        self._metrics = node_metrics
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Return the routes inside the access checks, inside the request log."""
+        """Return the middleware stack: request log, then access checks, then interim responses, then routes."""
         return RequestMiddleware(
-            AccessGuard(Interim(super().build_middleware_stack()), self._config), self._counted, self.state.usage
+            AccessGuard(Interim(super().build_middleware_stack()), self._config), self._metrics, self.state.usage
         )
 
 

@@ -1,4 +1,4 @@
-"""Report the node's health from periodic readings."""
+"""Report the node's health from periodic readings of memory and devices."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ async def _repeat(reading: Callable[[], Awaitable[None]]) -> None:
         try:
             await reading()
         except OSError as error:
-            log.error("the machine could not be read: %s", error)
+            log.error("reading memory or devices failed: %s", error)
         except Exception:
-            log.exception("the machine could not be read")
+            log.exception("reading memory or devices failed")
         await asyncio.sleep(READING_SECONDS)

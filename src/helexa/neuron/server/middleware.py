@@ -30,36 +30,36 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        number = request_head.request_id(scope["headers"])
-        request_id.set(number)
-        one = RequestRecord(scope["method"], scope["path"])
-        request_record.begin(one)
+        new_id = request_head.request_id(scope["headers"])
+        request_id.set(new_id)
+        record = RequestRecord(scope["method"], scope["path"])
+        request_record.begin(record)
         usage_id = self._usage.begin(scope["headers"])
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                one.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", number.encode())]
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", new_id.encode())]
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
         finally:
             if usage_id:
-                self._usage.end(usage_id, one.runs)
-            self._end(one, scope)
+                self._usage.end(usage_id, record.runs)
+            self._end(record, scope)
 
-    def _end(self, one: RequestRecord, scope: Scope) -> None:
-        one.status = one.status or CLIENT_CLOSED_REQUEST
-        self._metrics.observe(one, scope.get("endpoint"))
-        if not one.runs and not one.refusals:
-            quiet = one.status < 400 and one.path in _POLLED
+    def _end(self, record: RequestRecord, scope: Scope) -> None:
+        record.status = record.status or CLIENT_CLOSED_REQUEST
+        self._metrics.observe(record, scope.get("endpoint"))
+        if not record.runs and not record.refusals:
+            quiet = record.status < 400 and record.path in _POLLED
             tell(
                 log,
                 logging.DEBUG if quiet else logging.INFO,
                 "answered",
-                method=one.method,
-                path=one.path,
-                status=one.status,
-                duration_ms=round(one.duration * 1000),
+                method=record.method,
+                path=record.path,
+                status=record.status,
+                duration_ms=round(record.duration * 1000),
             )

@@ -48,12 +48,12 @@ class ChatProjector(OpenAIProjector):
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None
-        said = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
+        chunk_choice = ChatChunkChoice(index=choice, delta=_delta(event), finish_reason=reason)
         if isinstance(event, TextDelta) and event.logprobs:
             tokens = Encoded()
             _add(event.logprobs, tokens)
-            said["logprobs"] = ChatLogprobs(content=tokens.fragment(), refusal=None)
-        return self._chunk([said])
+            chunk_choice["logprobs"] = ChatLogprobs(content=tokens.fragment(), refusal=None)
+        return self._chunk([chunk_choice])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
         """Return the chunk with the usage and without choices."""
@@ -96,10 +96,10 @@ class ChatProjector(OpenAIProjector):
         if calls:
             message["tool_calls"] = calls
         tokens = self._tokens[index]
-        told = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
-        return ChatChoice(index=index, message=message, logprobs=told, finish_reason=end.reason)
+        logprobs = ChatLogprobs(content=tokens.fragment(), refusal=None) if tokens else None
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=end.reason)
 
-    def whole(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
         """Return the chat completion."""
         return ChatCompletion(
             id=self.id,
@@ -134,9 +134,9 @@ def _delta(event: Started | OutputEvent | Finished) -> ChatDelta:
 
 
 def _add(tokens: Sequence[TokenLogprob], encoded: Encoded) -> None:
-    def told(token: str, spelled: bytes, logprob: float) -> Alternative:
+    def alternative(token: str, spelled: bytes, logprob: float) -> Alternative:
         return Alternative(token=token, logprob=logprob, bytes=list(spelled))
 
-    for one in tokens:
-        top = [told(*other) for other in one.top]
-        encoded.add(ChatToken(**told(one.token, one.bytes, one.logprob), top_logprobs=top))
+    for entry in tokens:
+        top = [alternative(*candidate) for candidate in entry.top]
+        encoded.add(ChatToken(**alternative(entry.token, entry.bytes, entry.logprob), top_logprobs=top))

@@ -19,7 +19,8 @@ class CompletionProjector(OpenAIProjector):
         choices: number of answers.
         echo: prompt text of each choice; empty for none.
         scored: report log-probabilities of the prompts' tokens first, together with the echoed text.
-        include_usage, null_usage: see `OpenAIProjector`.
+        include_usage: end a stream with a chunk that has the usage and no choices.
+        null_usage: add `"usage": null` to all other chunks.
     """
 
     id_prefix = "cmpl"
@@ -39,8 +40,8 @@ class CompletionProjector(OpenAIProjector):
         self._scored = scored
         # per choice: the next reported token is the first token of the prompt
         self._first_unscored = [scored] * choices
-        self._told = [0] * choices  # per choice: number of characters of the reported tokens
-        self._kept = [_no_logprobs() for _ in range(choices)]
+        self._characters = [0] * choices  # per choice: number of characters of the reported tokens
+        self._arrays = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
         """Return the chunk for an event of a continuation, or None."""
@@ -48,13 +49,13 @@ class CompletionProjector(OpenAIProjector):
             case Started() if self._echo[choice] and not self._scored:
                 return self._completion([_choice(choice, self._echo[choice])])
             case PromptScores(tokens):
-                told = _no_logprobs()
-                self._add(choice, tokens, told)
-                return self._completion([_choice(choice, self._echo[choice], told)])
+                arrays = _no_logprobs()
+                self._add(choice, tokens, arrays)
+                return self._completion([_choice(choice, self._echo[choice], arrays)])
             case TextDelta(text, logprobs):
-                told = _no_logprobs()
-                self._add(choice, logprobs, told)
-                return self._completion([_choice(choice, text, told if logprobs else None)])
+                arrays = _no_logprobs()
+                self._add(choice, logprobs, arrays)
+                return self._completion([_choice(choice, text, arrays if logprobs else None)])
             case Finished():
                 return self._completion([_choice(choice, "", finish_reason=event.reason)])
             case _:
@@ -66,34 +67,34 @@ class CompletionProjector(OpenAIProjector):
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
         """Record log-probabilities of tokens for the body."""
-        self._add(choice, tokens, self._kept[choice])
+        self._add(choice, tokens, self._arrays[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
         """Return a whole continuation."""
         text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
-        told = self._kept[index]
-        return _choice(index, text, told if told["tokens"] else None, end.reason)
+        arrays = self._arrays[index]
+        return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)
 
-    def whole(self, choices: Sequence[Any], usage: Usage) -> Completion:
+    def complete_body(self, choices: Sequence[Any], usage: Usage) -> Completion:
         """Return the text completion."""
         return {**self._completion(list(choices)), "usage": usage}
 
-    def _add(self, choice: int, tokens: Sequence[TokenLogprob], told: CompletionLogprobs) -> None:
+    def _add(self, choice: int, tokens: Sequence[TokenLogprob], arrays: CompletionLogprobs) -> None:
         for token in tokens:
-            told["tokens"].append(token.token)
+            arrays["tokens"].append(token.token)
             if self._first_unscored[choice]:
                 self._first_unscored[choice] = False
-                told["token_logprobs"].append(None)
-                told["top_logprobs"].append(None)
+                arrays["token_logprobs"].append(None)
+                arrays["top_logprobs"].append(None)
             else:
                 # Tokens with equal text, usually parts of a character, share the log-probability of the most likely
                 # token.
                 alike = [(name, logprob) for name, _, logprob in reversed(token.top)]
                 top = {token.token: token.logprob, **dict(alike)}
-                told["token_logprobs"].append(token.logprob)
-                told["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
-            told["text_offset"].append(self._told[choice])
-            self._told[choice] += len(token.token)
+                arrays["token_logprobs"].append(token.logprob)
+                arrays["top_logprobs"].append(orjson.Fragment(orjson.dumps(top)))
+            arrays["text_offset"].append(self._characters[choice])
+            self._characters[choice] += len(token.token)
 
     def _completion(self, choices: list[CompletionChoice]) -> Completion:
         return Completion(id=self.id, object="text_completion", created=self.created, model=self.model, choices=choices)

@@ -86,7 +86,7 @@ class OpenAIProjector(ABC):
         self.id = f"{self.id_prefix}-{secrets.token_hex(16)}"
         self.created = int(time.time())
         self._frames: dict[tuple[int, type], tuple[bytes, bytes]] = {}
-        self._said: list[list[OutputEvent]] = [[] for _ in range(choices)]
+        self._events: list[list[OutputEvent]] = [[] for _ in range(choices)]
         self._ends: list[Finished | None] = [None] * (choices + 1)  # the last element is the end of all answers
 
     @abstractmethod
@@ -106,7 +106,7 @@ class OpenAIProjector(ABC):
         """Return a whole answer for the body, including its recorded log-probabilities."""
 
     @abstractmethod
-    def whole(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
+    def complete_body(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
         """Return the whole body."""
 
     def frames(self, event: InferenceEvent) -> bytes:
@@ -114,8 +114,8 @@ class OpenAIProjector(ABC):
         match event:
             case Started():
                 return b"".join([self._frame(choice, event) for choice in range(self.choices)])
-            case OfChoice(index, said):
-                return self._frame(index, said)
+            case OfChoice(index, answer_event):
+                return self._frame(index, answer_event)
             case Finished():
                 last = self._frame(0, event) if self.choices == 1 else b""
                 usage = _event(self.usage_chunk(_usage(event))) if self.include_usage else b""
@@ -130,11 +130,11 @@ class OpenAIProjector(ABC):
     def take(self, event: InferenceEvent) -> None:
         """Record `event` for the body."""
         match event:
-            case OfChoice(index, said):
-                if isinstance(said, Finished):
-                    self._ends[index] = said
+            case OfChoice(index, answer_event):
+                if isinstance(answer_event, Finished):
+                    self._ends[index] = answer_event
                 else:
-                    self._take(index, said)
+                    self._take(index, answer_event)
             case Finished():
                 self._ends[-1] = event
             case Started() | PromptCounted() | Failed():
@@ -147,9 +147,9 @@ class OpenAIProjector(ABC):
         *ends, last = self._ends
         assert last is not None
         choices: list[Mapping[str, Any]] = []
-        for index, (said, end) in enumerate(zip(self._said, ends, strict=True)):
-            choices.append(_with_stop_string(self.choice(index, said, end or last), end or last))
-        return orjson.dumps(self.whole(choices, _usage(last)))
+        for index, (answer_events, end) in enumerate(zip(self._events, ends, strict=True)):
+            choices.append(_with_stop_string(self.choice(index, answer_events, end or last), end or last))
+        return orjson.dumps(self.complete_body(choices, _usage(last)))
 
     def _take(self, choice: int, event: OutputEvent) -> None:
         if isinstance(event, PromptScores):
@@ -158,7 +158,7 @@ class OpenAIProjector(ABC):
         if isinstance(event, TextDelta) and event.logprobs:
             self.keep_logprobs(choice, event.logprobs)
             event = TextDelta(event.text)
-        self._said[choice].append(event)
+        self._events[choice].append(event)
 
     def _frame(self, choice: int, event: Started | OutputEvent | Finished) -> bytes:
         if isinstance(event, ReasoningDelta) or (isinstance(event, TextDelta) and not event.logprobs):

@@ -10,7 +10,7 @@ from helexa.neuron.routes.projectors.projector import Encoded
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response to which the item `item` belongs, if the id is valid."""
+    """Return the id of the response that contains the item with the id `item`. No response has an invalid item's id."""
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 
@@ -106,11 +106,11 @@ class MessageItem(ResponseItem):
 
     def add(self, delta: TextDelta) -> Event:
         """Add a piece of text. Return its event."""
-        before = len(self._logprobs)
-        for one in delta.logprobs:
-            self._logprobs.add(_logprob(one))
+        first_new = len(self._logprobs)
+        for entry in delta.logprobs:
+            self._logprobs.add(_logprob(entry))
         self._texts.append(delta.text)
-        logprobs = self._logprobs.fragment(before)
+        logprobs = self._logprobs.fragment(first_new)
         return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
@@ -175,6 +175,6 @@ def _is_object(arguments: str) -> bool:
         return False
 
 
-def _logprob(one: TokenLogprob) -> Logprob:
-    top: Any = [{"token": token, "bytes": list(raw), "logprob": logprob} for token, raw, logprob in one.top]
-    return Logprob(token=one.token, bytes=list(one.bytes), logprob=one.logprob, top_logprobs=top)
+def _logprob(entry: TokenLogprob) -> Logprob:
+    top: Any = [{"token": token, "bytes": list(raw), "logprob": logprob} for token, raw, logprob in entry.top]
+    return Logprob(token=entry.token, bytes=list(entry.bytes), logprob=entry.logprob, top_logprobs=top)

@@ -33,7 +33,7 @@ class ResponseProjector:
 
     Args:
         model: the model's id.
-        asked: the request.
+        request: the request.
         keep: stores the complete response, before it is sent to the client; None to store nothing.
         temperature, top_p: the sampling parameters in use.
         stem: common part of the ids; random by default.
@@ -43,7 +43,7 @@ class ResponseProjector:
     def __init__(
         self,
         model: str,
-        asked: ResponsesRequest,
+        request: ResponsesRequest,
         keep: Keep | None = None,
         *,
         temperature: float = 1.0,
@@ -55,10 +55,10 @@ class ResponseProjector:
         self.id = f"resp_{stem}"
         created_at = int(time.time()) if created is None else created
         head = {"id": self.id, "object": "response", "created_at": created_at, "model": model}
-        shown = asked.shown(store=keep is not None, temperature=temperature, top_p=top_p)
+        shown = request.shown(store=keep is not None, temperature=temperature, top_p=top_p)
         self._head = orjson.dumps(head)[:-1] + b"," + shown[1:-1] + b","
         self._keep = keep
-        self._output = ResponseOutput(stem, asked.namespaces)
+        self._output = ResponseOutput(stem, request.namespaces)
         self._sequence_number = 0
         self._end: Finished | None = None
 
@@ -66,19 +66,23 @@ class ResponseProjector:
         """Return the stream's bytes for `event`."""
         match event:
             case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
-                return b"".join([self._frame(one) for one in self._output.take(event)])
+                return b"".join([self._frame(item) for item in self._output.take(event)])
             case Started():
                 response = self._response("in_progress")
-                return self._told("response.created", response) + self._told("response.in_progress", response)
+                return self._response_event("response.created", response) + self._response_event(
+                    "response.in_progress", response
+                )
             case Finished():
                 items, response, status = self._finished(event)
-                return b"".join([self._frame(one) for one in items]) + self._told(f"response.{status}", response)
+                return b"".join([self._frame(item) for item in items]) + self._response_event(
+                    f"response.{status}", response
+                )
             case Failed(error):
                 items = self._output.end("incomplete") if self._sequence_number else []  # no event was sent before
-                said: Event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
+                error_event: Event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
                 response = self._response("failed", error=_error(error))
-                frames = [self._frame(one) for one in (*items, said)]
-                return b"".join([*frames, self._told("response.failed", response)])
+                frames = [self._frame(item) for item in (*items, error_event)]
+                return b"".join([*frames, self._response_event("response.failed", response)])
             case _:
                 raise AssertionError(f"a response has one answer, not {type(event).__name__}")
 
@@ -122,7 +126,7 @@ class ResponseProjector:
         }
         return self._head + orjson.dumps(tail)[1:]
 
-    def _told(self, kind: str, response: bytes) -> bytes:
+    def _response_event(self, kind: str, response: bytes) -> bytes:
         return self._frame({"type": kind, "response": orjson.Fragment(response)})
 
     def _frame(self, event: Event) -> bytes:

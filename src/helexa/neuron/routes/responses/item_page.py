@@ -30,7 +30,7 @@ class ItemPage:
     after: str = ""
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> "ItemPage":
+    def parse(cls, query: Mapping[str, str]) -> "ItemPage":
         """Parse a query.
 
         Raises:
@@ -79,7 +79,7 @@ def _shown(item: dict[str, Any], response: str, index: int) -> dict[str, Any]:
     if kind == "message":
         content = item.get("content")
         if content is None or isinstance(content, str):
-            part = "output_text" if item.get("role") == "assistant" else "input_text"
-            shown["content"] = [{"type": part, "text": content or ""}]
+            content_type = "output_text" if item.get("role") == "assistant" else "input_text"
+            shown["content"] = [{"type": content_type, "text": content or ""}]
         shown.setdefault("status", "completed")
     return shown

@@ -18,19 +18,19 @@ def referred(store: ResponseStore, items: Sequence[Item], principal: str) -> dic
         ApiError: 400 `unsupported_parameter` if the node stores no responses, `item_not_found` if the response is
             unknown.
     """
-    found: dict[str, StoredResponse] = {}
+    sources: dict[str, StoredResponse] = {}
     for index, item in enumerate(items):
         if not _is_reference(item):
             continue
         field, id = f"input.{index}", str(item["id"])
         if not store.enabled:
-            hint = "this node keeps no responses; send the item itself"
+            hint = "this node stores no responses; send the item itself"
             raise unsupported_parameter(field, f"'{field}': references to items are not supported: {hint}")
         response = store.find(response_of(id), principal)
         if response is None:
             raise _unknown(field, id)
-        found[id] = response
-    return found
+        sources[id] = response
+    return sources
 
 
 def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> list[dict[str, Any]]:
@@ -40,19 +40,21 @@ def resolved(items: Sequence[Item], sources: Mapping[str, StoredResponse]) -> li
         ApiError: 400 `item_not_found`: the response has no item with the id.
     """
     outputs: dict[str, dict[str, Any]] = {}
-    said: list[dict[str, Any]] = []
+    resolved_items: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         if not _is_reference(item):
-            said.append(dict(item))
+            resolved_items.append(dict(item))
             continue
         id = str(item["id"])
         response = response_of(id)
         if response not in outputs:
-            outputs[response] = {one["id"]: one for one in from_json(sources[id].body)["output"]}
+            outputs[response] = {
+                output_item["id"]: output_item for output_item in from_json(sources[id].body)["output"]
+            }
         if id not in outputs[response]:
             raise _unknown(f"input.{index}", id)
-        said.append(outputs[response][id])
-    return said
+        resolved_items.append(outputs[response][id])
+    return resolved_items
 
 
 def _is_reference(item: Item) -> bool:

@@ -24,32 +24,32 @@ from helexa.neuron.routes.chat import converse, rendered
 from helexa.neuron.routes.principal import principal_of
 from helexa.neuron.routes.projectors.compaction_projector import CompactionProjector
 from helexa.neuron.routes.projectors.response_projector import Keep, ResponseProjector
-from helexa.neuron.routes.reply import Reply
+from helexa.neuron.routes.reply import RunResponse
 from helexa.neuron.routes.responses.item_page import ItemPage
 from helexa.neuron.routes.responses.item_references import referred, resolved
 
 
-async def create_response(request: Request) -> Reply:
+async def create_response(request: Request) -> RunResponse:
     """Answer a conversation, which may continue a stored response."""
-    asked, model, history, chat = await _asked(request)
+    responses_request, model, history, chat = await _read_request(request)
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
     try:
         events = await converse(model, chat, principal)
     except ApiError as error:
         raise renamed(error) from None
-    kept = store.enabled and asked.store is not False
-    keep = _keep(store, principal, [*history, *asked.input]) if kept else None
+    is_stored = store.enabled and responses_request.store is not False
+    keep = _keep(store, principal, [*history, *responses_request.input]) if is_stored else None
     sampling = sampling_params(chat, model.text.sampling_defaults)
     projector = ResponseProjector(
-        model.id, asked, keep, temperature=sampling.temperature, top_p=sampling.top_p, stem=store.new_stem()
+        model.id, responses_request, keep, temperature=sampling.temperature, top_p=sampling.top_p, stem=store.new_stem()
     )
-    return Reply(events, projector, stream=bool(asked.stream))
+    return RunResponse(events, projector, stream=bool(responses_request.stream))
 
 
 async def count_input_tokens(request: Request) -> Response:
     """Count the tokens of a request's prompt. The engine is not involved."""
-    _, model, _, chat = await _asked(request)
+    _, model, _, chat = await _read_request(request)
     try:
         prompt, _ = await rendered(model, chat)
     except ApiError as error:
@@ -58,14 +58,14 @@ async def count_input_tokens(request: Request) -> Response:
     return JsonResponse(counted)
 
 
-async def compact_conversation(request: Request) -> Reply:
+async def compact_conversation(request: Request) -> RunResponse:
     """Summarize a conversation with the model. The resulting item replaces the conversation in later requests."""
-    _, model, _, chat = await _asked(request, CompactRequest)
+    _, model, _, chat = await _read_request(request, CompactRequest)
     try:
         events = await converse(model, chat, principal_of(request), thinks=False)
     except ApiError as error:
         raise renamed(error) from None
-    return Reply(events, CompactionProjector(), stream=False)
+    return RunResponse(events, CompactionProjector(), stream=False)
 
 
 async def get_response(request: Request) -> Response:
@@ -82,7 +82,7 @@ async def get_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """List the input items of a response, including the conversation before it."""
-    page = ItemPage.of(request.query_params)
+    page = ItemPage.parse(request.query_params)
     store: ResponseStore = request.app.state.responses
     id = request.path_params["response_id"]
     entry = store.find(id, principal_of(request))
@@ -101,20 +101,20 @@ async def delete_response(request: Request) -> Response:
     return JsonResponse({"id": id, "object": "response", "deleted": True})
 
 
-async def _asked(
+async def _read_request(
     request: Request, kind: type[ResponsesRequest] = ResponsesRequest
 ) -> tuple[ResponsesRequest, ServedModel, list[Item], ChatRequest]:
     """Return the request, its model, the items of earlier responses, and the equivalent chat request."""
-    asked = kind.parse(await read_json(request))
-    model: ServedModel = request.app.state.registry.get(asked.model)
+    responses_request = kind.parse(await read_json(request))
+    model: ServedModel = request.app.state.registry.get(responses_request.model)
     store: ResponseStore = request.app.state.responses
     principal = principal_of(request)
-    if asked.store and not store.enabled:
-        raise unsupported_parameter("store", "'store' must be false: this node keeps no responses")
-    previous = _previous(store, asked.previous_response_id, principal)
-    sources = referred(store, asked.input, principal)
-    history, chat = await asyncio.to_thread(_conversation, previous, asked, sources)
-    return asked, model, history, chat
+    if responses_request.store and not store.enabled:
+        raise unsupported_parameter("store", "'store' must be false: this node stores no responses")
+    previous = _previous(store, responses_request.previous_response_id, principal)
+    sources = referred(store, responses_request.input, principal)
+    history, chat = await asyncio.to_thread(_conversation, previous, responses_request, sources)
+    return responses_request, model, history, chat
 
 
 def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredResponse | None:
@@ -123,21 +123,21 @@ def _previous(store: ResponseStore, id: str | None, principal: str) -> StoredRes
         return None
     name = "previous_response_id"
     if not store.enabled:
-        hint = "this node keeps no responses; send the whole conversation as 'input'"
+        hint = "this node stores no responses; send the whole conversation as 'input'"
         raise unsupported_parameter(name, f"'{name}' is not supported: {hint}")
-    found = store.find(id, principal)
-    if found is None:
+    previous = store.find(id, principal)
+    if previous is None:
         raise ApiError(400, "previous_response_not_found", f"previous response {id!r} not found", param=name)
-    return found
+    return previous
 
 
 def _conversation(
-    previous: StoredResponse | None, asked: ResponsesRequest, sources: Mapping[str, StoredResponse]
+    previous: StoredResponse | None, responses_request: ResponsesRequest, sources: Mapping[str, StoredResponse]
 ) -> tuple[list[Item], ChatRequest]:
     """Return the earlier items and the chat request, with referenced items resolved. Slow for long conversations."""
-    asked.input = resolved(asked.input, sources)
+    responses_request.input = resolved(responses_request.input, sources)
     history = [] if previous is None else from_json(previous.items)
-    return history, asked.chat(history)
+    return history, responses_request.chat(history)
 
 
 def _keep(store: ResponseStore, principal: str, items: Sequence[Item]) -> Keep:
