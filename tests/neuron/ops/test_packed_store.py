@@ -1,4 +1,4 @@
-"""Packed weights on disk: what is read is what was written, and nothing else is believed."""
+"""The packed weights cache on disk: matrices are read back unchanged, and invalid files are ignored."""
 
 import os
 import shutil
@@ -34,19 +34,21 @@ def matrices(library: KernelLibrary) -> dict[str, PackedMatrix]:
 
 
 def saved(library: KernelLibrary, folder: Path, matrices: dict[str, PackedMatrix], key: str = "model") -> Path:
-    """The file of a store that was filled with these matrices."""
-    before = set(folder.glob("*"))
+    """Save these matrices in a new store and return its file."""
+    previous = set(folder.glob("*"))
     store = PackedStore(library, folder, key, threads=2)
     for name, matrix in matrices.items():
         store.add(name, matrix)
     thread = store.save()
     assert thread is not None
     thread.join()
-    (path,) = set(folder.glob("*")) - before
+    (path,) = set(folder.glob("*")) - previous
     return path
 
 
-def test_what_was_saved_is_read(library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]) -> None:
+def test_saved_matrices_are_read_back(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
     saved(library, tmp_path, matrices)
     store = PackedStore(library, tmp_path, "model", threads=2)
     for name, matrix in matrices.items():
@@ -59,7 +61,7 @@ def test_what_was_saved_is_read(library: KernelLibrary, tmp_path: Path, matrices
     assert store.save() is None, "it is on disk already"
 
 
-def test_another_model_or_layout_finds_nothing(
+def test_other_model_or_layout_misses(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
@@ -80,7 +82,7 @@ def test_another_model_or_layout_finds_nothing(
         lambda data: b'{"Q4_1": [0, 48, 65, 1]}\n' + bytes(4096),
     ],
 )
-def test_a_damaged_file_is_not_used(
+def test_damaged_file_is_ignored(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], damage: object
 ) -> None:
     path = saved(library, tmp_path, matrices)
@@ -88,20 +90,20 @@ def test_a_damaged_file_is_not_used(
     assert PackedStore(library, tmp_path, "model", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
 
 
-def test_what_was_not_used_for_longest_makes_room(
+def test_least_recently_used_file_is_evicted(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = saved(library, tmp_path, matrices, "first")
     second = saved(library, tmp_path, matrices, "second")
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    PackedStore(library, tmp_path, "first", threads=1)  # is used again
+    PackedStore(library, tmp_path, "first", threads=1)  # marks the file as used
     monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
     third = saved(library, tmp_path, matrices, "third")
     assert set(tmp_path.iterdir()) == {first, third}
 
 
-def test_without_room_nothing_is_kept(
+def test_store_without_enough_space_saves_nothing(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_store, "_LIMIT", 100)
@@ -131,13 +133,13 @@ if thread := store.save():
 """
 
 
-def test_weights_that_other_loading_code_packed_are_not_used(tmp_path: Path, library: KernelLibrary) -> None:
-    """A copy of the package, run before and after a module that permutes tensors has changed."""
+def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, library: KernelLibrary) -> None:
+    """Run a copy of the package before and after a change to a module that permutes tensors."""
     package = tmp_path / "source" / "helexa"
     shutil.copytree(Path(helexa.__path__[0]), package, ignore=shutil.ignore_patterns("__pycache__", "static"))
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # not to compile them again
+    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # to avoid compiling them again
     model = tmp_path / "model.gguf"
     model.write_bytes(b"weights")
     environment = os.environ | {"PYTHONPATH": str(package.parent), "HELEXA_CACHE": str(cache)}
@@ -154,7 +156,7 @@ def test_weights_that_other_loading_code_packed_are_not_used(tmp_path: Path, lib
     assert not found()
 
 
-def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
     model = tmp_path / "a.gguf"
     model.write_bytes(os.urandom(100_000))
     first = fingerprint(model)
