@@ -18,17 +18,17 @@ def read_back(ops: NativeOps, weight: Tensor, name: str) -> Tensor:
 
 
 def expected(weight: Tensor, name: str) -> Tensor:
-    quantized = quantize(weight, FORMS[name])
-    assert isinstance(found, GroupwiseTensor)
-    return found.dequantize()
+    result = quantize(weight, FORMS[name])
+    assert isinstance(result, GroupwiseTensor)
+    return result.dequantize()
 
 
 def holds(ops: NativeOps, weight: Tensor, name: str) -> None:
     """Assert that nearly all weights equal torch's. Ties and last bits may differ, but the error must not grow."""
     result, reference = read_back(ops, weight, name), expected(weight, name)
-    assert (found == other).float().mean() > 0.95
+    assert (result == reference).float().mean() > 0.95
     error, bound = ((each - weight.float()).double().square().mean() for each in (result, reference))
-    assert left <= bound * 1.001
+    assert error <= bound * 1.001
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -49,12 +49,12 @@ def test_odd_numbers_of_rows_match_torch(native: NativeOps, name: str, columns: 
 def test_hard_groups_match_torch(native: NativeOps, name: str, case: str) -> None:
     weight = HARD[case]()
     result, reference = read_back(native, weight, name), expected(weight, name)
-    assert found.isfinite().all()
+    assert result.isfinite().all()
     error, bound = ((each - weight).double().square().mean() for each in (result, reference))
     rounding = (
         2**-11 * weight.abs().max().double()
     ) ** 2  # rounding of float16 scales; it dominates if the codes are exact
-    assert left <= bound * 1.2 + rounding
+    assert error <= bound * 1.2 + rounding
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e6])
@@ -64,9 +64,9 @@ def test_unquantizable_matrices_stay_plain(native: NativeOps, dtype: torch.dtype
     weight[49, 3] = bad
     matrix = native.matrix(weight, FORMS["q4k"])
     assert matrix.number is None
-    found = native.embedding(matrix, torch.arange(50, dtype=torch.int32))
-    assert torch.equal(found[:49], weight[:49].bfloat16().float())
-    assert not found[49, 3].isfinite() or found[49, 3] > 1e5
+    result = native.embedding(matrix, torch.arange(50, dtype=torch.int32))
+    assert torch.equal(result[:49], weight[:49].bfloat16().float())
+    assert not result[49, 3].isfinite() or result[49, 3] > 1e5
 
 
 def test_product_of_quantized_weights(native: NativeOps) -> None:

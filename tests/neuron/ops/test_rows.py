@@ -189,7 +189,7 @@ def rotated(x: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
     half = angles.shape[1]
     first, second, unrotated = x.split((half, half, x.shape[-1] - 2 * half), -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

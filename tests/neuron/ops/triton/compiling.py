@@ -137,7 +137,7 @@ def _main() -> None:
             recorder.launched.clear()
             launch(GpuOps(torch.device("meta"), dtype, launch.kv_bits, card))
             compiled[name][card_name] = [asdict(kernel) for kernel in recorder.launched]
-    json.dump(found, sys.stdout)
+    json.dump(compiled, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ _create_dot = interpreter.InterpreterBuilder.create_dot
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Multiply in float64, so that a row does not depend on the other rows. Some CPUs' float32 BLAS changes the order of
-    summation with the number of rows; tensor cores do not.
+    """Multiply in float64, so that a row does not depend on the other rows. The order of
+    summation in some BLAS libraries depends on the number of rows.
     """
     if d.data.dtype == np.float32 and a.dtype.is_floating() and a.dtype.primitive_bitwidth > 8:
         product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)

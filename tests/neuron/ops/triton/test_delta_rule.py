@@ -103,14 +103,14 @@ def test_half_precision_and_non_finite_rows_match_torch() -> None:
     inputs = both.inputs(38)
     spans = ((2, 0, 1, 0), (3, 0, 1, 0), (0, 0, 3, 0), (1, 0, 33, 0))
     actual, expected = both.step(*spans, inputs=inputs)
-    near((found.float(), expected.float()), 1e-2)
+    near((actual.float(), expected.float()), 1e-2)
     sound = [state.clone() for state in both.caches[0].state]
     for part in inputs:
         part[[1, 3]] = torch.nan
     hurt, _ = both.step(*spans, inputs=inputs)
     assert hurt[[1, 3]].isnan().all()
     for rows in (slice(0, 1), slice(5, 38)):
-        assert torch.equal(hurt[rows], found[rows])
+        assert torch.equal(hurt[rows], actual[rows])
     assert torch.equal(both.caches[0].state[1], sound[1])
 
 

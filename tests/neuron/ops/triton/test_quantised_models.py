@@ -36,6 +36,6 @@ def test_logits_match_plain_torch(tmp_path: Path) -> None:
         )
         for kernels in ("triton", "torch")
     )
-    for (tokens, logits), (other_tokens, other_logits) in zip(found, expected, strict=True):
+    for (tokens, logits), (other_tokens, other_logits) in zip(actual, expected, strict=True):
         assert tokens == other_tokens
         torch.testing.assert_close(logits, other_logits, rtol=0, atol=2e-2)
