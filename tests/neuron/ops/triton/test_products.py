@@ -10,7 +10,7 @@ from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
-from helexa.neuron.ops.triton.products.linear import PackedLinear, way
+from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import FORMS
@@ -20,7 +20,7 @@ from neuron.ops import random_weights
 CPU = torch.device("cpu")
 EPSILON = 2.0**-24
 SCRATCH = torch.zeros(4 * 3 * 256, dtype=torch.uint8)  # three rows
-CARD = Card.of(CPU)
+CARD = Card.from_device(CPU)
 
 
 @pytest.fixture
@@ -223,6 +223,6 @@ def test_step_bytes_equal_size_of_matrices(ops: GpuOps) -> None:
 
 def test_kernel_depends_on_rows_and_card() -> None:
     old = Card((7, 5), 64 << 10, 40)
-    assert [way(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
-    assert [way(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
-    assert [way(rows, torch.float32, CARD) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
+    assert [kernel_for(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
+    assert [kernel_for(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
+    assert [kernel_for(rows, torch.float32, CARD) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]

@@ -47,7 +47,7 @@ class GpuOps(Ops):
     name = "triton"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
-        self.card = card or Card.of(device)
+        self.card = card or Card.from_device(device)
         # Torch computes the products of prompts if Triton would multiply without tensor cores.
         gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
         super().__init__(
