@@ -151,7 +151,7 @@ async def test_too_many_concurrent_checks_are_rejected(checker: GrammarChecker):
 
 
 async def test_lone_surrogate_is_rejected(checker: GrammarChecker):
-    assert "half a character" in str(await rejection(checker, for_choice(["\ud800"])))
+    assert "half of a surrogate pair" in str(await rejection(checker, for_choice(["\ud800"])))
 
 
 async def test_verdict_is_cached(checker: GrammarChecker):

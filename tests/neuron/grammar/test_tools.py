@@ -166,7 +166,7 @@ def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
     family, text = name.partition("-")[0], WRITTEN[name]
     known = vocabulary(family, tokens or name in ("harmony", "mistral-11"))
     form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, answer=form)
+    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, message=form)
     lead = "<|channel|>final<|message|>" if family == "harmony" else ""
     assert accepts(grammar, text, known)
     assert accepts(grammar, lead + '{"n":3}', known)

@@ -88,7 +88,7 @@ class CacheConformance:
                 queries = ops.rotate_store(qkv.clone(), heads, rope, cache, batch.slots, norms)
                 return ops.attend(queries, cache, batch, kind)
 
-            out = ops.run(forward, batch, recorded=False)
+            out = ops.run(forward, batch, capture=False)
             angles = batch.positions[:, None].double() * frequencies
             queries = _rotated(_normalized(qkv[:, :heads], norms.query), angles)
             keys = _rotated(_normalized(qkv[:, heads:-kv_heads], norms.key), angles)
@@ -110,7 +110,7 @@ class CacheConformance:
             queries = ops.rotate_store(qkv.clone(), 2, no_rotation, cache, batch.slots)
             return ops.attend(queries, cache, batch, AttentionKind(0.125))
 
-        out = ops.run(forward, batch, recorded=False)
+        out = ops.run(forward, batch, capture=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
     @pytest.mark.parametrize("kv_heads", [1, 3])
@@ -229,8 +229,8 @@ class Conformance(CacheConformance):
         self.near(cos, angles.cos() * 1.25)
         self.near(sin, angles.sin() * 1.25)
 
-    def test_parts_bytes_grow_with_sequences(self, ops: Ops) -> None:
-        assert 0 <= ops.parts_bytes(1, 8, 2, 64) <= ops.parts_bytes(8, 8, 2, 64)
+    def test_partials_bytes_grow_with_sequences(self, ops: Ops) -> None:
+        assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
 
     @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 0.5)], ids=str)
     @pytest.mark.parametrize("alike", [True, False])
@@ -313,11 +313,11 @@ class Conformance(CacheConformance):
         settings = _settings((1.0, 0, 0.1), (1.0, 0, 0.3), (1.0, 0, 0.6), (1.0, 2, 0.3))
         assert ops.choose(logits, settings).tolist() == [0, 1, 2, 1]
 
-    def test_choose_of_respects_masks(self, ops: Ops) -> None:
+    def test_choose_masked_respects_masks(self, ops: Ops) -> None:
         logits = torch.arange(40.0).flip(0).repeat(3, 1)
         masks = {row: np.packbits(np.isin(np.arange(40), allowed), bitorder="little") for row, allowed in
                  ((0, [5, 9]), (2, [39]))}  # fmt: skip
-        assert ops.choose_of(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
+        assert ops.choose_masked(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
 
     def test_run_computes_each_batch(self, ops: Ops) -> None:
         """A graph captured for a shape also serves other tokens of the same shape."""
@@ -327,17 +327,17 @@ class Conformance(CacheConformance):
             batch = buffers.load(build_step([paged.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)]))
             result = ops.run(forward, batch).clone()
             self.near(result, forward.expected(tokens))
-            assert torch.equal(ops.run(forward, batch, recorded=False), result)
+            assert torch.equal(ops.run(forward, batch, capture=False), result)
 
-    def test_record_runs_without_python(self, ops: Ops) -> None:
+    def test_capture_runs_without_python(self, ops: Ops) -> None:
         """Implementations without graph capture raise NotImplementedError."""
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if not ops.tabled:
             with pytest.raises(NotImplementedError):
-                ops.record(forward, buffers.load(StepInput.blank(bucket)))
+                ops.capture(forward, buffers.load(StepInput.blank(bucket)))
             return
-        ops.record(forward, buffers.load(StepInput.blank(bucket)))
+        ops.capture(forward, buffers.load(StepInput.blank(bucket)))
         batch = buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket]))
         assert batch.bucket == bucket
         self.near(ops.run(_fails, batch), forward.expected((3, 1)))
@@ -346,9 +346,9 @@ class Conformance(CacheConformance):
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if ops.tabled:
-            ops.record(forward, buffers.load(StepInput.blank(bucket)))
+            ops.capture(forward, buffers.load(StepInput.blank(bucket)))
         ops.forget()
-        with pytest.raises(AssertionError, match="not recorded"):
+        with pytest.raises(AssertionError, match="not captured"):
             ops.run(
                 _fails, buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket])), 1
             )
@@ -373,7 +373,7 @@ class _Model:
 
 
 def _fails(batch: Batch) -> Tensor:
-    raise AssertionError("not recorded")
+    raise AssertionError("not captured")
 
 
 def _in_slot(number: int, computed: int, count: int, slot: int) -> paged.PlanEntry:
@@ -389,7 +389,7 @@ def _on_meta(weight: Weight) -> Weight:
 def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
     """Return the bytes that `ops` predicts for the product of `weights`, packed matrices included."""
     shapes = [_on_meta(weight) for weight in weights]
-    return ops.product_bytes(shapes).kept or sum(ops.matrix_bytes(shape) for shape in shapes)
+    return ops.product_bytes(shapes).resident or sum(ops.matrix_bytes(shape) for shape in shapes)
 
 
 def _unshared_bytes(ops: Ops, operator: object) -> int:

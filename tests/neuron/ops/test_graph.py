@@ -97,7 +97,7 @@ def test_replay_matches_kernels_run_one_by_one(library: KernelLibrary) -> None:
             fresh.model.cache.copy_(replayed.model.cache)
             assert torch.equal(replayed.step(plan), fresh.step(plan))
             assert torch.equal(replayed.model.cache, fresh.model.cache)
-            assert fresh.ops._graphs.sound is False
+            assert fresh.ops._graphs.complete is False
         calls = calls or replayed.calls
     assert replayed.calls == calls
 
@@ -128,7 +128,7 @@ def test_uncaptured_steps_call_the_model_each_time(library: KernelLibrary) -> No
         plan = plan_of(step, 1, 1)
         with torch.inference_mode():
             batch = uncaptured.buffers.load(build_step(plan))
-            result = uncaptured.ops.run(uncaptured._counted, batch, recorded=False)
+            result = uncaptured.ops.run(uncaptured._counted, batch, capture=False)
         assert uncaptured.calls == step + 1
         assert torch.equal(result, replayed.step(plan))
 
@@ -168,11 +168,11 @@ def test_replay_counts_progress_at_every_kernel(library: KernelLibrary) -> None:
     """The watchdog needs the progress count to see that a long step still advances."""
     runs = Runs(library)
     runs.step(plan_of(0, 1, 30))
-    calls, recordings = runs.calls, runs.ops._graphs._kept.values()
-    kernels = max(len(recording.tape) // INSTRUCTION_BYTES for recording in recordings)
+    calls, graphs = runs.calls, runs.ops._graphs._graphs.values()
+    kernels = max(len(graph.calls) // INSTRUCTION_BYTES for graph in graphs)
     previous = progress()
     runs.step(plan_of(1, 1, 30))
-    assert runs.calls == calls, "the step was recorded again instead of replayed"
+    assert runs.calls == calls, "the step was captured again instead of replayed"
     assert progress() - previous >= kernels > 10
 
 
@@ -181,15 +181,13 @@ def progress() -> int:
 
 
 def test_evicted_graphs_are_captured_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "helexa.neuron.ops.native.captured_graph._KEPT_BYTES", 10 * 300
-    )  # 10 graphs of two kernels each
+    monkeypatch.setattr("helexa.neuron.ops.native.captured_graph._MAX_BYTES", 10 * 300)  # 10 graphs of two kernels each
     runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
     first, calls = runs.step(plan_of(0, 1)), runs.calls
     shapes = [(1, count) for count in range(2, 50)] + [(1, 1, count) for count in range(2, 50)]
     for shape in shapes:
         runs.step(plan_of(0, *shape))
-        assert runs.ops._graphs.kept_bytes <= 10 * 300
+        assert runs.ops._graphs.call_bytes <= 10 * 300
     for _ in range(2):
         assert torch.equal(runs.step(plan_of(0, 1)), first)
     assert runs.calls == calls + len(shapes) + 1

@@ -36,7 +36,7 @@ def test_structs_and_constants_match_between_c_and_python(tmp_path: Path) -> Non
             lines.append(f'printf("{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
             place = getattr(python, field)
             expected.append(f"{field} {place.offset} {place.size}")
-    includes = ["tape.h", *(path.name for path in compiler._sources() if path.suffix == ".h")]
+    includes = ["graph.h", *(path.name for path in compiler._sources() if path.suffix == ".h")]
     program = ["#include <stddef.h>", "#include <stdio.h>", *(f'#include "{name}"' for name in includes)]
     (tmp_path / "layout.c").write_text("\n".join([*program, "int main(void) {", *lines, "}"]))
     build = [cc, "-Werror", "-Wno-psabi", "-std=gnu11", f"-I{compiler._FOLDER}", "layout.c", "-o", "layout", "-lm"]

@@ -157,14 +157,14 @@ def test_int8_cache_isolates_non_finite_heads(native_8: NativeOps, place: int, n
 )
 def test_supports_checks_expert_and_recurrent_widths(change: dict[str, int]) -> None:
     config = {"hidden_size": 128, "num_attention_heads": 4}
-    assert NativeOps.refusal(config) is None
-    assert NativeOps.refusal(config | change) is not None
+    assert NativeOps.unsupported_shape(config) is None
+    assert NativeOps.unsupported_shape(config | change) is not None
 
 
 @pytest.mark.parametrize("dim", [16, 48, 80, 112, 240])
 def test_unsupported_head_size_is_rejected(dim: int) -> None:
     config = {"hidden_size": 4 * dim, "intermediate_size": 64, "num_attention_heads": 4}
-    assert NativeOps.refusal(config) is not None
+    assert NativeOps.unsupported_shape(config) is not None
 
 
 @pytest.mark.parametrize("bits", [16, 8])

@@ -115,7 +115,7 @@ def _called(
         chat.parallel_tool_calls is not False and chat.forced_tool is None,
         strict=strict,
         token_id=model.text.tokenizer.token_id,
-        answer="" if shape is None else _shaped(shape),
+        message="" if shape is None else _shaped(shape),
     )
     cut = build(reasons=False)
     if model.text.notation.frames_calls:

@@ -96,4 +96,4 @@ def test_masks_are_applied(dtype: torch.dtype) -> None:
     for row, place, may in ((0, 2, allowed[0]), (1, 0, allowed[1])):
         may = torch.from_numpy(may[:vocabulary])
         assert torch.equal(masked[row], torch.where(may, logits[place], float("-inf")))
-    assert GPU.choose_of(logits, masks, chosen_settings) == PLAIN.choose_of(logits, masks, chosen_settings)
+    assert GPU.choose_masked(logits, masks, chosen_settings) == PLAIN.choose_masked(logits, masks, chosen_settings)

@@ -67,7 +67,7 @@ def free_memory(device: torch.device) -> int:
 
 def _step(found: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
     """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
-    parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
+    parts = ops.partials_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
     return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
 
 

@@ -58,8 +58,10 @@ class AttentionPlan:
         never replaced.
         """
         if (heads, dim) not in self._partials:
-            room = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)  # pages become resident on the first write
-            self._partials[heads, dim] = torch.from_numpy(room)
+            partials = np.zeros(
+                (self._spans, heads, 2 + dim), dtype=np.float32
+            )  # pages become resident on the first write
+            self._partials[heads, dim] = torch.from_numpy(partials)
         return self._partials[heads, dim]
 
     def lay(self, batch: Batch) -> None:
@@ -67,15 +69,15 @@ class AttentionPlan:
         tiles: list[Tile] = []
         splits: list[Split] = []
         pages: list[int] = []
-        together = self._rows_per_tile
+        rows_per_tile = self._rows_per_tile
         few = len(batch.span_list) <= SPLIT_ROWS
         partial = 0
-        for span, own in zip(batch.span_list, batch.host_spans.pages, strict=True):
+        for span, page_row in zip(batch.span_list, batch.host_spans.pages, strict=True):
             first_page = len(pages)
-            pages += own[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+            pages += page_row[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
             count = span.stop - span.start
-            for start in range(0, count, together):
-                rows, position = min(together, count - start), span.prefix + start
+            for start in range(0, count, rows_per_tile):
+                rows, position = min(rows_per_tile, count - start), span.prefix + start
                 spans = -(-(position + rows) // SPAN_POSITIONS)
                 row = span.start + start
                 if few and count == 1 and spans > 1:

@@ -27,7 +27,7 @@ _LOAD_COLUMNS = 8  # columns of a plain matrix read per load
 
 
 class GpuMixture:
-    """See `Mixture`; the results of a row are summed in the order of its scores, in float32.
+    """A mixture of experts in Triton kernels. The results of a row are summed in the order of its scores, in float32.
 
     Args:
         experts: number of experts.
@@ -57,7 +57,7 @@ class GpuMixture:
         self._card = card
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """See `MixtureOp`."""
+        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         chosen, weights = route(scores, self._routing)
         blocks = None

@@ -4,7 +4,7 @@
  * one item or several items compute the spans: pages and spans begin at fixed positions, and masked positions add
  * nothing. */
 #include "slices.h"
-#include "tape.h"
+#include "graph.h"
 
 #if SLICE == LANES
 #define TOGETHER 6 /* queries whose sums stay in registers */

@@ -2,7 +2,7 @@
  * pairs of an expert are consecutive rows of one product. The number of pairs per expert is known only at run time:
  * kernels read the first pair of each expert from `starts`. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 
 int64_t multiply(const multiply_arguments *, int64_t), multiply_plain(const multiply_plain_arguments *, int64_t);
 int64_t quantise(const quantise_arguments *, int64_t);

@@ -19,7 +19,7 @@ typedef uint16_t bfloat16;
 #define BLOCK_BYTES 80         /* bytes of GROUP rounded activations */
 #define SPARE_BLOCKS 8         /* blocks that `multiply` may read after the last rounded activations */
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
-#define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a tape */
+#define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a graph */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 

@@ -1,5 +1,5 @@
 /* Pack quantized matrices and dequantize rows of packed matrices. */
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 /* Return the FORMAT_COUNT formats. */

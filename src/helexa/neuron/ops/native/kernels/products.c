@@ -3,7 +3,7 @@
  * Activations are rounded to 16 or 8 bits with one scale per 32 columns; products of codes are summed as integers.
  * With VNNI, the kernel first sums products of the upper bytes, multiplies the sums by 256 and then adds products of
  * the lower bytes, if any. A row of x goes through the same operations in the same order, independent of other rows. */
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 #define MAX_ROWS 6 /* rows of x multiplied at once; their sums stay in registers */

@@ -4,7 +4,7 @@
  *
  * Each lane processes one row, so no sum crosses lanes. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 #define STRETCH 256 /* columns processed at once: the columns that share a unit in formats with two scale levels */

@@ -1,7 +1,7 @@
 /* Row operations around the products: normalization, activation, rotation, and rounding for products with plain
  * weights. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 
 KERNEL(add_rms_norm, row) {
     int64_t width = a->width;

@@ -26,7 +26,7 @@ _COLUMNS = 1024  # columns of the ring buffer that a program stores
 
 
 class DeltaRule:
-    """See `DeltaOp`."""
+    """The gated delta rule in Triton kernels, prepared with the weights of one layer."""
 
     def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, card: Card) -> None:
         self._sizes = sizes
@@ -51,7 +51,7 @@ class DeltaRule:
         return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """See `DeltaOp`."""
+        """Return uninitialized memory for the states of `slots` sequences."""
         sizes = self._sizes
         ring = torch.empty(slots, sizes.kernel, sizes.mixed, dtype=self._dtype, device=self._device)
         state = (slots, sizes.heads, sizes.key_dim, sizes.value_dim)
@@ -60,7 +60,10 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """See `DeltaOp`; reads only device memory."""
+        """Compute one step and update the states with the settled rows; return [S, Hv * Dv].
+
+        Reads only device memory.
+        """
         sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
         inputs = (mixed, z, b, a, mixed.stride(0), z.stride(0), b.stride(0), a.stride(0))
