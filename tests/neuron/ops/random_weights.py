@@ -24,13 +24,13 @@ FORMATS = {
 TABLES = ("IQ4_NL", "MXFP4", "IQ4_XS", "Q3_K")
 PLAIN = "bfloat16"
 ALL = [*FORMATS, PLAIN]
-SPAN = 256
+STRETCH = 256
 _ENOUGH = 8
 
 
 def step(name: str) -> int:
     """Return the number that the columns of a format must be a multiple of."""
-    return 16 if name == PLAIN else 32 if FORMATS[name][1] == 1 else SPAN
+    return 16 if name == PLAIN else 32 if FORMATS[name][1] == 1 else STRETCH
 
 
 def make(name: str, outputs: int, columns: int) -> Weight:
@@ -75,7 +75,7 @@ def _with_twins(rows: Tensor) -> Tensor:
 def _scale(name: str, outputs: int, columns: int, signed: bool) -> GroupScale:
     _, levels, _, _, group = FORMATS[name]
     groups = columns // group
-    unit = torch.randn(outputs, groups if levels == 1 else columns // SPAN)
+    unit = torch.randn(outputs, groups if levels == 1 else columns // STRETCH)
     if name == "MXFP4":
         return GroupScale(_with_twins(torch.exp2((unit * 6 - 20).round())))
     if levels == 1:

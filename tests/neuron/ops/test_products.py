@@ -18,10 +18,10 @@ CASES = [
     (name, outputs, columns)
     for name in random_weights.ALL
     for outputs, columns in [
-        (100, 2 * random_weights.SPAN),
-        (16, random_weights.SPAN),
+        (100, 2 * random_weights.STRETCH),
+        (16, random_weights.STRETCH),
         (1, random_weights.step(name)),
-        (33, 17 * 32 if random_weights.step(name) <= 32 else 3 * random_weights.SPAN),  # more than 16 groups of columns
+        (33, 17 * 32 if random_weights.step(name) <= 32 else 3 * random_weights.STRETCH),  # over 16 groups
     ]
 ]
 

@@ -43,8 +43,8 @@ class GrammarChecker:
             param: name of the request's field with the grammar.
 
         Raises:
-            ApiError: 400 `invalid_schema` or `invalid_grammar` with the location and the reason; 503 if too many grammars
-                are waiting or the check failed.
+            ApiError: 400 `invalid_schema` or `invalid_grammar` with location and reason; 503 if too many grammars
+                wait or the check failed.
         """
         try:
             encoded = grammar.encode()

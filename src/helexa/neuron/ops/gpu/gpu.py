@@ -13,7 +13,7 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, again
+from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, without_capture
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
@@ -61,7 +61,7 @@ class GpuOps(Ops):
             gathers=gathers,
         )
         self._torch = ReferenceOps(device, dtype)
-        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else again)
+        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else without_capture)
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Capture the forward pass of a bucket; `blank` contains only padding rows."""

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import GROUP, LANES, SPAN_GROUPS
+from helexa.neuron.ops.constants import GROUP, LANES, STRETCH_GROUPS
 from helexa.neuron.ops.native.kernel_library import TYPES, Form, KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
-_SPAN = SPAN_GROUPS * GROUP
+_STRETCH = STRETCH_GROUPS * GROUP
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
         return None
     if levels == 2:
         signed = table or weight.group_size < GROUP
-        if scale.unit.shape[-1] * _SPAN != weight.shape[1] or not _is_read_as(scale, signed):
+        if scale.unit.shape[-1] * _STRETCH != weight.shape[1] or not _is_read_as(scale, signed):
             return None
         if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
             return None

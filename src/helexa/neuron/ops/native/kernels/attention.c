@@ -1,8 +1,8 @@
 /* Causal attention over the paged cache. A tile of queries reads its sequence's KV pages, 64 positions at a time, and
- * rescales its softmax after each page. After every SPAN_POSITIONS positions, the result of the span is merged into
- * the result of the earlier spans. The result of a row does not depend on the other rows of the tile, or on whether
- * one item or several items compute the spans: pages and spans begin at fixed positions, and masked positions add
- * nothing. */
+ * rescales its softmax after each page. A segment is SEGMENT_POSITIONS positions. The result of each segment is merged
+ * into the result of the earlier segments. Pages and segments begin at fixed positions, and masked positions add
+ * nothing. The result of a row therefore does not depend on the other rows of the tile, or on whether one item or
+ * several items compute the segments. */
 #include "slices.h"
 #include "graph.h"
 
@@ -234,18 +234,19 @@ KERNEL(attend, item) {
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
-    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SPAN_POSITIONS;
+    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SEGMENT_POSITIONS;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
-    for (int64_t span = t->first_span; span < t->first_span + t->spans; span++) {
-        if (t->partial < 0 && span < first) continue;
-        int64_t from = span * SPAN_POSITIONS, to = from + SPAN_POSITIONS < end ? from + SPAN_POSITIONS : end;
+    for (int64_t segment = t->first_segment; segment < t->first_segment + t->segments; segment++) {
+        if (t->partial < 0 && segment < first) continue;
+        int64_t from = segment * SEGMENT_POSITIONS;
+        int64_t to = from + SEGMENT_POSITIONS < end ? from + SEGMENT_POSITIONS : end;
         attend_span(a, t, kv_head, from, to, states, sums);
         for (int q = 0; q < count; q++) {
             if (t->partial < 0) {
                 merge(all_states + q, all_sums + q * dim, states + q, sums + q * dim, dim);
                 continue;
             }
-            int64_t row = (t->partial + span - t->first_span) * a->heads + kv_head * group + q;
+            int64_t row = (t->partial + segment - t->first_segment) * a->heads + kv_head * group + q;
             memcpy(a->partials + row * (2 + dim), states + q, sizeof *states);
             memcpy(a->partials + row * (2 + dim) + 2, sums + q * dim, dim * sizeof(float));
         }
@@ -265,8 +266,8 @@ KERNEL(combine, item) {
     for (int64_t head = 0; head < heads; head++) {
         float sums[MAX_DIM];
         state s = {-INFINITY, 0}, more;
-        for (int64_t span = 0; span < row->spans; span++) {
-            const float *from = a->partials + ((row->partial + span) * heads + head) * (2 + dim);
+        for (int64_t segment = 0; segment < row->segments; segment++) {
+            const float *from = a->partials + ((row->partial + segment) * heads + head) * (2 + dim);
             memcpy(&more, from, sizeof more);
             merge(&s, sums, &more, from + 2, dim);
         }

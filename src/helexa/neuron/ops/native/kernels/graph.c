@@ -111,10 +111,10 @@ int64_t start_threads(int64_t count) {
     return counters[0] ? crew : 0;
 }
 
-/* Set the address whose counter grows with each finished item and instruction. Must not be called while a graph runs. */
+/* Set the address whose counter grows with each finished item and instruction. Do not call while a graph runs. */
 void report_progress(int64_t *where) { progress = where; }
 
-/* Run a graph to its end. Only one thread at a time may call this function. Returns 0, or -1 if the graph is too long. */
+/* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call this function. */
 int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */

@@ -189,9 +189,9 @@ INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int coun
 /* Write the scales of a stretch whose first group is `g`. */
 static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, lanes *scale, lanes *minimum) {
     if (f.levels == 2) {
-        uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f);
-        put_multiples(span, span + 64, scale, (int)count, f.minimum ? 63.0f : -128.0f);
-        if (f.minimum) put_multiples(span + 32, span + 64 + SPAN_GROUPS * LANES, minimum, (int)count, 63.0f);
+        uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f);
+        put_multiples(stretch, stretch + 64, scale, (int)count, f.minimum ? 63.0f : -128.0f);
+        if (f.minimum) put_multiples(stretch + 32, stretch + 64 + STRETCH_GROUPS * LANES, minimum, (int)count, 63.0f);
         return;
     }
     for (int64_t i = 0; i < count; i++) {
