@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOKS 1500 /* polls of a flag before a thread sleeps */
+#define POLLS 1500 /* polls of a flag before a thread sleeps */
 
 typedef _Atomic int64_t counter;
 
@@ -42,7 +42,7 @@ static void grow(signal_count *signal) {
 }
 
 static void wait_beyond(signal_count *signal, int64_t number) {
-    for (int look = 0; look < LOOKS; look++) {
+    for (int poll = 0; poll < POLLS; poll++) {
         if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return;
 #ifdef __x86_64__
         __builtin_ia32_pause();
@@ -73,11 +73,11 @@ static void play(int64_t self) {
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
-        for (int64_t other = 0; other < crew; other++) {
-            int64_t owner = (self + other) % crew, taken;
+        for (int64_t offset = 0; offset < crew; offset++) {
+            int64_t owner = (self + offset) % crew, claimed;
             int64_t first = items * owner / crew, last = items * (owner + 1) / crew;
-            while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
-                now->run(now->arguments, first + taken);
+            while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
+                now->run(now->arguments, first + claimed);
                 if (self == 0) ++*progress;
             }
         }
@@ -114,7 +114,7 @@ int64_t start_threads(int64_t count) {
 /* Set the address whose counter grows with each finished item and instruction. Do not call while a graph runs. */
 void report_progress(int64_t *where) { progress = where; }
 
-/* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call this function. */
+/* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call `run_graph`. */
 int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */

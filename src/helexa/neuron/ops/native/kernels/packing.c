@@ -77,15 +77,15 @@ KERNEL(embed, item) {
     if (item < 0) return a->count;
     const uint8_t *tile = a->matrix + head_bytes(f) + a->tokens[item] / LANES * tile_bytes(f, columns);
     float *out = a->out + item * columns;
-    int lane = a->tokens[item] % LANES, of = lane % SLICE; /* lane of the row, and its lane within the slice */
+    int lane = a->tokens[item] % LANES, slice_lane = lane % SLICE; /* lane of the row, and its lane within the slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
         slice scale[2], minimum[2];
-        unpack_scales(f, tile, g, lane - of, scale, minimum);
-        const uint8_t *codes = lane_codes(f, tile, g, lane - of);
+        unpack_scales(f, tile, g, lane - slice_lane, scale, minimum);
+        const uint8_t *codes = lane_codes(f, tile, g, lane - slice_lane);
         for (int i = 0; i < GROUP; i++, out++) {
-            int code = (int)(quad_codes(f, codes, i / 4)[of] >> (i % 4 * 8) & 255), half = i / f.group;
-            *out = scale[half][of] * (float)((f.table ? a->matrix[code] : code) - f.zero);
-            if (f.minimum) *out += minimum[half][of];
+            int code = (int)(quad_codes(f, codes, i / 4)[slice_lane] >> (i % 4 * 8) & 255), half = i / f.group;
+            *out = scale[half][slice_lane] * (float)((f.table ? a->matrix[code] : code) - f.zero);
+            if (f.minimum) *out += minimum[half][slice_lane];
             *out *= a->factor;
         }
     }
