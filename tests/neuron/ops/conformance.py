@@ -394,9 +394,9 @@ def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
 
 def _unshared_bytes(ops: Ops, operator: object) -> int:
     """Return the bytes of the tensors that `operator` holds and `ops` does not share."""
-    seen: dict[int, object] = {}
-    held(vars(ops), seen)
-    return held(operator, seen)
+    counted: dict[int, object] = {}
+    held(vars(ops), counted)
+    return held(operator, counted)
 
 
 def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:

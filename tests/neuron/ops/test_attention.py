@@ -49,8 +49,8 @@ class Filled:
             plan.append(paged.entry(number, prefix, count, pages))
         batch = paged.batch_of(plan, Capacity(rows=600, sequences=64, pages_per_sequence=PAGES))
         together = torch.empty(len(batch.tokens), *queries[0].shape[1:], dtype=torch.bfloat16)
-        for number, own in enumerate(queries):
-            together[batch.tokens == number] = own.bfloat16()
+        for number, query in enumerate(queries):
+            together[batch.tokens == number] = query.bfloat16()
         ops = NativeOps(self.kernels, 2, self.bits)
         out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch)
         return [out[batch.tokens == number] for number in range(len(rows))]
@@ -123,10 +123,10 @@ def test_row_is_equal_alone_in_batches_and_within_a_chunk(
 def test_rows_of_a_chunk_do_not_depend_on_its_boundaries(library: KernelLibrary, bits: int) -> None:
     filled = Filled(library, [600], 64, bits)
     queries = torch.randn(600, 6, 64)
-    (whole,) = filled.attend([(0, 0, 600)], [queries])
+    (unsplit,) = filled.attend([(0, 0, 600)], [queries])
     for start, end in [(0, 1), (1, 17), (17, 64), (64, 300), (300, 513), (513, 600)]:
         (chunk,) = filled.attend([(0, start, end - start)], [queries[start:end]])
-        assert torch.equal(chunk, whole[start:end])
+        assert torch.equal(chunk, unsplit[start:end])
 
 
 def test_attention_is_even_over_nearly_equal_keys(library: KernelLibrary) -> None:
@@ -203,13 +203,13 @@ def test_row_with_window_or_sinks_is_independent_of_batch(
 ) -> None:
     filled, kind = Filled(library, [1200, 70], 64, bits), kind_of(2 * group, *settings)
     queries = torch.randn(400, 2 * group, 64)
-    (whole,) = filled.attend([(0, 800, 400)], [queries], kind)
+    (unsplit,) = filled.attend([(0, 800, 400)], [queries], kind)
     for start, end in [(0, 1), (1, 17), (17, 64), (64, 290), (290, 291), (291, 400)]:
         (chunk,) = filled.attend([(0, 800 + start, end - start)], [queries[start:end]], kind)
-        assert torch.equal(chunk, whole[start:end])
+        assert torch.equal(chunk, unsplit[start:end])
     rows = [(0, 1199, 1)] + [(1, 60 + n, 1) for n in range(9)]  # with this many rows, no row is split among threads
     company = filled.attend(rows, [queries[-1:], *(torch.randn(1, 2 * group, 64) for _ in range(9))], kind)
-    assert torch.equal(company[0], whole[-1:])
+    assert torch.equal(company[0], unsplit[-1:])
 
 
 @pytest.mark.parametrize("count", [1, 30])

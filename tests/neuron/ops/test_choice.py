@@ -121,8 +121,8 @@ def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: p
     with ThreadPoolExecutor() as threads:
         engines = [threads.submit(compiler.native_kernels.__wrapped__) for _ in range(3)]
     assert {type(engine.exception()) for engine in engines} == {compiler.Unavailable}
-    said = calls.read_text().split()
-    assert (said.count("--version"), said.count("-shared")) == (3, 1)
+    arguments = calls.read_text().split()
+    assert (arguments.count("--version"), arguments.count("-shared")) == (3, 1)
 
 
 GARBAGE = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done'

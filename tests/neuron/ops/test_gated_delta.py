@@ -137,14 +137,14 @@ def test_thousands_of_tokens_match_float64(name: str) -> None:
 @pytest.mark.parametrize("first", FORMS)
 def test_state_continues_after_any_number_of_tokens(first: Callable[..., Tensor]) -> None:
     count = 2 * CHUNK + 2
-    inputs, whole = ordinary(count), torch.zeros(1, HEADS, KEY, VALUE)
-    expected = chunked(*inputs, whole)
+    inputs, final_state = ordinary(count), torch.zeros(1, HEADS, KEY, VALUE)
+    expected = chunked(*inputs, final_state)
     for split in range(1, count):
         state = torch.zeros(1, HEADS, KEY, VALUE)
-        before = first(*(x[:, :split] for x in inputs), state)
-        behind = chunked(*(x[:, split:] for x in inputs), state)
-        torch.testing.assert_close(torch.cat((before, behind), dim=1), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state, whole, rtol=1e-4, atol=1e-5)
+        first_rows = first(*(x[:, :split] for x in inputs), state)
+        last_rows = chunked(*(x[:, split:] for x in inputs), state)
+        torch.testing.assert_close(torch.cat((first_rows, last_rows), dim=1), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state, final_state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -52,10 +52,10 @@ def test_saved_matrices_are_read_back(
     saved(library, tmp_path, matrices)
     store = PackedStore(library, tmp_path, "model", threads=2)
     for name, matrix in matrices.items():
-        found = store.get(name, SHAPES[name])
-        assert found is not None
-        assert torch.equal(found.data, matrix.data)
-        assert found.number == matrix.number
+        loaded = store.get(name, SHAPES[name])
+        assert loaded is not None
+        assert torch.equal(loaded.data, matrix.data)
+        assert loaded.number == matrix.number
     assert store.get("Q4_1", (48, 96)) is None
     assert store.get("Q5_K", (48, 64)) is None
     assert store.save() is None, "it is on disk already"
@@ -144,16 +144,16 @@ def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, librar
     model.write_bytes(b"weights")
     environment = os.environ | {"PYTHONPATH": str(package.parent), "HELEXA_CACHE": str(cache)}
 
-    def found() -> bool:
+    def packed_weights_are_used() -> bool:
         command = [sys.executable, "-c", SCRIPT, str(model)]
         run = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
         return run.stdout.strip() == b"True"
 
-    assert not found()
-    assert found()
+    assert not packed_weights_are_used()
+    assert packed_weights_are_used()
     layout = package / "neuron" / "weights" / "gguf" / "layout.py"
     layout.write_text(layout.read_text() + "\n# another permutation\n")
-    assert not found()
+    assert not packed_weights_are_used()
 
 
 def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
@@ -170,12 +170,12 @@ def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    one = fingerprint(folder)
+    without_weights = fingerprint(folder)
     (folder / "model.safetensors").write_bytes(b"1")
-    assert fingerprint(folder) != one
+    assert fingerprint(folder) != without_weights
     parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
     for part in parts:
         part.write_bytes(b"x" * 100)
-    whole = fingerprint(parts[0])
+    unchanged = fingerprint(parts[0])
     parts[1].write_bytes(b"y" * 100)
-    assert fingerprint(parts[0]) != whole
+    assert fingerprint(parts[0]) != unchanged

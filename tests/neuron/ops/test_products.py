@@ -153,12 +153,12 @@ def test_float32_scales_become_float16_if_accurate_enough(native: NativeOps) -> 
     assert isinstance(known, GroupwiseTensor)
     unit = known.scale.unit.float()
     assert native.matrix(replace(known, scale=GroupScale(unit))).number == native.matrix(known).number
-    for factor, kept in [(1 + 2.0**-15, True), (1e6, False), (1e-6, False)]:
+    for factor, quantized in [(1 + 2.0**-15, True), (1e6, False), (1e-6, False)]:
         weight = replace(known, scale=GroupScale(unit.abs().clamp(min=0.5) * factor))
         matrix = native.matrix(weight)
-        assert (matrix.number is not None) == kept
+        assert (matrix.number is not None) == quantized
         rows, exact = native.embedding(matrix, torch.arange(20, dtype=torch.int32)), weight.dequantize()
-        torch.testing.assert_close(rows, exact, rtol=2.0**-11 if kept else 2.0**-8, atol=0)
+        torch.testing.assert_close(rows, exact, rtol=2.0**-11 if quantized else 2.0**-8, atol=0)
 
 
 def test_scales_of_powers_of_two_give_the_same_layout(native: NativeOps) -> None:

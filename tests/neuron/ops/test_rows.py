@@ -105,10 +105,10 @@ def test_queries_and_keys_are_rotated_and_stored(
     if norms is not None:
         expected[:, :heads] = normalised(expected[:, :heads], norms.query)
         expected[:, heads:-kv_heads] = normalised(expected[:, heads:-kv_heads], norms.key)
-    turned = rotated(expected[:, :-kv_heads], angles)
-    near_bfloat16(queries, turned[:, :heads])
+    rotated_heads = rotated(expected[:, :-kv_heads], angles)
+    near_bfloat16(queries, rotated_heads[:, :heads])
     keys, values = paged.unlaid(cache, dim, 16)
-    near_bfloat16(keys[slots], turned[:, heads:])
+    near_bfloat16(keys[slots], rotated_heads[:, heads:])
     assert torch.equal(values[slots], qkv[:, -kv_heads:].bfloat16().float())
     untouched = torch.ones(len(keys), dtype=torch.bool)
     untouched[slots] = False
@@ -126,12 +126,12 @@ def test_int8_cache_is_within_half_a_step_per_head(native_8: NativeOps, heads: i
     slots = torch.randperm(pages * PAGE_SIZE)[:rows].int()
     cache = native_8.new_cache(kv_heads, pages, dim)
     queries = native_8.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots)
-    turned = rotated(qkv[:, :-kv_heads].double(), angles)
-    near_bfloat16(queries, turned[:, :heads])
-    stored = (turned[:, heads:], qkv[:, -kv_heads:].double())
-    for kept, whole in zip(paged.unlaid(cache, dim, 8), stored, strict=True):
-        half_a_step = whole.abs().amax(-1, keepdim=True) / 254
-        assert ((kept[slots] - whole).abs() <= half_a_step * (1 + 2.0**-12)).all()
+    rotated_heads = rotated(qkv[:, :-kv_heads].double(), angles)
+    near_bfloat16(queries, rotated_heads[:, :heads])
+    stored = (rotated_heads[:, heads:], qkv[:, -kv_heads:].double())
+    for actual, expected in zip(paged.unlaid(cache, dim, 8), stored, strict=True):
+        half_a_step = expected.abs().amax(-1, keepdim=True) / 254
+        assert ((actual[slots] - expected).abs() <= half_a_step * (1 + 2.0**-12)).all()
 
 
 @pytest.mark.parametrize("place", [0, 17, 32, 63])
@@ -142,9 +142,9 @@ def test_int8_cache_isolates_non_finite_heads(native_8: NativeOps, place: int, n
     qkv[1, 1:, place] = number
     cache = native_8.new_cache(1, 1, dim)
     native_8.rotate_store(qkv, 1, no_rotation, cache, torch.arange(rows, dtype=torch.int32))
-    for kept in paged.unlaid(cache, dim, 8):
-        assert kept[[0, 2]].isfinite().all()
-        assert not kept[1].isfinite().any()
+    for values in paged.unlaid(cache, dim, 8):
+        assert values[[0, 2]].isfinite().all()
+        assert not values[1].isfinite().any()
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def test_memory_of_a_view_is_not_reused() -> None:
     address = first.data_ptr()
     del first
     gc.collect()
-    others = [workspace.take(64, 64).fill_(2.0) for _ in range(4)]
-    assert address not in [tensor.data_ptr() for tensor in others]
+    tensors = [workspace.take(64, 64).fill_(2.0) for _ in range(4)]
+    assert address not in [tensor.data_ptr() for tensor in tensors]
     assert (view == 1.0).all()
     del view
     assert workspace.take(64, 64).data_ptr() == address

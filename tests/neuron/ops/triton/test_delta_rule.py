@@ -123,8 +123,8 @@ def test_card_without_float32_tensor_cores_computes_row_by_row() -> None:
 def test_padding_spans_change_nothing() -> None:
     both = Both(PLAIN)
     batch, inputs = batch_of(((1, 0, 1, 0), (2, 0, 1, 0))), both.inputs(3)
-    starts, one = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
-    spans = dataclasses.replace(batch.spans, starts=starts, prefixes=one * 0, settled=one, state_slots=one)
+    starts, settled = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
+    spans = dataclasses.replace(batch.spans, starts=starts, prefixes=settled * 0, settled=settled, state_slots=settled)
     batch = dataclasses.replace(batch, device_spans=spans, singles=3)
     mixed, z, b, a = inputs
     both.rules[0](mixed, z, b, a, both.caches[0], batch, None)

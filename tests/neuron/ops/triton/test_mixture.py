@@ -27,17 +27,17 @@ def ops() -> GpuOps:
 def experts(ops: GpuOps, formats: tuple[str, ...], *, biased: bool = False) -> list[Expert]:
     """Experts whose gate, up and down matrices have the given `formats`."""
     shapes = ((WIDE, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE))
-    made: list[Expert] = []
+    built: list[Expert] = []
     for _ in range(COUNT):
         gate, up, down = (
             ops.matrix(random_weights.make(name, *shape)) for name, shape in zip(formats, shapes, strict=True)
         )
         biases = (torch.randn(2 * WIDE), torch.randn(HIDDEN)) if biased else (None, None)
-        made.append(Expert((gate, up), down, *biases))
-    return made
+        built.append(Expert((gate, up), down, *biases))
+    return built
 
 
-def one_by_one(ops: GpuOps, own: list[Expert], routing: Routing, clamp: Clamp | None = None) -> Mixture:
+def one_by_one(ops: GpuOps, layer_experts: list[Expert], routing: Routing, clamp: Clamp | None = None) -> Mixture:
     """Return the same mixture computed one expert at a time, in plain torch and float64."""
 
     def product(matrices: list[Tensor], bias: Tensor | None, x: Tensor) -> Tensor:
@@ -47,8 +47,8 @@ def one_by_one(ops: GpuOps, own: list[Expert], routing: Routing, clamp: Clamp | 
     def gated(x: Tensor) -> Tensor:
         return ops.gate_mul(x, "silu")
 
-    gate_ups = [lambda x, e=e: product([*e.gate_up], e.gate_up_bias, x.double()) for e in own]
-    downs = [lambda x, e=e: product([e.down], e.down_bias, gated(x)).float() for e in own]
+    gate_ups = [lambda x, e=e: product([*e.gate_up], e.gate_up_bias, x.double()) for e in layer_experts]
+    downs = [lambda x, e=e: product([e.down], e.down_bias, gated(x)).float() for e in layer_experts]
     return Mixture(routing, gate_ups, downs, clamp)
 
 
@@ -66,33 +66,35 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("formats", FORMS, ids="-".join)
 def test_mixture_matches_one_by_one(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
-    own, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
-    mixture = ops.mixture(own, routing)
+    layer_experts, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
+    mixture = ops.mixture(layer_experts, routing)
     assert isinstance(mixture, GpuMixture)
-    near(mixture(x, scores), one_by_one(ops, own, routing)(x, scores))
+    near(mixture(x, scores), one_by_one(ops, layer_experts, routing)(x, scores))
 
 
 @pytest.mark.parametrize("rows", [5, 40])
 def test_half_precision_and_larger_tiles(rows: int) -> None:
     torch.manual_seed(0)
     ops = GpuOps(CPU, torch.float16)
-    own, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
-    result = ops.mixture(own, routing)(x.half(), scores.half())
-    expected = one_by_one(ops, own, routing)(x.half().float(), scores)
+    layer_experts, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
+    result = ops.mixture(layer_experts, routing)(x.half(), scores.half())
+    expected = one_by_one(ops, layer_experts, routing)(x.half().float(), scores)
     torch.testing.assert_close(result.float(), expected, rtol=0, atol=4e-3 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
 def test_biases_and_clamp_match_one_by_one(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
-    own, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
-    near(ops.mixture(own, routing, clamp)(x, scores), one_by_one(ops, own, routing, clamp)(x, scores))
+    layer_experts, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
+    near(
+        ops.mixture(layer_experts, routing, clamp)(x, scores), one_by_one(ops, layer_experts, routing, clamp)(x, scores)
+    )
 
 
 def test_experts_of_different_formats_fall_back(ops: GpuOps) -> None:
-    own = [*experts(ops, FORMS[0])[:-1], experts(ops, ("Q8_0", "bfloat16", "Q4_1"))[-1]]
+    layer_experts = [*experts(ops, FORMS[0])[:-1], experts(ops, ("Q8_0", "bfloat16", "Q4_1"))[-1]]
     x, scores = inputs(2)
-    near(ops.mixture(own, ROUTINGS[0])(x, scores), one_by_one(ops, own, ROUTINGS[0])(x, scores))
+    near(ops.mixture(layer_experts, ROUTINGS[0])(x, scores), one_by_one(ops, layer_experts, ROUTINGS[0])(x, scores))
 
 
 @pytest.mark.parametrize("rows", [2, 12])
@@ -134,8 +136,8 @@ def test_non_finite_scores_choose_existing_experts(ops: GpuOps) -> None:
             assert shares.isfinite().all(1).tolist() == [False, False, True]
     x, scores = inputs(4)
     scores[2, 1] = float("nan")
-    made = ops.mixture(experts(ops, FORMS[1]), Routing(2, "scores"))(x, scores)
-    assert made.isfinite().all(1).tolist() == [row != 2 for row in range(4)]
+    result = ops.mixture(experts(ops, FORMS[1]), Routing(2, "scores"))(x, scores)
+    assert result.isfinite().all(1).tolist() == [row != 2 for row in range(4)]
 
 
 @pytest.mark.parametrize("rows", [4, 64])
@@ -144,14 +146,14 @@ def test_blocks_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
     torch.manual_seed(0)
     for experts, chosen in ((5, torch.randint(0, 5, (pairs,))), (3, torch.ones(pairs))):
         blocks = arrange(chosen.int(), experts, rows)
-        seen: list[int] = []
+        pairs_in_blocks: list[int] = []
         for expert, first, end in blocks.bounds.T.tolist():
-            own = blocks.order[first:end].tolist()
-            assert len(own) <= rows
-            assert all(chosen[pair] == expert for pair in own)
-            seen += own
-        assert sorted(seen) == list(range(pairs))
-        assert seen == chosen.argsort(stable=True).tolist()
+            block = blocks.order[first:end].tolist()
+            assert len(block) <= rows
+            assert all(chosen[pair] == expert for pair in block)
+            pairs_in_blocks += block
+        assert sorted(pairs_in_blocks) == list(range(pairs))
+        assert pairs_in_blocks == chosen.argsort(stable=True).tolist()
 
 
 def test_step_bytes_count_only_the_chosen_experts(ops: GpuOps) -> None:

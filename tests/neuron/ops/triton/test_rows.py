@@ -75,11 +75,13 @@ def test_heads_are_normalized_rotated_and_stored(
     rope = theirs.rope_tables(torch.arange(len(SLOTS)) * 1000, torch.rand(rotated // 2))
     norms = HeadNorms(torch.randn(dim), torch.randn(dim), 1e-6) if normed else None
     cache, expected_cache = (ops.new_cache(kv_heads, PAGES, dim) for ops in (ours, theirs))
-    kept = [row for row, slot in enumerate(SLOTS) if slot >= 0]
+    stored_rows = [row for row, slot in enumerate(SLOTS) if slot >= 0]
     slots = torch.tensor(SLOTS)
     expected = theirs.rotate_store(qkv.clone(), heads, rope, expected_cache, slots.clamp(min=0), norms)
     expected_cache[:, :, 0] = 0  # the padding row, whose slot is -1, writes here
-    theirs.rotate_store(qkv[kept], heads, tuple(table[kept] for table in rope), expected_cache, slots[kept], norms)  # type: ignore[arg-type]
+    theirs.rotate_store(
+        qkv[stored_rows], heads, tuple(table[stored_rows] for table in rope), expected_cache, slots[stored_rows], norms
+    )  # type: ignore[arg-type]
     near(ours.rotate_store(qkv, heads, rope, cache, slots, norms), expected)
     near(cache, expected_cache)
 
@@ -115,8 +117,8 @@ def test_int8_cache_is_accurate(dim: int) -> None:
         batch = paged.batch_of([paged.entry(0, prefix, count, pages)], CAPACITY)
         out = ops.attend(queries[:count], cache, batch, kind)
         for row in {0, count // 2, count - 1}:
-            seen = slice(0, prefix + row + 1)
-            expected, size = oracle.attention(queries[row], read[0][seen], read[1][seen], kind)
+            visible = slice(0, prefix + row + 1)
+            expected, size = oracle.attention(queries[row], read[0][visible], read[1][visible], kind)
             assert ((out[row] - expected).abs() <= 2.0**-16 * size).all()
 
 
