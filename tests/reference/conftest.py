@@ -1,4 +1,4 @@
-"""Fixtures that comparisons with transformers share."""
+"""Fixtures of the comparisons with transformers."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ import torch
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Torch gets one thread: for tiny models more of them mostly wait for each other."""
-    before = torch.get_num_threads()
+    """Limit torch to one thread: with tiny models, more threads mostly wait for each other."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)

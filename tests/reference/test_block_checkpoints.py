@@ -1,4 +1,4 @@
-"""Checkpoints in fp8 and MXFP4 blocks, and plain ones that are quantised at load, against transformers in float32."""
+"""Checkpoints in fp8 and MXFP4 blocks, and plain checkpoints quantized at load, compared with transformers."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ GPT_OSS = SHAPE | {"model_type": "gpt_oss", "num_local_experts": 4, "num_experts
 
 
 def store(folder: Path, tensors: dict[str, Tensor], quantisation: dict[str, object] | None) -> None:
-    """Put these tensors in the place of what `folder` holds."""
+    """Replace the tensors and the quantization configuration of the checkpoint in `folder`."""
     for file in folder.glob("*.safetensors*"):
         file.unlink()
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -44,7 +44,7 @@ def in_float32(folder: Path, quant: str = "") -> Runner:
     return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=8, quant=quant))
 
 
-def test_fp8_blocks(tmp_path: Path) -> None:
+def test_fp8_blocks_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     tensors: dict[str, Tensor] = {}
     for name, weight in reference.state_dict().items():
@@ -60,7 +60,7 @@ def test_fp8_blocks(tmp_path: Path) -> None:
     assert_equal_to(reference, in_float32(tmp_path))
 
 
-def test_mxfp4_experts(tmp_path: Path) -> None:
+def test_mxfp4_experts_match_transformers(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **GPT_OSS)
     tensors: dict[str, Tensor] = {}
     for name, weight in reference.state_dict().items():
@@ -77,7 +77,7 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["q4k", "q8_0"])
-def test_a_quantised_load_computes_what_its_policy_makes_of_the_weights(quant: str, tmp_path: Path) -> None:
+def test_load_time_quantization_matches_its_policy(quant: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
     policy = QuantPolicy(quant, SHAPE["num_hidden_layers"])
     changed = 0
@@ -85,23 +85,23 @@ def test_a_quantised_load_computes_what_its_policy_makes_of_the_weights(quant: s
         for matrix in weight if weight.dim() == 3 else [weight]:
             form = policy.form(name, matrix.shape[-1]) if matrix.dim() == 2 else None
             if form is not None:
-                found = quantize(matrix, form)
-                assert isinstance(found, GroupwiseTensor)
-                matrix.copy_(found.dequantize())
+                result = quantize(matrix, form)
+                assert isinstance(result, GroupwiseTensor)
+                matrix.copy_(result.dequantize())
                 changed += 1
     assert changed > 4 * 3 * 3
     assert_equal_to(reference, in_float32(tmp_path, quant))
 
 
-def test_kernels_that_keep_quantised_weights_hold_less(tmp_path: Path) -> None:
+def test_quantized_weights_use_less_memory(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE | {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512})
     runners = {quant: load_once(tmp_path, EngineOptions(kv_cache_mb=8, quant=quant)) for quant in ("", "q8_0", "q4k")}
     assert {quant: runner.facts.quant for quant, runner in runners.items()} == {"": "", "q8_0": "q8_0", "q4k": "q4k"}
-    held = {quant: runner.facts.step_bytes for quant, runner in runners.items()}
+    bytes_by_quant = {quant: runner.facts.step_bytes for quant, runner in runners.items()}
     if runners[""].ops.quantised:
-        assert held["q4k"] < 0.75 * held["q8_0"] < 0.5 * held[""]
+        assert bytes_by_quant["q4k"] < 0.75 * bytes_by_quant["q8_0"] < 0.5 * bytes_by_quant[""]
     else:
-        assert held["q4k"] == held["q8_0"] == held[""]
+        assert bytes_by_quant["q4k"] == bytes_by_quant["q8_0"] == bytes_by_quant[""]
     (expected,) = decode(in_float32(tmp_path, "q4k"), [list(range(40))], steps=1)
-    (found,) = decode(runners["q4k"], [list(range(40))], steps=1)
-    assert torch.cosine_similarity(found[1], expected[1]) > 0.98
+    (result,) = decode(runners["q4k"], [list(range(40))], steps=1)
+    assert torch.cosine_similarity(result[1], expected[1]) > 0.98

@@ -1,4 +1,4 @@
-"""Vectors of texts against hidden states of transformers, on random weights in float32."""
+"""Embedding vectors compared with hidden states of transformers, on random weights in float32."""
 
 from pathlib import Path
 
@@ -69,8 +69,8 @@ def expected(reference: PreTrainedModel, prompt: list[int], pooling: Pooling) ->
     return {"mean": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[pooling]
 
 
-def assert_right(reference: PreTrainedModel, sequence: Sequence, pooling: Pooling, said: list[TokenOutput]) -> None:
-    (output,) = said
+def assert_right(reference: PreTrainedModel, sequence: Sequence, pooling: Pooling, outputs: list[TokenOutput]) -> None:
+    (output,) = outputs
     assert (output.finish, output.tokens, output.error) == ("stop", [], None)
     vector = torch.tensor(output.vector)
     torch.testing.assert_close(vector, expected(reference, sequence.request.prompt, pooling), rtol=0, atol=2e-4)
@@ -78,24 +78,24 @@ def assert_right(reference: PreTrainedModel, sequence: Sequence, pooling: Poolin
 
 @pytest.mark.parametrize("chunk", [1024, 48])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_vectors_are_the_references_alone_in_chunks_and_side_by_side(
+def test_vectors_match_transformers_in_chunks_and_batches(
     case: tuple[PreTrainedModel, Runner], pooling: Pooling, chunk: int
 ) -> None:
     reference, runner = case
     scheduler = scheduler_of(runner, max_step_tokens=chunk, max_sequences=8)
-    for _ in range(2):  # what the first time has left in the cache is of no use to the second, and does no harm
+    for _ in range(2):  # the second pass must not reuse the first pass's cache
         sequences = [
             Sequence.to_embed(Embed(id=number, prompt=prompt, pooling=pooling)) for number, prompt in enumerate(PROMPTS)
         ]
-        for number, said in drive(runner, scheduler, sequences).items():
-            assert_right(reference, sequences[number], pooling, said)
+        for number, outputs in drive(runner, scheduler, sequences).items():
+            assert_right(reference, sequences[number], pooling, outputs)
 
 
 @pytest.mark.parametrize("pages", [0, 8])
-def test_answers_beside_them_stay_the_same(case: tuple[PreTrainedModel, Runner], pages: int) -> None:
+def test_generation_is_unchanged_next_to_embeddings(case: tuple[PreTrainedModel, Runner], pages: int) -> None:
     reference, runner = case
 
-    def answers() -> list[Sequence]:
+    def generations() -> list[Sequence]:
         return [
             Sequence(Generate(id=100 + number, prompt=prompt, max_tokens=70, sampling=GREEDY))
             for number, prompt in enumerate(PROMPTS[:4])
@@ -104,30 +104,30 @@ def test_answers_beside_them_stay_the_same(case: tuple[PreTrainedModel, Runner],
     def tokens(outputs: dict[int, list[TokenOutput]], number: int) -> list[int]:
         return [token for output in outputs[number] for token in output.tokens]
 
-    alone = drive(runner, scheduler_of(runner, max_sequences=8), answers())
+    separately = drive(runner, scheduler_of(runner, max_sequences=8), generations())
     vectors = [
         Sequence.to_embed(Embed(id=number, prompt=prompt, pooling=POOLINGS[number % 3]))
         for number, prompt in enumerate(PROMPTS)
     ]
-    mixed = [one for pair in zip(vectors, answers(), strict=False) for one in pair] + vectors[4:]
+    mixed = [sequence for pair in zip(vectors, generations(), strict=False) for sequence in pair] + vectors[4:]
     together = drive(runner, scheduler_of(runner, pages, max_step_tokens=64, max_sequences=8, speculation=False), mixed)
-    for one in vectors:
-        assert_right(reference, one, POOLINGS[one.id % 3], together[one.id])
+    for sequence in vectors:
+        assert_right(reference, sequence, POOLINGS[sequence.id % 3], together[sequence.id])
     for number in range(100, 104):
-        assert tokens(together, number) == tokens(alone, number)
+        assert tokens(together, number) == tokens(separately, number)
 
 
-def test_what_cannot_be_embedded_is_refused(case: tuple[PreTrainedModel, Runner]) -> None:
+def test_invalid_embedding_requests_are_rejected(case: tuple[PreTrainedModel, Runner]) -> None:
     _, runner = case
     scheduler = scheduler_of(runner, context_length=100, max_sequences=8)
     prompts = [[], [5] * 101, [5] * 100]
-    said = drive(runner, scheduler, [Sequence.to_embed(Embed(id=n, prompt=p)) for n, p in enumerate(prompts)])
-    assert [said[number][-1].finish for number in range(3)] == ["error", "error", "stop"]
-    assert "no tokens" in (said[0][0].error or "")
-    assert "context of 100" in (said[1][0].error or "")
+    outputs = drive(runner, scheduler, [Sequence.to_embed(Embed(id=n, prompt=p)) for n, p in enumerate(prompts)])
+    assert [outputs[number][-1].finish for number in range(3)] == ["error", "error", "stop"]
+    assert "no tokens" in (outputs[0][0].error or "")
+    assert "context of 100" in (outputs[1][0].error or "")
 
 
-def test_a_vector_that_is_no_number_ends_its_request_alone(case: tuple[PreTrainedModel, Runner]) -> None:
+def test_non_finite_vector_fails_only_its_request(case: tuple[PreTrainedModel, Runner]) -> None:
     reference, runner = case
     scheduler = scheduler_of(runner, max_sequences=8)
     sequences = [Sequence.to_embed(Embed(id=number, prompt=PROMPTS[3])) for number in range(2)]

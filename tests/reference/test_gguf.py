@@ -1,4 +1,4 @@
-"""Dense architectures out of GGUF files against transformers in float32, which holds the same random weights."""
+"""Dense architectures from GGUF files compared with transformers in float32, with the same random weights."""
 
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_logits_and_greedy_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
     assert_equal_to(reference, load(write_model(tmp_path / "model.gguf", reference.config, state(reference))))
 
 
-def test_llama_31_has_its_rotation_in_a_tensor(tmp_path: Path) -> None:
+def test_llama_31_rope_scaling_is_read_from_a_tensor(tmp_path: Path) -> None:
     rope = {
         "rope_type": "llama3",
         "rope_theta": 10000.0,
@@ -69,7 +69,7 @@ def test_llama_31_has_its_rotation_in_a_tensor(tmp_path: Path) -> None:
 
 
 def state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Its tensors, but for a head that is the embedding."""
+    """Return the model's tensors, without an output head that is tied to the embedding."""
     tensors = model.state_dict()
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]

@@ -1,4 +1,4 @@
-"""Hybrids and mixtures of experts out of GGUF files against transformers in float32, which holds the same weights."""
+"""Hybrids and mixtures of experts from GGUF files compared with transformers in float32, with the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_logits_and_greedy_tokens_equal_those_of_transformers(kind: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(kind: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[kind], model_type=kind)
     path = write_model(tmp_path / "model.gguf", reference.config, reference.state_dict())
     assert_equal_to(reference, load_once(path, EngineOptions(dtype="float32", kv_cache_mb=16)))

@@ -1,4 +1,4 @@
-"""Hybrids of Gated DeltaNet and attention against transformers in float32."""
+"""Hybrids of Gated DeltaNet and attention compared with transformers in float32."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ EXPERTS = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
-SEED = 2  # with which no two logits nearly tie
+SEED = 2  # with this seed, no two logits nearly tie
 LINEAR, FULL = "linear_attention", "full_attention"
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_5": {"model_type": "qwen3_5_text"},
@@ -59,13 +59,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, SEED, **SHAPE | VARIANTS[variant])
     assert_equal_to(reference, load_once(tmp_path, EngineOptions(dtype="float32", kv_cache_mb=8)))
 
 
 @pytest.mark.parametrize(("model_type", "tied", "seed"), [("qwen3_5", True, 6), ("qwen3_5_moe", False, SEED)])
-def test_the_text_part_of_a_multimodal_checkpoint(model_type: str, tied: bool, seed: int, tmp_path: Path) -> None:
+def test_text_model_of_a_multimodal_checkpoint_matches(model_type: str, tied: bool, seed: int, tmp_path: Path) -> None:
     text = SHAPE | (EXPERTS if model_type == "qwen3_5_moe" else {})
     text["rope_parameters"] = {"rope_theta": 500.0, "partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2]}
     vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}

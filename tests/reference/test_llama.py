@@ -1,4 +1,4 @@
-"""Our llama against transformers on SmolLM2's real weights, dequantised there by transformers itself."""
+"""Llama compared with transformers on SmolLM2's real weights, dequantized by transformers."""
 
 import shutil
 from pathlib import Path
@@ -30,21 +30,21 @@ def prompts(smollm2_gguf: Path) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def answers(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """64 greedy tokens for each prompt, on the reference kernels."""
+def completions(smollm2_gguf: Path, prompts: list[list[int]]) -> list[list[int]]:
+    """The first 64 greedy tokens of each prompt, computed with the reference operations."""
     runner = load_once(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=64))
     return generate(runner, scheduler_of(runner), prompts, 64)
 
 
 @pytest.mark.usefixtures("swift_transformers")
-def test_greedy_tokens_equal_those_of_transformers(
-    smollm2_gguf: Path, prompts: list[list[int]], answers: list[list[int]]
+def test_greedy_tokens_match_transformers(
+    smollm2_gguf: Path, prompts: list[list[int]], completions: list[list[int]]
 ) -> None:
     reference = AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32
     )
-    for prompt, tokens in zip(prompts, answers, strict=True):
-        with torch.inference_mode():  # each token is right after those before it, so all are
+    for prompt, tokens in zip(prompts, completions, strict=True):
+        with torch.inference_mode():  # if each token is right given the previous ones, all are right
             logits = reference(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         assert tokens == logits.argmax(-1).tolist()
 
@@ -56,7 +56,7 @@ def test_greedy_tokens_equal_those_of_transformers(
 def test_packed_kernels_agree_for_the_first_sixteen_tokens(
     smollm2_gguf: Path,
     prompts: list[list[int]],
-    answers: list[list[int]],
+    completions: list[list[int]],
     compiler: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -65,5 +65,5 @@ def test_packed_kernels_agree_for_the_first_sixteen_tokens(
         monkeypatch.setattr(compiler_module, "native_kernels", compiler_module.native_kernels.__wrapped__)
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=64))
     assert runner.ops.name == (NativeOps.name if compiler and shutil.which("cc") else CpuOps.name)
-    alone = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
-    assert alone == [tokens[:16] for tokens in answers]
+    separately = [generate(runner, scheduler_of(runner), [prompt], 16)[0] for prompt in prompts]
+    assert separately == [tokens[:16] for tokens in completions]

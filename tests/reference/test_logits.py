@@ -1,6 +1,6 @@
-"""Dense architectures against transformers in float32: random weights, written by transformers, logits compared.
+"""Dense architectures compared with transformers in float32: checkpoints of random weights, written by transformers.
 
-Windows are shorter than most prompts, and no multiple of a page or a chunk.
+Sliding windows are shorter than most prompts, and not a multiple of a page or a chunk.
 """
 
 import json
@@ -81,7 +81,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3": GEMMA3,
     "gemma3, biased and untied": GEMMA3 | {"attention_bias": True, "tie_word_embeddings": False},
 }
-# For transformers, then what to write into the configuration instead; None takes a setting away.
+# Settings for transformers, then changes to the written configuration; None removes a setting.
 OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (
         {"model_type": "llama", "rope_parameters": LLAMA3},
@@ -91,7 +91,7 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"model_type": "llama", "rope_parameters": LINEAR | {"rope_theta": 500.0}},
         {"rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
     ),
-    "mistral with types": (  # the newer name of such is ministral
+    "mistral with types": (  # newer configurations say "ministral"
         {"model_type": "ministral", "head_dim": 16, "sliding_window": 40, "layer_types": [FULL, SLIDING, SLIDING]},
         {"model_type": "mistral"},
     ),
@@ -109,7 +109,7 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
     ),
-    "gemma3, silent": (  # as that of the released model of 4B is
+    "gemma3, silent": (  # as in the released 4B model
         {
             "model_type": "gemma3_text",
             "num_hidden_layers": 7,
@@ -135,15 +135,15 @@ OLDER: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant])
     assert (tmp_path / "model.safetensors.index.json").exists()
     assert_equal_to(reference, load(tmp_path))
 
 
 @pytest.mark.parametrize("variant", ["llama, yarn", "mistral", "qwen2, sliding", "qwen3, sliding", "gemma3"])
-def test_what_rounds_activations_comes_near(variant: str, tmp_path: Path) -> None:
-    """The kernels that are chosen for this machine; another window, scale or factor moves logits by a tenth or more."""
+def test_rounded_activations_stay_close_to_transformers(variant: str, tmp_path: Path) -> None:
+    """Test the kernels chosen for this machine. A wrong window, scale or factor changes logits by a tenth or more."""
     reference = tiny_model(tmp_path, **SHAPE | VARIANTS[variant] | {"head_dim": 32})
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, 320, (length,), generator=generator).tolist() for length in (1, 65, 150)]
@@ -155,14 +155,14 @@ def test_what_rounds_activations_comes_near(variant: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("variant", OLDER)
-def test_older_configurations_mean_the_same(variant: str, tmp_path: Path) -> None:
+def test_older_configurations_are_equivalent(variant: str, tmp_path: Path) -> None:
     settings, older = OLDER[variant]
     reference = tiny_model(tmp_path, **SHAPE | settings)
     rewrite(tmp_path, **older)
     assert_equal_to(reference, load(tmp_path))
 
 
-def test_the_text_part_of_a_multimodal_gemma3(tmp_path: Path) -> None:
+def test_text_model_of_multimodal_gemma3_matches(tmp_path: Path) -> None:
     text = SHAPE | GEMMA3
     vision = {
         "model_type": "siglip_vision_model",
@@ -195,12 +195,12 @@ def test_the_text_part_of_a_multimodal_gemma3(tmp_path: Path) -> None:
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     ],
 )
-def test_what_would_load_but_compute_something_else_is_refused_by_name(
-    model: str, setting: dict[str, Any], named: str, tmp_path: Path
+def test_unsupported_setting_is_rejected_by_name(
+    model: str, setting: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **SHAPE, model_type=model)
     rewrite(tmp_path, **setting)
-    with pytest.raises(ModelFileError, match=named):
+    with pytest.raises(ModelFileError, match=name_in_error):
         load(tmp_path)
 
 
@@ -209,7 +209,7 @@ def load(folder: Path) -> Runner:
 
 
 def rewrite(folder: Path, **settings: Any) -> None:
-    """Change the configuration in `folder`; None takes a setting away."""
+    """Change the configuration in `folder`; None removes a setting."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | settings
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))

@@ -1,4 +1,4 @@
-"""Log-probabilities against those of transformers, on random weights in float32."""
+"""Log probabilities compared with transformers, on random weights in float32."""
 
 from pathlib import Path
 
@@ -56,78 +56,82 @@ def runner(folder: Path, reference: PreTrainedModel) -> Runner:
     return load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16))
 
 
-def answers(runner: Runner, requests: list[Generate], **options: object) -> dict[int, TokenOutput]:
-    """All that was said of each, as one output, whose `cached_tokens` counts the steps that said it."""
+def run_all(runner: Runner, requests: list[Generate], **options: object) -> dict[int, TokenOutput]:
+    """Run all requests and merge the outputs of each. `cached_tokens` counts the steps that returned tokens."""
     scheduler = scheduler_of(runner, prefix_reuse="off", **options)
     for request in requests:
         assert scheduler.add(Sequence(request)) is None
-    said = {request.id: TokenOutput(id=request.id) for request in requests}
+    merged = {request.id: TokenOutput(id=request.id) for request in requests}
     while not scheduler.idle:
         plan = scheduler.plan()
         outcome = runner.run(build_step(plan))
         for output in scheduler.commit(plan, outcome.tokens, None, outcome.logprobs, outcome.hidden, outcome.scores):
-            before = said[output.id]
-            said[output.id] = TokenOutput(
+            previous = merged[output.id]
+            merged[output.id] = TokenOutput(
                 id=output.id,
-                tokens=before.tokens + output.tokens,
-                logprobs=before.logprobs + output.logprobs,
-                prompt_logprobs=before.prompt_logprobs + output.prompt_logprobs,
+                tokens=previous.tokens + output.tokens,
+                logprobs=previous.logprobs + output.logprobs,
+                prompt_logprobs=previous.prompt_logprobs + output.prompt_logprobs,
                 finish=output.finish,
-                cached_tokens=before.cached_tokens + 1,
+                cached_tokens=previous.cached_tokens + 1,
             )
-    return said
+    return merged
 
 
 def request(number: int, prompt: list[int], sampling: SamplingParams) -> Generate:
     return Generate(id=number, prompt=prompt, max_tokens=TOKENS, sampling=sampling)
 
 
-def assert_right(reference: PreTrainedModel, asked: Generate, said: TokenOutput) -> None:
+def assert_right(reference: PreTrainedModel, client_request: Generate, output: TokenOutput) -> None:
     with torch.inference_mode():
-        logits = reference(torch.tensor([asked.prompt + said.tokens])).logits[0, len(asked.prompt) - 1 : -1]
+        logits = reference(torch.tensor([client_request.prompt + output.tokens])).logits[
+            0, len(client_request.prompt) - 1 : -1
+        ]
     expected = logits.log_softmax(-1)
-    count = asked.sampling.logprobs
+    count = client_request.sampling.logprobs
     assert count is not None
-    assert len(said.logprobs) == len(said.tokens) == TOKENS
-    for token, (logprob, top), row in zip(said.tokens, said.logprobs, expected, strict=True):
+    assert len(output.logprobs) == len(output.tokens) == TOKENS
+    for token, (logprob, top), row in zip(output.tokens, output.logprobs, expected, strict=True):
         assert logprob == pytest.approx(float(row[token]), abs=1e-4)
         assert [value for _, value in top] == pytest.approx(row.topk(count).values.tolist(), abs=1e-4)
-        assert [float(row[other]) for other, _ in top] == pytest.approx([value for _, value in top], abs=1e-4)
-        assert len({other for other, _ in top}) == count
+        assert [float(row[candidate]) for candidate, _ in top] == pytest.approx([value for _, value in top], abs=1e-4)
+        assert len({candidate for candidate, _ in top}) == count
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_whatever_chooses_they_are_the_models_own(
+def test_logprobs_do_not_depend_on_sampling_settings(
     reference: PreTrainedModel, runner: Runner, sampling: SamplingParams
 ) -> None:
     requests = [request(number, prompt, sampling) for number, prompt in enumerate(PROMPTS)]
-    for number, said in answers(runner, requests, max_step_tokens=48).items():
-        assert_right(reference, requests[number], said)
+    for number, output in run_all(runner, requests, max_step_tokens=48).items():
+        assert_right(reference, requests[number], output)
 
 
-def test_each_row_of_a_batch_has_what_it_asks_for(reference: PreTrainedModel, runner: Runner) -> None:
+def test_each_row_of_a_batch_gets_its_own_logprobs(reference: PreTrainedModel, runner: Runner) -> None:
     silent = [SamplingParams(temperature=0), SamplingParams(temperature=1.2, top_k=7, seed=1)]
     requests = [request(number, PROMPTS[3], sampling) for number, sampling in enumerate([*SETTINGS, *silent])]
-    together = answers(runner, requests)
-    for asked in requests:
-        said = together[asked.id]
-        (alone,) = answers(runner, [asked]).values()
-        assert said.tokens == alone.tokens
-        if asked.sampling.logprobs is None:
-            assert said.logprobs == []
+    together = run_all(runner, requests)
+    for client_request in requests:
+        output = together[client_request.id]
+        (separately,) = run_all(runner, [client_request]).values()
+        assert output.tokens == separately.tokens
+        if client_request.sampling.logprobs is None:
+            assert output.logprobs == []
         else:
-            assert_right(reference, asked, said)
-            assert [value for value, _ in said.logprobs] == pytest.approx([v for v, _ in alone.logprobs], abs=1e-4)
+            assert_right(reference, client_request, output)
+            assert [value for value, _ in output.logprobs] == pytest.approx(
+                [v for v, _ in separately.logprobs], abs=1e-4
+            )
 
 
-def test_drafts_that_were_right_have_them_too(reference: PreTrainedModel, runner: Runner) -> None:
-    # The bias makes the text repeat itself, and the model's own opinion of it is another.
+def test_accepted_drafts_have_logprobs(reference: PreTrainedModel, runner: Runner) -> None:
+    # The bias makes the text repeat, so that drafts are accepted; logprobs are from before the bias.
     sampling = SamplingParams(temperature=0, logit_bias=dict.fromkeys(range(20, 60), 40.0), logprobs=5)
-    asked = request(0, REPEATING, sampling)
-    (guessed,) = answers(runner, [asked]).values()
+    client_request = request(0, REPEATING, sampling)
+    (guessed,) = run_all(runner, [client_request]).values()
     assert guessed.cached_tokens < TOKENS, "no draft was taken up"
-    assert_right(reference, asked, guessed)
-    (plain,) = answers(runner, [asked], speculation=False).values()
+    assert_right(reference, client_request, guessed)
+    (plain,) = run_all(runner, [client_request], speculation=False).values()
     assert guessed.tokens == plain.tokens
 
 
@@ -141,23 +145,19 @@ def assert_scored(reference: PreTrainedModel, prompt: list[int], alternatives: i
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_tokens_have_the_models_log_probabilities(
-    reference: PreTrainedModel, runner: Runner, max_tokens: int
-) -> None:
-    """In chunks that share steps."""
+def test_prompt_tokens_have_logprobs(reference: PreTrainedModel, runner: Runner, max_tokens: int) -> None:
+    """Prompts are computed in chunks that share steps."""
     sampling = SamplingParams(temperature=0, logprobs=1)
     requests = [
         Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, prompt_logprobs=number)
         for number, prompt in enumerate(PROMPTS)
     ]
-    for number, said in answers(runner, requests, max_step_tokens=48).items():
-        assert_scored(reference, PROMPTS[number], number, said.prompt_logprobs)
-        assert (len(said.tokens), len(said.logprobs), said.finish) == (max_tokens, max_tokens, "length")
+    for number, output in run_all(runner, requests, max_step_tokens=48).items():
+        assert_scored(reference, PROMPTS[number], number, output.prompt_logprobs)
+        assert (len(output.tokens), len(output.logprobs), output.finish) == (max_tokens, max_tokens, "length")
 
 
-def test_scores_are_the_same_after_a_preemption_and_beside_a_cached_prefix(
-    reference: PreTrainedModel, runner: Runner
-) -> None:
+def test_prompt_logprobs_survive_preemption_and_prefix_reuse(reference: PreTrainedModel, runner: Runner) -> None:
     prompt = PROMPTS[3]
     scheduler = scheduler_of(runner, max_step_tokens=48)
     scores: list[Logprob] = []
@@ -175,7 +175,7 @@ def test_scores_are_the_same_after_a_preemption_and_beside_a_cached_prefix(
     step()
     plan = scheduler.plan()
     runner.run(build_step(plan))
-    scheduler.isolate(plan * 2, "failed")  # it begins anew
+    scheduler.isolate(plan * 2, "failed")  # the sequence starts again
     while not scheduler.idle:
         step()
     assert_scored(reference, prompt, 2, scores)

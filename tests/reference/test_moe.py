@@ -1,4 +1,4 @@
-"""Mixtures of experts against transformers in float32."""
+"""Mixtures of experts compared with transformers in float32."""
 
 import json
 from pathlib import Path
@@ -57,39 +57,41 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_and_greedy_tokens_equal_those_of_transformers(variant: str, tmp_path: Path) -> None:
+def test_logits_and_greedy_tokens_match_transformers(variant: str, tmp_path: Path) -> None:
     assert_equal_to(tiny_model(tmp_path, **VARIANTS[variant]), in_float32(tmp_path))
 
 
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
-def test_of_equal_scores_the_same_experts_are_chosen(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_ties_choose_the_same_experts_as_transformers(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **settings)
     for name, parameter in reference.named_parameters():
         if "mlp.gate." in name or "mlp.router." in name:
-            parameter.data[1::2] = parameter.data[0::2]  # with three chosen of four pairs, one pair is always torn
+            parameter.data[1::2] = parameter.data[
+                0::2
+            ]  # three of four equal pairs are chosen, so one pair always ties across the limit
     reference.save_pretrained(tmp_path)
     assert_equal_to(reference, in_float32(tmp_path))
 
 
-def test_experts_are_read_from_one_tensor_of_gates_and_ups(tmp_path: Path) -> None:
+def test_experts_are_read_from_a_stacked_gate_up_tensor(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **QWEN3_MOE)
-    store(tmp_path, reference.state_dict())  # transformers holds them so, and saves each expert's alone
+    store(tmp_path, reference.state_dict())  # transformers stacks experts in memory, but saves them one by one
     assert_equal_to(reference, in_float32(tmp_path))
 
 
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
-def test_experts_are_read_from_a_tensor_for_each_projection(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_experts_are_read_from_one_tensor_per_projection(settings: dict[str, Any], tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **settings)
     tensors: dict[str, Tensor] = {}
     for name, tensor in reference.state_dict().items():
-        place, _, part = name.partition(".experts.")
-        if not part:
+        place, _, projection = name.partition(".experts.")
+        if not projection:
             tensors[name] = tensor
             continue
-        kind = "bias" if part.endswith("_bias") else "weight"
+        kind = "bias" if projection.endswith("_bias") else "weight"
         if settings is GPT_OSS and kind == "weight":
-            tensor = tensor.mT  # outputs before inputs
-        if part.startswith("gate_up_proj"):
+            tensor = tensor.mT  # [inputs, outputs]
+        if projection.startswith("gate_up_proj"):
             gate, up = (tensor[:, 0::2], tensor[:, 1::2]) if settings is GPT_OSS else tensor.chunk(2, dim=1)
             tensors |= {f"{place}.experts.gate_proj.{kind}": gate, f"{place}.experts.up_proj.{kind}": up}
         else:
@@ -98,7 +100,7 @@ def test_experts_are_read_from_a_tensor_for_each_projection(settings: dict[str, 
     assert_equal_to(reference, in_float32(tmp_path))
 
 
-def test_experts_are_read_from_blocks_of_mxfp4(tmp_path: Path) -> None:
+def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
     reference = tiny_model(tmp_path, **GPT_OSS)
     tensors: dict[str, Tensor] = {}
     for name, tensor in reference.state_dict().items():
@@ -107,7 +109,7 @@ def test_experts_are_read_from_blocks_of_mxfp4(tmp_path: Path) -> None:
             continue
         count, inputs, outputs = tensor.shape
         blocks = torch.randint(0, 256, (count, outputs, inputs // 32, 16), dtype=torch.uint8)
-        scales = torch.randint(120, 123, blocks.shape[:-1], dtype=torch.uint8)  # exponents, from 127
+        scales = torch.randint(120, 123, blocks.shape[:-1], dtype=torch.uint8)  # exponents, biased by 127
         tensor.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
     store(tmp_path, tensors)
@@ -128,18 +130,18 @@ def test_experts_are_read_from_blocks_of_mxfp4(tmp_path: Path) -> None:
         (GPT_OSS, {"num_local_experts": 7}, "mlp.router"),
     ],
 )
-def test_what_is_not_implemented_or_does_not_fit_is_refused_by_name(
-    settings: dict[str, Any], wrong: dict[str, Any], named: str, tmp_path: Path
+def test_unsupported_or_invalid_settings_are_rejected_by_name(
+    settings: dict[str, Any], wrong: dict[str, Any], name_in_error: str, tmp_path: Path
 ) -> None:
     tiny_model(tmp_path, **settings)
     state_in_config(tmp_path, **wrong)
-    with pytest.raises(ModelFileError, match=named):
+    with pytest.raises(ModelFileError, match=name_in_error):
         in_float32(tmp_path)
 
 
 @pytest.mark.parametrize("quant", ["", "q8_0"])
 @pytest.mark.parametrize("settings", [QWEN3_MOE, GPT_OSS], ids=["qwen3_moe", "gpt_oss"])
-def test_native_kernels_come_near_and_give_a_row_the_same_in_any_company(
+def test_native_kernels_are_close_and_independent_of_the_batch(
     settings: dict[str, Any], quant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -150,14 +152,16 @@ def test_native_kernels_come_near_and_give_a_row_the_same_in_any_company(
     prompts = [[(37 * n + 7 * i * i) % SHAPE["vocab_size"] for i in range(n)] for n in (1, 5, 64, 65, 150)]
     together = decode(runner, prompts, steps=12, max_step_tokens=48)
     for prompt, (tokens, logits) in zip(prompts, together, strict=True):
-        [(alone, logits_alone)] = decode(runner, [prompt], steps=12)
-        assert tokens == alone
+        [(separately, logits_alone)] = decode(runner, [prompt], steps=12)
+        assert tokens == separately
         assert torch.equal(logits, logits_alone)
     assert "outside the native kernels" not in caplog.text
 
     exact = decode(in_float32(tmp_path), prompts, steps=1)
     errors = torch.cat([(near[0] - right[0]).abs() for (_, near), (_, right) in zip(together, exact, strict=True)])
-    assert errors.median() < 0.03 * exact[0][1].std()  # the largest is where rounding chooses another expert
+    assert (
+        errors.median() < 0.03 * exact[0][1].std()
+    )  # the largest errors are from roundings that change the choice of an expert
 
 
 def in_float32(folder: Path) -> Runner:

@@ -1,6 +1,6 @@
-"""Our qwen2 against transformers on a GGUF file of the types that Q4_K_M mixes.
+"""Qwen2 compared with transformers on a GGUF file with the types that Q4_K_M mixes.
 
-Random weights; `test_logits.py` compares the same architecture from safetensors.
+Weights are random; `test_logits.py` compares the same architecture from safetensors.
 """
 
 import math
@@ -41,12 +41,12 @@ TYPES = {
     "up_proj": "Q5_1",
     "down_proj": "Q6_K",
 }
-# The reference cannot write K types: what stands at each float16 of a block, so that random codes are small weights.
+# gguf cannot write K types. Fields that are float16 in each block, so that random codes make small weights.
 UNITS = {"Q4_K": {0: 1e-4, 2: 7.5e-4}, "Q5_K": {0: 5e-5, 2: 7.5e-4}, "Q6_K": {208: 2e-5}}
 
 
 def write_gguf(path: Path, model: PreTrainedModel, config: Qwen2Config) -> Path:
-    """`model` as a GGUF file; its own weights become what the reference reads there."""
+    """Write `model` as a GGUF file; then set its weights to the values that gguf reads from the file."""
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -83,7 +83,7 @@ def random_blocks(kind: str, shape: torch.Size) -> np.ndarray:
     return stored.reshape(shape[0], -1)
 
 
-def test_logits_of_a_gguf_file_equal_those_of_transformers(tmp_path: Path) -> None:
+def test_logits_of_a_gguf_file_match_transformers(tmp_path: Path) -> None:
     config = Qwen2Config(**SHAPE)
     torch.manual_seed(0)
     reference = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -102,7 +102,7 @@ def test_logits_of_a_gguf_file_equal_those_of_transformers(tmp_path: Path) -> No
 
 
 def last_logits(runner: Runner, prompt: list[int]) -> torch.Tensor:
-    """Logits after the last prompt token."""
+    """Return the logits after the last prompt token."""
     scheduler = scheduler_of(runner)
     assert scheduler.add(Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY))) is None
     return runner.forward(build_step(scheduler.plan()))[0]

@@ -1,4 +1,4 @@
-"""Rotary embeddings with positions of three axes, as transformers has them."""
+"""Rotary embeddings with three position axes compared with transformers."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ SHAPE = {"hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 2,
 
 
 @pytest.mark.parametrize("interleaved", [False, True], ids=["qwen2_vl", "qwen3_5"])
-def test_each_frequency_turns_by_its_own_axis(interleaved: bool) -> None:
+def test_each_frequency_uses_its_own_axis(interleaved: bool) -> None:
     stated = {"rope_type": "default", "rope_theta": 1e6}
     if interleaved:
         stated |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.5}
@@ -27,12 +27,12 @@ def test_each_frequency_turns_by_its_own_axis(interleaved: bool) -> None:
     positions = torch.randint(0, 5000, (3, 40), dtype=torch.int32)
     cos, sin = Rope(rope_settings({"rope_parameters": stated}), 128, OPS).tables(positions)
     theirs = reference(torch.zeros(1), positions[:, None])
-    for ours, whole in zip((cos, sin), theirs, strict=True):
-        torch.testing.assert_close(ours, whole[0, :, : whole.shape[-1] // 2], rtol=0, atol=5e-4)
+    for ours, reference_table in zip((cos, sin), theirs, strict=True):
+        torch.testing.assert_close(ours, reference_table[0, :, : reference_table.shape[-1] // 2], rtol=0, atol=5e-4)
 
 
 @pytest.mark.parametrize("sections", [[16, 24], [16, 24, 25], [-1, 40, 25]])
-def test_sections_that_do_not_fit_are_refused(sections: list[int]) -> None:
+def test_invalid_sections_are_rejected(sections: list[int]) -> None:
     stated = {"rope_type": "default", "mrope_section": sections}
     with pytest.raises(ModelFileError, match="mrope_section"):
         Rope(rope_settings({"rope_parameters": stated}), 128, OPS)

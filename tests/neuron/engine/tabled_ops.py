@@ -9,7 +9,7 @@ from torch import Tensor
 from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
-from helexa.neuron.ops.gpu.step_graphs import StepGraphs, again
+from helexa.neuron.ops.gpu.step_graphs import StepGraphs, without_capture
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.reference.attention import Chunk, attend_chunk
 from helexa.neuron.ops.reference.reference import ReferenceOps
@@ -23,15 +23,15 @@ class TabledOps(ReferenceOps):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
         self.tabled = True
-        self._graphs = StepGraphs(again)
+        self._graphs = StepGraphs(without_capture)
 
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        self._graphs.record(forward, blank)
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        self._graphs.capture(forward, blank)
 
     def forget(self) -> None:
         self._graphs.forget()
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         return self._graphs.run(forward, batch)
 
     def rotate_store(

@@ -74,23 +74,23 @@ def test_a_model_serves_without_recordings_where_they_fail(
     model: Path, expected: list[list[int]], error: Exception, goes_on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = tabled(model, max_sequences=6)
-    record, recorded = runner.ops.record, list[Bucket | None]()
+    capture, captured = runner.ops.capture, list[Bucket | None]()
 
     def fail(forward: Callable[[Batch], torch.Tensor], blank: Batch) -> None:
-        if len(recorded) == 2:
+        if len(captured) == 2:
             raise error
-        record(forward, blank)
-        recorded.append(blank.bucket)
+        capture(forward, blank)
+        captured.append(blank.bucket)
 
-    monkeypatch.setattr(runner.ops, "record", fail)
+    monkeypatch.setattr(runner.ops, "capture", fail)
     if not goes_on:
         with pytest.raises(type(error)):
             runner.warm_up()
         return
     runner.warm_up()
-    assert recorded
+    assert captured
     assert not runner.buckets
-    for bucket in recorded:
+    for bucket in captured:
         assert bucket is not None
         assert runner.ops.run(lambda batch: batch.tokens, runner._buffers.load(StepInput.blank(bucket))).dim() == 1, (
             "it is kept"

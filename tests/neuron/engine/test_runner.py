@@ -76,18 +76,18 @@ def test_a_cache_of_a_stated_size_is_resident_from_the_start(tmp_path: Path, dty
 def test_a_tensor_of_another_shape_than_configured_is_refused(tmp_path: Path, name: str) -> None:
     """Native kernels would read and write beyond it."""
     smaller = (*SHAPES[name][:-1], 16)
-    with pytest.raises(ModelFileError, match=r"has the shape \[.*16\], by the configuration it is"):
+    with pytest.raises(ModelFileError, match=r"has shape \[.*16\], but the configuration requires"):
         load(write(tmp_path, {name: smaller}))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight"])
 def test_a_tensor_of_fewer_rows_than_configured_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ModelFileError, match=r"has the shape \[16, 64\], by the configuration it is"):
+    with pytest.raises(ModelFileError, match=r"has shape \[16, 64\], but the configuration requires"):
         load(write(tmp_path, {name: (16, 64)}))
 
 
 def test_a_bias_of_another_width_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFileError, match=r"q_proj.bias has the shape \[1\], by the configuration it is \[64\]"):
+    with pytest.raises(ModelFileError, match=r"q_proj.bias has shape \[1\], but the configuration requires \[64\]"):
         load(write(tmp_path, {LAYER + "self_attn.q_proj.bias": (1,)}))
 
 

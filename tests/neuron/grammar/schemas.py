@@ -1,4 +1,4 @@
-"""Random JSON Schemas of what helexa can hold answers to."""
+"""Random JSON Schemas with the keywords that grammars support."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ _PATTERNS = ["^[a-z]{2,5}$", "^\\d{3}-\\d{4}$", "^(red|green)$", "x", "^a", "[0-
 
 @st.composite
 def _ordered(draw: st.DrawFn, low: str, high: str, values: st.SearchStrategy[Any]) -> Schema:
-    """Either bound, both in order, or none."""
+    """Draw a lower bound, an upper bound, both in order, or none."""
     first, second = sorted([draw(values), draw(values)])
     bounds = {low: first, high: second}
     return {key: bounds[key] for key in draw(st.sets(st.sampled_from([low, high])))}
 
 
-def _typed(kind: str, more: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
-    return more.map(lambda rest: {"type": kind} | rest)
+def _typed(kind: str, keywords: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    return keywords.map(lambda keyword: {"type": kind} | keyword)
 
 
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
@@ -72,7 +72,7 @@ _REFERENCE = st.sampled_from(["one", "two", "tree"]).map(lambda name: {"$ref": f
 
 @st.composite
 def schemas(draw: st.DrawFn) -> Schema:
-    """A schema with definitions, one of which refers to itself."""
+    """Draw a schema with definitions, one of which refers to itself."""
     schema = draw(st.recursive(st.one_of(LEAVES, _REFERENCE), _nested, max_leaves=8))
     tree: Schema = {
         "type": "object",
@@ -85,7 +85,7 @@ def schemas(draw: st.DrawFn) -> Schema:
 
 @st.composite
 def tool_schemas(draw: st.DrawFn) -> Schema:
-    """The schema of a tool's arguments."""
+    """Draw the schema of a tool's arguments."""
     schema = draw(_objects(st.one_of(LEAVES, _PLAIN, _REFERENCE)))
     definitions = draw(schemas())["$defs"]
     return schema | {"$defs": definitions}

@@ -1,4 +1,4 @@
-"""What grammars for a whole answer let through."""
+"""Texts that grammars of whole messages accept."""
 
 import pytest
 
@@ -41,12 +41,12 @@ CITY = {
         (for_lark('start: "a" %json {"type": "integer"}'), "a12", True),
     ],
 )
-def test_accepts(grammar: str, text: str, expected: bool):
+def test_grammar_accepts_exactly_its_texts(grammar: str, text: str, expected: bool):
     assert accepts(grammar, text) == expected
 
 
 @pytest.mark.parametrize(
-    ("build", "code", "said"),
+    ("build", "code", "message"),
     [
         (lambda: for_schema([]), "invalid_schema", "must be an object"),
         (lambda: for_schema(False), "invalid_schema", "must be an object"),
@@ -57,11 +57,11 @@ def test_accepts(grammar: str, text: str, expected: bool):
         (lambda: for_lark("start: <[5]>"), "invalid_grammar", "special tokens"),
     ],
 )
-def test_refuses(build, code: str, said: str):
-    with pytest.raises(ApiError, match=said) as refusal:
+def test_invalid_grammar_is_rejected(build, code: str, message: str):
+    with pytest.raises(ApiError, match=message) as error:
         build()
-    assert (refusal.value.status, refusal.value.code) == (400, code)
+    assert (error.value.status, error.value.code) == (400, code)
 
 
-def test_an_answer_has_no_special_tokens():
+def test_strings_cannot_contain_special_tokens():
     assert not accepts(for_schema({"type": "string"}), '"<|im_end|>"', byte_level(["<|im_end|>"]))

@@ -1,4 +1,4 @@
-"""Grammars are compiled in another process, which hostile ones end and honest ones never notice."""
+"""Grammars are compiled in a separate process. Hostile grammars end that process, and valid requests are unaffected."""
 
 import asyncio
 import json
@@ -14,28 +14,28 @@ from helexa.neuron.grammar.limits import MAX_BYTES
 
 @pytest.fixture
 async def checker() -> AsyncIterator[GrammarChecker]:
-    made = GrammarChecker()
-    yield made
-    await made.aclose()
+    checker = GrammarChecker()
+    yield checker
+    await checker.aclose()
 
 
-async def refusal(checker: GrammarChecker, grammar: str) -> ApiError:
-    with pytest.raises(ApiError) as refused:
+async def rejection(checker: GrammarChecker, grammar: str) -> ApiError:
+    with pytest.raises(ApiError) as raised:
         await checker.compile_check(grammar, "response_format")
-    assert refused.value.status == 400
-    assert refused.value.param == "response_format"
-    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
-    return refused.value
+    assert raised.value.status == 400
+    assert raised.value.param == "response_format"
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 600
+    return raised.value
 
 
-async def test_sound_grammars_pass(checker: GrammarChecker):
+async def test_valid_grammars_pass(checker: GrammarChecker):
     for grammar in (for_schema({"type": "object"}), for_regex("a+"), for_choice(["a"]), for_lark('start: "a"')):
         await checker.compile_check(grammar, "guided")
         await checker.compile_check(grammar, "guided")
 
 
 @pytest.mark.parametrize(
-    ("schema", "pointer", "said"),
+    ("schema", "pointer", "message"),
     [
         ({"type": "strin"}, "", "strin"),
         ({"properties": {"a/b": {"items": {"not": {}}}}}, "/properties/a~1b/items", "not"),
@@ -45,33 +45,33 @@ async def test_sound_grammars_pass(checker: GrammarChecker):
         ({"properties": {"a": {"$ref": "https://example.org/a"}}}, "/properties/a", "example.org"),
     ],
 )
-async def test_a_schema_is_refused_with_the_place(checker: GrammarChecker, schema: Any, pointer: str, said: str):
-    error = await refusal(checker, for_schema(schema))
+async def test_schema_error_names_its_location(checker: GrammarChecker, schema: Any, pointer: str, message: str):
+    error = await rejection(checker, for_schema(schema))
     assert error.code == "invalid_schema"
-    assert said in str(error)
+    assert message in str(error)
     assert str(error).startswith(f"response_format: schema{' at ' if pointer else ''}{pointer}: ")
 
 
-async def test_a_tool_is_refused_with_the_place(checker: GrammarChecker):
+async def test_tool_error_names_its_location(checker: GrammarChecker):
     tools = {"a": {}, "b": {"properties": {"x": {"contains": {}}}}}
-    error = await refusal(checker, for_tools("hermes", tools, "required", True, strict=["a", "b"]))
+    error = await rejection(checker, for_tools("hermes", tools, "required", True, strict=["a", "b"]))
     assert str(error).startswith("response_format: tool 1 at /properties/x: ")
     await checker.compile_check(for_tools("hermes", tools, "required", True), "tools")
 
 
-async def test_other_grammars_are_refused_with_the_reason(checker: GrammarChecker):
-    for grammar, said in (
+async def test_grammar_error_names_the_reason(checker: GrammarChecker):
+    for grammar, message in (
         (for_regex("(a"), "unclosed"),
         (for_lark("start: x"), "unknown name"),
         (for_lark(""), "start"),
     ):
-        error = await refusal(checker, grammar)
+        error = await rejection(checker, grammar)
         assert error.code == "invalid_grammar"
-        assert said in str(error)
+        assert message in str(error)
 
 
 def chain(length: int) -> dict[str, Any]:
-    """Definitions that each refer to the next."""
+    """Return a schema with a chain of `length` definitions that each refer to the next."""
     links = {f"a{index}": {"$ref": f"#/$defs/a{index + 1}"} for index in range(length)}
     return {"$ref": "#/$defs/a0", "$defs": links | {f"a{length}": {"type": "string"}}}
 
@@ -83,7 +83,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-# Patterns whose intersection has more states than anyone can afford.
+# The intersection of these patterns has too many states to compute.
 STATES = {"allOf": [{"type": "string", "pattern": f"^(a|b)*a(a|b){{{index}}}$"} for index in range(20)]}
 HOSTILE = {
     "chain": for_schema(chain(8000)),
@@ -103,17 +103,17 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_grammar_ends_nothing_but_its_request(checker: GrammarChecker, name: str):
+async def test_hostile_grammar_fails_only_its_request(checker: GrammarChecker, name: str):
     try:
         await checker.compile_check(HOSTILE[name], "response_format")
     except ApiError as error:
         assert error.status == 400
-        assert str(await refusal(checker, HOSTILE[name])) == str(error)
+        assert str(await rejection(checker, HOSTILE[name])) == str(error)
     await checker.compile_check(for_schema({"type": "object"}), "response_format")
 
 
-async def test_the_loop_goes_on_meanwhile(checker: GrammarChecker):
-    check = asyncio.create_task(refusal(checker, for_schema(STATES)))
+async def test_event_loop_runs_during_a_check(checker: GrammarChecker):
+    check = asyncio.create_task(rejection(checker, for_schema(STATES)))
     turns = 0
     while not check.done():
         await asyncio.sleep(0.001)
@@ -122,18 +122,18 @@ async def test_the_loop_goes_on_meanwhile(checker: GrammarChecker):
     await check
 
 
-async def test_a_caller_that_goes_away_leaves_no_wrong_answer(checker: GrammarChecker):
+async def test_cancelled_check_does_not_shift_later_verdicts(checker: GrammarChecker):
     for _ in range(3):
         check = asyncio.create_task(checker.compile_check(for_schema(STATES), "response_format"))
         await asyncio.sleep(0)
         check.cancel()
         with pytest.raises(asyncio.CancelledError):
             await check
-    assert "not" in str(await refusal(checker, for_schema({"not": {}})))
+    assert "not" in str(await rejection(checker, for_schema({"not": {}})))
     await checker.compile_check(for_schema({}), "response_format")
 
 
-async def test_many_at_once_are_asked_in_turn(checker: GrammarChecker):
+async def test_concurrent_checks_get_their_own_verdicts(checker: GrammarChecker):
     grammars = [for_schema({"const": number} if number % 2 else {"not": {"const": number}}) for number in range(40)]
     results = await asyncio.gather(
         *(checker.compile_check(grammar, "response_format") for grammar in grammars), return_exceptions=True
@@ -141,22 +141,22 @@ async def test_many_at_once_are_asked_in_turn(checker: GrammarChecker):
     assert [isinstance(result, ApiError) for result in results] == [number % 2 == 0 for number in range(40)]
 
 
-async def test_too_many_at_once_are_turned_away(checker: GrammarChecker):
+async def test_too_many_concurrent_checks_are_rejected(checker: GrammarChecker):
     results = await asyncio.gather(
         *(checker.compile_check(for_schema({"const": number}), "x") for number in range(80)), return_exceptions=True
     )
-    refused = [result for result in results if isinstance(result, ApiError)]
-    assert {error.status for error in refused} == {503}
-    assert len(refused) == 80 - 64
+    raised = [result for result in results if isinstance(result, ApiError)]
+    assert {error.status for error in raised} == {503}
+    assert len(raised) == 80 - 64
 
 
-async def test_text_that_is_none_is_refused(checker: GrammarChecker):
-    assert "half a character" in str(await refusal(checker, for_choice(["\ud800"])))
+async def test_lone_surrogate_is_rejected(checker: GrammarChecker):
+    assert "half of a surrogate pair" in str(await rejection(checker, for_choice(["\ud800"])))
 
 
-async def test_a_verdict_is_remembered(checker: GrammarChecker):
+async def test_verdict_is_cached(checker: GrammarChecker):
     grammar = json.dumps({"grammars": [{"name": "schema", "json_schema": {"not": {}}}]})
-    first = await refusal(checker, grammar)
+    first = await rejection(checker, grammar)
     await checker.aclose()
-    checker._judge = None  # type: ignore[method-assign, assignment]  # asking again would fail
-    assert str(await refusal(checker, grammar)) == str(first)
+    checker._judge = None  # type: ignore[method-assign, assignment]  # a second check would raise
+    assert str(await rejection(checker, grammar)) == str(first)

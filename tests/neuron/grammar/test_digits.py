@@ -1,4 +1,4 @@
-"""Numbers without bounds end."""
+"""Grammars limit the digits of numbers, so that a number ends."""
 
 import json
 from typing import Any
@@ -13,8 +13,8 @@ TOKENIZER = LLTokenizer("byte")
 ENDLESS = ["1" * 40, "-" + "7" * 40, "0." + "3" * 40, "1." + "0" * 40]
 
 
-def taken(grammar: str, text: str) -> str:
-    """The beginning of `text` that the grammar allows."""
+def accepted_prefix(grammar: str, text: str) -> str:
+    """Return the prefix of `text` that the grammar accepts."""
     matcher = LLMatcher(TOKENIZER, grammar)
     assert not matcher.get_error(), matcher.get_error()
     return text[: matcher.try_consume_tokens(TOKENIZER.tokenize_str(text))]
@@ -34,19 +34,19 @@ def taken(grammar: str, text: str) -> str:
     ],
 )
 @pytest.mark.parametrize("text", ENDLESS)
-def test_a_number_without_bounds_has_few_digits(schema: dict[str, Any], text: str) -> None:
+def test_unbounded_number_has_few_digits(schema: dict[str, Any], text: str) -> None:
     defined = {"n": {"type": "number"}}
-    whole = for_schema({"type": "object", "properties": {"n": schema}, "required": ["n"], "$defs": defined})
-    assert len(taken(whole, '{"n":' + text)) <= len('{"n":-') + 18 + 12
+    grammar = for_schema({"type": "object", "properties": {"n": schema}, "required": ["n"], "$defs": defined})
+    assert len(accepted_prefix(grammar, '{"n":' + text)) <= len('{"n":-') + 18 + 12
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen_xml", "llama3_json", "pythonic", "mistral", "deepseek"])
-def test_a_tools_numbers_have_few_digits(family: str) -> None:
+def test_numbers_of_tools_have_few_digits(family: str) -> None:
     tools = {"f": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]}}
     grammar = json.loads(for_tools(family, tools, "required", False))
-    for part in grammar["grammars"]:
-        if "n" in part.get("json_schema", {}).get("properties", {}):
-            assert "multipleOf" in part["json_schema"]["properties"]["n"]
+    for lark_or_schema in grammar["grammars"]:
+        if "n" in lark_or_schema.get("json_schema", {}).get("properties", {}):
+            assert "multipleOf" in lark_or_schema["json_schema"]["properties"]["n"]
     assert json.dumps(grammar).count("multipleOf") >= 1
 
 
@@ -62,8 +62,8 @@ def test_a_tools_numbers_have_few_digits(family: str) -> None:
         ({"type": "integer", "enum": [7, 8]}, "8"),
     ],
 )
-def test_other_numbers_are_as_before(schema: dict[str, Any], text: str) -> None:
-    assert taken(for_schema(schema), text) == text
+def test_bounded_numbers_are_unchanged(schema: dict[str, Any], text: str) -> None:
+    assert accepted_prefix(for_schema(schema), text) == text
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_other_numbers_are_as_before(schema: dict[str, Any], text: str) -> None:
         True,
     ],
 )
-def test_what_is_no_unbounded_number_is_left_alone(schema: Any) -> None:
+def test_other_schemas_are_unchanged(schema: Any) -> None:
     assert bounded(schema) == schema

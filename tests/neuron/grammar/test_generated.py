@@ -1,4 +1,4 @@
-"""A small model at temperature 1 keeps to schemas that nobody chose: every answer is valid, or cut off by its limit."""
+"""A small model at temperature 1 follows random schemas: each message is valid or ends at the token limit."""
 
 import asyncio
 import json
@@ -41,23 +41,23 @@ async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
 
 
 def drawn(strategy: st.SearchStrategy[Schema]) -> list[Schema]:
-    """As many different ones as are asked for, always the same."""
-    found: list[Schema] = []
+    """Draw `SCHEMAS` different schemas, the same in each run."""
+    examples: list[Schema] = []
 
     @settings(max_examples=SCHEMAS, derandomize=True, database=None, phases=[Phase.generate])
     @given(strategy)
     def collect(schema: Schema):
-        found.append(schema)
+        examples.append(schema)
 
     collect()
-    return found
+    return examples
 
 
 async def generated(client: EngineClient, tokenizer: Tokenizer, prompt: str, grammars: list[str]) -> list[str | None]:
-    """What becomes of each grammar, eight at a time; None where the limit cut it off."""
+    """Generate one text per grammar, eight at a time; None if the token limit ended the text."""
     turn = asyncio.Semaphore(8)
 
-    async def one(seed: int, grammar: str) -> str | None:
+    async def generate(seed: int, grammar: str) -> str | None:
         async with turn:
             outputs = client.generate(
                 tokenizer.encode(prompt),
@@ -73,30 +73,32 @@ async def generated(client: EngineClient, tokenizer: Tokenizer, prompt: str, gra
         assert finish in ("stop", "length"), error
         return tokenizer.decode(tokens) if finish == "stop" else None
 
-    return await asyncio.gather(*(one(seed, grammar) for seed, grammar in enumerate(grammars)))
+    return await asyncio.gather(*(generate(seed, grammar) for seed, grammar in enumerate(grammars)))
 
 
-async def test_answers_are_valid(client: EngineClient, tokenizer: Tokenizer):
-    asked = drawn(schemas())
-    texts = await generated(client, tokenizer, "An example, as JSON:\n", [for_schema(schema) for schema in asked])
-    for schema, text in zip(asked, texts, strict=True):
+async def test_messages_are_valid(client: EngineClient, tokenizer: Tokenizer):
+    drawn_schemas = drawn(schemas())
+    texts = await generated(
+        client, tokenizer, "An example, as JSON:\n", [for_schema(schema) for schema in drawn_schemas]
+    )
+    for schema, text in zip(drawn_schemas, texts, strict=True):
         if text is not None:
             checks = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
             checks.validate(json.loads(text))
     assert sum(text is not None for text in texts) > len(texts) / 3
 
 
-async def test_calls_are_read_and_valid(client: EngineClient, tokenizer: Tokenizer):
-    asked: list[tuple[str, Schema, str]] = []
+async def test_calls_are_parsed_and_valid(client: EngineClient, tokenizer: Tokenizer):
+    tools: list[tuple[str, Schema, str]] = []
     for number, schema in enumerate(drawn(tool_schemas())):
         family = SPELLED[number % len(SPELLED)]
         try:
             grammar = for_tools(family, {"get_it": schema}, "required", False, strict=["get_it"])
         except ApiError:
-            continue  # the notation cannot be held to this one
-        asked.append((family, schema, grammar))
-    texts = await generated(client, tokenizer, "Now I call the tool:\n", [grammar for _, _, grammar in asked])
-    for (family, schema, _), text in zip(asked, texts, strict=True):
+            continue  # the format cannot express this schema
+        tools.append((family, schema, grammar))
+    texts = await generated(client, tokenizer, "Now I call the tool:\n", [grammar for _, _, grammar in tools])
+    for (family, schema, _), text in zip(tools, texts, strict=True):
         if text is not None:
             ((kind, name, arguments),) = parse_pieces(parser(family, {"get_it": schema}), [text])
             assert (kind, name) == ("call", "get_it")

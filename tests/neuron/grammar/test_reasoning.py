@@ -1,4 +1,4 @@
-"""What grammars let through of reasoning, and where the answer begins, whether marks are tokens or text."""
+"""Grammars that allow reasoning before the message, with reasoning marks that are tokens or text."""
 
 import llguidance
 import pytest
@@ -9,7 +9,7 @@ from helexa.neuron.parsers.reasoning import ReasoningMarks
 from neuron.grammar.walking import Vocabulary, accepts, byte_level, matcher
 
 MARKS = ReasoningMarks("<think>", "</think>")
-ANSWER = for_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+MESSAGE = for_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
 TOKENS = byte_level(["<think>", "</think>", "<tool_call>"])
 ADDED = byte_level(["<think>", "</think>", "<tool_call>"], special=False)
 TEXT = byte_level()
@@ -24,7 +24,7 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     [
         ('hm {"a":2}\n</think>\n\n{"a":1}', True, False),
         ('</think>{"a":1}', True, False),
-        ('<think>\nüm\n</think>\n\n{"a":1}', None, True),  # where marks are text, so may be the first
+        ('<think>\nüm\n</think>\n\n{"a":1}', None, True),  # marks that are text may occur in reasoning
         ('{"a":1}', False, True),
         ('hm</think>\n\n\n{"a":1}', False, False),
         ('hm</think>so {"a":1}', False, False),
@@ -32,13 +32,13 @@ THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
         ("hm", False, False),
     ],
 )
-def test_an_answer_comes_after_reasoning(vocabulary: Vocabulary, text: str, begun: bool | None, free: bool) -> None:
-    for said, expected in ((True, begun), (False, free)):
-        grammar = after_reasoning(ANSWER, MARKS, begun=said, token_id=vocabulary.token_id)
+def test_message_follows_reasoning(vocabulary: Vocabulary, text: str, begun: bool | None, free: bool) -> None:
+    for begins_in_reasoning, expected in ((True, begun), (False, free)):
+        grammar = after_reasoning(MESSAGE, MARKS, begun=begins_in_reasoning, token_id=vocabulary.token_id)
         assert expected is None or accepts(grammar, text, vocabulary) == expected
 
 
-def test_reasoning_comes_before_text_and_calls_too() -> None:
+def test_reasoning_precedes_text_and_calls() -> None:
     for family in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
         tools = for_tools(family, TOOLS, "auto", True, token_id=TOKENS.token_id)
         grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)
@@ -46,45 +46,45 @@ def test_reasoning_comes_before_text_and_calls_too() -> None:
         assert not accepts(grammar, "hm", TOKENS), family
 
 
-def test_a_lark_grammar_may_come_after_reasoning() -> None:
+def test_lark_grammar_may_follow_reasoning() -> None:
     grammar = after_reasoning(for_lark('start: "a" %json {"type": "integer"}'), MARKS, begun=True)
     assert accepts(grammar, "hm</think>\na12")
 
 
-def test_a_mark_may_end_within_a_token() -> None:
-    """As with the vocabulary of Llama 3, where `>` and line feeds are one token."""
+def test_mark_may_end_within_a_token() -> None:
+    """In Llama 3's vocabulary, for example, `>` and line feeds form one token."""
     spellings = [b"<|end|>", *(bytes([byte]) for byte in range(256)), b">\n\n", b">{", b'>\n{"', b"><"]
     vocabulary = Vocabulary(spellings, [0], [0])
-    grammar = after_reasoning(ANSWER, MARKS, begun=True)
-    rest = {258: '"a":1}', 259: 'a":1}', 257: '{"a":1}'}
-    for token, text in rest.items():
-        made = matcher(vocabulary, grammar)
+    grammar = after_reasoning(MESSAGE, MARKS, begun=True)
+    remaining = {258: '"a":1}', 259: 'a":1}', 257: '{"a":1}'}
+    for token, text in remaining.items():
+        matched = matcher(vocabulary, grammar)
         tokens = [*(byte + 1 for byte in b"hm</think"), token, *(byte + 1 for byte in text.encode())]
-        assert made.consume_tokens(tokens) and made.is_accepting()
-    made = matcher(vocabulary, grammar)
-    assert made.consume_tokens([byte + 1 for byte in b"hm</think"])
-    assert not allowed(made, 260), "what the token has beyond the mark begins no answer"
+        assert matched.consume_tokens(tokens) and matched.is_accepting()
+    matched = matcher(vocabulary, grammar)
+    assert matched.consume_tokens([byte + 1 for byte in b"hm</think"])
+    assert not allowed(matched, 260), "the text after the mark is not the start of a message"
 
 
-def allowed(made: llguidance.LLMatcher, token: int) -> bool:
-    mask = made.compute_bitmask()
+def allowed(matched: llguidance.LLMatcher, token: int) -> bool:
+    mask = matched.compute_bitmask()
     return bool(mask[token // 8] >> token % 8 & 1)
 
 
 @pytest.mark.parametrize("head", ["final", "final <|constrain|>json", "final<|constrain|>json"])
 @pytest.mark.parametrize("thought", ["", THOUGHT])
-def test_harmony_has_its_answer_in_the_final_channel(head: str, thought: str) -> None:
-    grammar = in_final_channel(ANSWER, token_id=CHANNELS.token_id)
-    answer = f'<|channel|>{head}<|message|>{{"a":1}}'
-    assert accepts(grammar, thought + answer, CHANNELS)
-    assert not accepts(grammar, thought + answer.replace("1", "x"), CHANNELS)
+def test_harmony_message_is_in_the_final_channel(head: str, thought: str) -> None:
+    grammar = in_final_channel(MESSAGE, token_id=CHANNELS.token_id)
+    message = f'<|channel|>{head}<|message|>{{"a":1}}'
+    assert accepts(grammar, thought + message, CHANNELS)
+    assert not accepts(grammar, thought + message.replace("1", "x"), CHANNELS)
     assert not accepts(grammar, thought + "<|channel|>commentary<|message|>So.", CHANNELS)
-    ended = in_final_channel(ANSWER, reasons=False, token_id=CHANNELS.token_id)
-    assert accepts(ended, thought + answer, CHANNELS) == (not thought)
+    ended = in_final_channel(MESSAGE, reasons=False, token_id=CHANNELS.token_id)
+    assert accepts(ended, thought + message, CHANNELS) == (not thought)
 
 
 @pytest.mark.parametrize(
-    ("choice", "answer", "allowed"),
+    ("choice", "message", "allowed"),
     [
         ("auto", '<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{"a": 1}', True),
         ("required", '<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{"a": 1}', True),
@@ -92,9 +92,9 @@ def test_harmony_has_its_answer_in_the_final_channel(head: str, thought: str) ->
         ("required", "<|channel|>final<|message|>No.", False),
     ],
 )
-def test_reasoning_that_was_ended_does_not_begin_again(choice: str, answer: str, allowed: bool) -> None:
+def test_reasoning_is_rejected_after_it_ended(choice: str, message: str, allowed: bool) -> None:
     grammar = for_tools("harmony", TOOLS, choice, True, token_id=CHANNELS.token_id, reasons=False)
-    assert accepts(grammar, answer, CHANNELS) == allowed
-    assert not accepts(grammar, THOUGHT + answer, CHANNELS)
+    assert accepts(grammar, message, CHANNELS) == allowed
+    assert not accepts(grammar, THOUGHT + message, CHANNELS)
     grammar = for_tools("harmony", TOOLS, choice, True, token_id=CHANNELS.token_id)
-    assert accepts(grammar, THOUGHT + answer, CHANNELS) == allowed
+    assert accepts(grammar, THOUGHT + message, CHANNELS) == allowed

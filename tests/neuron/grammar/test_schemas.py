@@ -1,4 +1,4 @@
-"""Whatever a grammar of a schema lets through is accepted by that schema."""
+"""Every text that a schema's grammar accepts is valid for the schema."""
 
 import json
 import random
@@ -31,15 +31,15 @@ def valid(schema: Schema, text: str):
 
 @settings(max_examples=SCHEMAS)
 @given(schemas(), st.integers(0, 2**32))
-def test_any_walk_is_valid(schema: Schema, seed: int):
-    text, whole = walk(BYTES, for_schema(schema), random.Random(seed))
-    if whole:
+def test_random_texts_are_valid(schema: Schema, seed: int):
+    text, complete = walk(BYTES, for_schema(schema), random.Random(seed))
+    if complete:
         valid(schema, text)
 
 
 @settings(max_examples=SCHEMAS // 3)
 @given(schema=schemas(), seed=st.integers(0, 2**32))
-def test_any_walk_over_a_real_vocabulary_is_valid(smollm2: Vocabulary, schema: Schema, seed: int):
-    text, whole = walk(smollm2, for_schema(schema), random.Random(seed), 200)
-    if whole:
+def test_random_texts_in_a_real_vocabulary_are_valid(smollm2: Vocabulary, schema: Schema, seed: int):
+    text, complete = walk(smollm2, for_schema(schema), random.Random(seed), 200)
+    if complete:
         valid(schema, text)

@@ -1,4 +1,4 @@
-"""Calls that a grammar lets through are read by the family's parser, and suit the tool's schema."""
+"""Tool calls that a grammar accepts can be parsed in the model family's format, and match the tool's schema."""
 
 import json
 import random
@@ -48,13 +48,13 @@ def vocabulary(family: str, tokens: bool, special: bool = True):
 
 
 def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
-    """The names of the calls in a text, which all must be whole and valid."""
+    """Assert that all calls in a text are complete and valid; return their names."""
     names: list[str] = []
-    for kind, *what in parse_pieces(parser(family, tools), [text]):
+    for kind, *fields in parse_pieces(parser(family, tools), [text]):
         if kind != "call":
-            assert not only_calls or kind == "thought", (kind, what, text)
+            assert not only_calls or kind == "thought", (kind, fields, text)
             continue
-        name, arguments = what
+        name, arguments = fields
         jsonschema.Draft202012Validator(tools[name]).validate(json.loads(arguments))
         names.append(name)
     return names
@@ -62,37 +62,37 @@ def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool)
 
 @pytest.mark.parametrize(("family", "tokens"), CASES)
 @pytest.mark.parametrize("parallel", [True, False])
-def test_any_walk_is_calls(family: str, tokens: bool, parallel: bool):
+def test_required_calls_in_random_texts_are_valid(family: str, tokens: bool, parallel: bool):
     known = vocabulary(family, tokens)
     grammar = for_tools(family, OFFERED, "required", parallel, token_id=known.token_id)
-    seen: set[str] = set()
+    called: set[str] = set()
     most = 0
     for seed in range(2 * WALKS):
-        if seed >= WALKS // 2 and seen == OFFERED.keys():
+        if seed >= WALKS // 2 and called == OFFERED.keys():
             break
-        text, whole = walk(known, grammar, random.Random(seed), 600)
-        if whole:
+        text, complete = walk(known, grammar, random.Random(seed), 600)
+        if complete:
             names = check(family, OFFERED, text, only_calls=True)
             assert names
-            seen.update(names)
+            called.update(names)
             most = max(most, len(names))
-    assert seen == OFFERED.keys()
+    assert called == OFFERED.keys()
     assert (most > 1) == (parallel and family != "harmony")
 
 
 @pytest.mark.parametrize(("family", "tokens"), CASES)
-def test_any_walk_that_may_be_text_has_sound_calls_only(family: str, tokens: bool):
+def test_optional_calls_in_random_texts_are_valid(family: str, tokens: bool):
     known = vocabulary(family, tokens)
     grammar = for_tools(family, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
     calls = texts = 0
     for seed in range(WALKS):
-        text, whole = walk(known, grammar, random.Random(seed), 400)
-        if whole:
+        text, complete = walk(known, grammar, random.Random(seed), 400)
+        if complete:
             names = check(family, OFFERED, text, only_calls=False)
             calls += len(names)
             texts += not names
     assert texts
-    assert calls or not tokens  # nobody spells a marker by chance
+    assert calls or not tokens  # random characters hardly ever spell a marker
 
 
 @settings(max_examples=WALKS)
@@ -104,13 +104,13 @@ def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: 
     try:
         strictly = ["get_it"] if strict else []
         grammar = for_tools(family, tools, "get_it", False, strict=strictly, token_id=known.token_id)
-    except ApiError as refusal:
-        assert refusal.code == "unsupported_schema"
-        assert strict or "cannot be written" in str(refusal)
+    except ApiError as error:
+        assert error.code == "unsupported_schema"
+        assert strict or "cannot be written" in str(error)
         assert family == "pythonic"
         return
-    text, whole = walk(known, grammar, random.Random(seed), 400)
-    if whole:
+    text, complete = walk(known, grammar, random.Random(seed), 400)
+    if complete:
         assert check(family, tools, text, only_calls=True) == ["get_it"]
 
 
@@ -136,7 +136,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_a_call_as_templates_write_it(name: str):
+def test_calls_written_like_chat_templates_are_accepted(name: str):
     family, text = name.partition("-")[0], WRITTEN[name]
     known = byte_level(sorted(FAMILIES[family].markers))
 
@@ -153,7 +153,7 @@ def test_a_call_as_templates_write_it(name: str):
 
 
 @pytest.mark.parametrize(("family", "tokens"), CASES)
-def test_text_is_free_where_calls_are_not_asked_for(family: str, tokens: bool):
+def test_text_without_calls_is_unconstrained(family: str, tokens: bool):
     known = vocabulary(family, tokens)
     grammar = for_tools(family, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
     lead = "<|channel|>final<|message|>" if family == "harmony" else ""
@@ -162,11 +162,11 @@ def test_text_is_free_where_calls_are_not_asked_for(family: str, tokens: bool):
 
 @pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("name", WRITTEN)
-def test_an_answer_of_a_form_or_a_call(name: str, tokens: bool):
+def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
     family, text = name.partition("-")[0], WRITTEN[name]
     known = vocabulary(family, tokens or name in ("harmony", "mistral-11"))
     form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
-    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, answer=form)
+    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, message=form)
     lead = "<|channel|>final<|message|>" if family == "harmony" else ""
     assert accepts(grammar, text, known)
     assert accepts(grammar, lead + '{"n":3}', known)
@@ -175,27 +175,27 @@ def test_an_answer_of_a_form_or_a_call(name: str, tokens: bool):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_references_lead_to_the_same_wherever_the_schema_stands(family: str):
+def test_references_resolve_wherever_the_schema_is_embedded(family: str):
     known = vocabulary(family, True)
     schema = {
         "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
         "required": ["x", "y"],
         "$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}},
     }
-    if family == "pythonic":  # it sees no more of a schema than a parameter and the definitions
+    if family == "pythonic":  # its grammars contain the parameter's schema and the definitions only
         schema["properties"]["y"] = {"type": "integer"}
     tools = {"plan": schema | {"type": "object"}}
     grammar = for_tools(family, tools, "required", False, strict=["plan"], token_id=known.token_id)
-    wholes = 0
+    completed = 0
     for seed in range(20):
-        text, whole = walk(known, grammar, random.Random(seed), 600)
-        if whole:
-            wholes += 1
+        text, complete = walk(known, grammar, random.Random(seed), 600)
+        if complete:
+            completed += 1
             assert check(family, tools, text, only_calls=True) == ["plan"]
-    assert wholes
+    assert completed
 
 
-def test_values_that_look_like_markup():
+def test_values_may_look_like_markup():
     grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
     call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
     assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
@@ -205,7 +205,7 @@ def test_values_that_look_like_markup():
 
 
 @pytest.mark.parametrize("defined", [{"type": "string"}, {"enum": ["a", "7"]}, {"const": "7"}])
-def test_a_string_that_is_defined_elsewhere_is_written_bare(defined: Schema):
+def test_referenced_string_is_written_without_quotes(defined: Schema):
     schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "required": ["x"], "$defs": {"text": defined}}
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False, strict=["plan"])
     call = "<tool_call>\n<function=plan>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
@@ -213,7 +213,7 @@ def test_a_string_that_is_defined_elsewhere_is_written_bare(defined: Schema):
     assert parse_pieces(parser("qwen_xml", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
 
 
-def test_nested_parameters_stay_in_the_notation_unless_they_refer_to_themselves():
+def test_nested_parameters_use_tags_unless_recursive():
     tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
     step = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
     for definition, tagged in ((step, True), (tree, False)):
@@ -227,7 +227,7 @@ def test_nested_parameters_stay_in_the_notation_unless_they_refer_to_themselves(
         assert accepts(grammar, json_call) != tagged
 
 
-def test_references_without_end_are_looked_at_quickly():
+def test_long_reference_chains_are_resolved_quickly():
     links = {f"a{index}": {"anyOf": [{"$ref": f"#/$defs/a{index + 1}"}] * 2} for index in range(5000)}
     schema = {"properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": links}
     assert "tool_0" in for_tools("qwen_xml", {"plan": schema}, "required", False)
@@ -237,12 +237,12 @@ def test_references_without_end_are_looked_at_quickly():
 @pytest.mark.parametrize(
     "odd", [{"type": [[]]}, {"anyOf": 1}, {"enum": 1}, {"type": 1}, False, 1, {"anyOf": [1]}, {"$ref": 1}]
 )
-def test_odd_schemas_are_left_to_the_check(family: str, odd: Any):
+def test_malformed_schemas_are_left_to_the_check(family: str, odd: Any):
     for schema in ({"properties": {"x": odd}}, {"properties": odd}, {"required": odd}, {"$defs": odd}):
         assert "grammars" in for_tools(family, {"plan": schema}, "required", True)
 
 
-def test_options_that_tags_cannot_show_are_written_as_json():
+def test_options_that_tags_cannot_contain_are_not_offered():
     schema = {"properties": {"x": {"enum": ["a</parameter>b", "plain", "7"]}, "y": {"enum": ["7", 7]}}}
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
     call = "<tool_call>\n<function=plan>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"
@@ -251,9 +251,9 @@ def test_options_that_tags_cannot_show_are_written_as_json():
     assert not accepts(grammar, call % "a</parameter>b")
 
 
-@pytest.mark.parametrize("more", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
-def test_a_schema_that_is_more_than_a_list_of_parameters_is_followed_in_json(more: Schema):
-    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | more
+@pytest.mark.parametrize("keywords", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
+def test_schema_with_more_than_properties_is_written_as_json(keywords: Schema):
+    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | keywords
     grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
     tagged = "<tool_call>\n<function=plan>\n<parameter=x>\na\n</parameter>\n</function>\n</tool_call>"
     assert not accepts(grammar, tagged)
@@ -261,21 +261,21 @@ def test_a_schema_that_is_more_than_a_list_of_parameters_is_followed_in_json(mor
     assert not accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {}}\n</tool_call>')
 
 
-def test_no_parameters_but_those_that_are_named():
+def test_undeclared_parameters_are_rejected():
     call = '<tool_call>\n{"name": "plan", "arguments": {"x": 1, "z": 1}}\n</tool_call>'
     schema = {"type": "object", "properties": {"x": {}}}
     assert not accepts(for_tools("hermes", {"plan": schema}, "required", False), call)
     assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
 
 
-def test_there_are_at_most_so_many_calls():
+def test_number_of_calls_is_limited():
     grammar = for_tools("hermes", TOOLS, "required", True)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
     assert accepts(grammar, "\n".join([call] * MAX_CALLS))
     assert not accepts(grammar, "\n".join([call] * (MAX_CALLS + 1)))
 
 
-def test_what_a_tool_without_a_schema_takes():
+def test_tool_without_a_schema_takes_no_arguments():
     for schema in ({}, {"type": "object", "properties": {}}):
         grammar = for_tools("hermes", {"ping": schema}, "required", False)
         assert accepts(grammar, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')
@@ -298,7 +298,7 @@ def test_what_a_tool_without_a_schema_takes():
         ),
     ],
 )
-def test_refuses(family: str, tools: dict[str, Any], choice: str, code: str, message: str):
-    with pytest.raises(ApiError, match=message) as refusal:
+def test_invalid_tools_are_rejected(family: str, tools: dict[str, Any], choice: str, code: str, message: str):
+    with pytest.raises(ApiError, match=message) as error:
         for_tools(family, tools, choice, False, strict=list(tools))
-    assert (refusal.value.status, refusal.value.code) == (400, code)
+    assert (error.value.status, error.value.code) == (400, code)

@@ -1,4 +1,4 @@
-"""Walks through a grammar without a model: any token that it allows may come next."""
+"""Random walks through a grammar without a model: each step picks a token that the grammar allows."""
 
 import random
 from collections.abc import Iterable
@@ -17,8 +17,9 @@ class Vocabulary:
     """A vocabulary as llguidance sees it. The first of `ends` ends the text.
 
     Attributes:
-        spellings: the bytes of each token.
-        special: tokens that stand for no text of an answer.
+        spellings: The bytes of each token.
+        special: Ids of tokens that are not text.
+        ends: Ids of the end-of-sequence tokens.
     """
 
     spellings: list[bytes]
@@ -31,12 +32,12 @@ class Vocabulary:
 
     @cached_property
     def closing(self) -> list[int]:
-        """Tokens that end strings, lists and the like."""
+        """Ids of tokens that end strings, lists and the like."""
         ends = {bytes([byte]) for byte in b'"}])<,\n'}
         return [index for index, spelling in enumerate(self.spellings) if spelling in ends]
 
     def token_id(self, text: str) -> int | None:
-        """The token that is spelled so, if it is no part of plain text."""
+        """Return the id of the marker token `text`, or None if the vocabulary has no such marker."""
         return self.markers.get(text)
 
     @cached_property
@@ -53,7 +54,7 @@ class Vocabulary:
 
 
 class _Wrapped:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -69,14 +70,14 @@ class _Wrapped:
 
 
 def byte_level(markers: Iterable[str] = (), *, special: bool = True) -> Vocabulary:
-    """Bytes, and markers that are tokens."""
+    """A vocabulary of single bytes, plus `markers` as tokens of their own."""
     spelled = [marker.encode() for marker in markers]
     ids = list(range(257, 257 + len(spelled))) if special else []
     return Vocabulary([b"<|end_of_text|>", *(bytes([byte]) for byte in range(256)), *spelled], [0, *ids], [0])
 
 
 def of_model(tokenizer: Tokenizer) -> Vocabulary:
-    """A real model's."""
+    """The vocabulary of a real model."""
     ids = range(tokenizer.vocab_size)
     return Vocabulary(
         [tokenizer.token_bytes(token, skip_special=False) for token in ids],
@@ -87,44 +88,44 @@ def of_model(tokenizer: Tokenizer) -> Vocabulary:
 
 def matcher(vocabulary: Vocabulary, grammar: str) -> llguidance.LLMatcher:
     limits = llguidance.LLParserLimits(**PARSER_LIMITS)
-    made = llguidance.LLMatcher(vocabulary.tokenizer, grammar, limits=limits)
-    assert not made.is_error(), made.get_error()
-    return made
+    result = llguidance.LLMatcher(vocabulary.tokenizer, grammar, limits=limits)
+    assert not result.is_error(), result.get_error()
+    return result
 
 
 def accepts(grammar: str, text: str, vocabulary: Vocabulary | None = None) -> bool:
-    """Whether `text` is one that the grammar describes as a whole, markers in it being the tokens that they are."""
+    """Return whether the grammar accepts exactly `text`. Markers in it are encoded as marker tokens."""
     vocabulary = vocabulary or byte_level()
-    made = matcher(vocabulary, grammar)
+    state = matcher(vocabulary, grammar)
     while text:
         marker = next((marker for marker in vocabulary.markers if text.startswith(marker)), None)
-        piece = marker or text[0]
-        tokens = [vocabulary.markers[marker]] if marker else [byte + 1 for byte in piece.encode()]
-        if made.validate_tokens(tokens) < len(tokens) or not made.consume_tokens(tokens):
+        unit = marker or text[0]
+        tokens = [vocabulary.markers[marker]] if marker else [byte + 1 for byte in unit.encode()]
+        if state.validate_tokens(tokens) < len(tokens) or not state.consume_tokens(tokens):
             return False
-        text = text.removeprefix(piece)
-    return made.is_accepting()
+        text = text.removeprefix(unit)
+    return state.is_accepting()
 
 
 def walk(vocabulary: Vocabulary, grammar: str, rng: random.Random, limit: int = 400) -> tuple[str, bool]:
-    """Some text of a grammar, and whether it is whole; else it is cut at `limit` tokens."""
-    made = matcher(vocabulary, grammar)
+    """Return a random text and whether it is complete; a text of `limit` tokens is cut off."""
+    state = matcher(vocabulary, grammar)
     tokens: list[int] = []
     while len(tokens) < limit:
-        bits = np.unpackbits(np.frombuffer(made.compute_bitmask(), dtype=np.uint8), bitorder="little")
-        assert not made.is_error(), made.get_error()[:2000]
-        assert bits.any(), "nothing may come next"
+        bits = np.unpackbits(np.frombuffer(state.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        assert not state.is_error(), state.get_error()[:2000]
+        assert bits.any(), "the grammar allows no token"
         token = _choose(vocabulary, bits, rng, hurry=len(tokens) / limit)
         if token in vocabulary.ends:
-            assert made.is_accepting()
+            assert state.is_accepting()
             return vocabulary.text(tokens), True
-        assert made.consume_token(token), made.get_error()[:2000]
+        assert state.consume_token(token), state.get_error()[:2000]
         tokens.append(token)
     return vocabulary.text(tokens, cut=True), False
 
 
 def _choose(vocabulary: Vocabulary, allowed: np.ndarray, rng: random.Random, hurry: float) -> int:
-    """A token whose bit is set, more often one that ends something."""
+    """Choose an allowed token at random. Tokens that end something are more likely."""
     if (ends := _allowed(vocabulary.ends, allowed)) and rng.random() < 0.2 + hurry:
         return ends[0]
     if (markers := _allowed(vocabulary.markers.values(), allowed)) and rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""The Gated DeltaNet layer: however rows are put together in steps, each sequence sees itself and nobody else."""
+"""The Gated DeltaNet layer: a sequence's output does not depend on how its rows are split or batched."""
 
 from dataclasses import dataclass
 
@@ -59,7 +59,7 @@ def tensors() -> dict[str, Weight]:
 
 @pytest.fixture(params=[False, True], ids=["one by one", "together"])
 def layer(tensors: dict[str, Weight], request: pytest.FixtureRequest) -> GatedDeltaNet:
-    """On a CPU, and as on devices where sequences that advance by one token do so together."""
+    """The layer on a CPU, and with the batched single-token path that other devices use."""
     layer = built(tensors)
     assert isinstance(layer._rule, DeltaRule)
     layer._rule._together = request.param
@@ -83,7 +83,7 @@ def built(tensors: dict[str, Weight], heads: int = HEADS, key_dim: int = KEY) ->
 
 
 def spoilt_cache(layer: GatedDeltaNet) -> DeltaCache:
-    """Slots as sequences that are gone may have left them."""
+    """A cache whose slots start with NaN, to show that stale states are not read."""
     cache = layer.new_cache(0, SLOTS)
     cache.conv.fill_(torch.nan)
     cache.state.fill_(torch.nan)
@@ -91,7 +91,7 @@ def spoilt_cache(layer: GatedDeltaNet) -> DeltaCache:
 
 
 def step_of(*spans: tuple[int, int, int, int]) -> Step:
-    """A step of (slot, prefix, settled, drafts) for each of its spans."""
+    """Return a step with one span per (slot, prefix, settled, drafts)."""
     laid: list[Span] = []
     start = 0
     for slot, prefix, settled, drafts in spans:
@@ -100,33 +100,33 @@ def step_of(*spans: tuple[int, int, int, int]) -> Step:
     return Step(batch_of_spans(laid))
 
 
-def alone(layer: GatedDeltaNet, x: Tensor) -> Tensor:
-    """What a sequence gives when it is computed token by token."""
+def token_by_token(layer: GatedDeltaNet, x: Tensor) -> Tensor:
+    """Return the output of a sequence that is computed alone, token by token."""
     cache = spoilt_cache(layer)
     return torch.cat([layer(row[None], cache, step_of((0, place, 1, 0))) for place, row in enumerate(x)])
 
 
 def near(actual: Tensor, expected: Tensor) -> None:
-    """The norm behind the rule enlarges what differs in heads that found next to nothing."""
+    """Assert equality. The tolerance is wide because the norm after the rule amplifies errors of nearly empty heads."""
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("cuts", [[150], [1, 149], [16, 17, 117], [64, 64, 22], [3, 2, 1, 80, 64]])
-def test_a_sequence_in_steps_of_any_size(layer: GatedDeltaNet, cuts: list[int]) -> None:
+def test_split_sequence_matches_token_by_token(layer: GatedDeltaNet, cuts: list[int]) -> None:
     x, cache, prefix = torch.randn(150, HIDDEN), spoilt_cache(layer), 0
-    found = []
+    outputs = []
     for count in cuts:
-        found.append(layer(x[prefix : prefix + count], cache, step_of((2, prefix, count, 0))))
+        outputs.append(layer(x[prefix : prefix + count], cache, step_of((2, prefix, count, 0))))
         prefix += count
-    near(torch.cat(found), alone(layer, x))
+    near(torch.cat(outputs), token_by_token(layer, x))
 
 
-def test_a_prompt_longer_than_what_is_computed_at_once(layer: GatedDeltaNet) -> None:
+def test_long_prompt_matches_token_by_token(layer: GatedDeltaNet) -> None:
     x = torch.randn(2100, HIDDEN)
-    near(layer(x, spoilt_cache(layer), step_of((0, 0, 2100, 0))), alone(layer, x))
+    near(layer(x, spoilt_cache(layer), step_of((0, 0, 2100, 0))), token_by_token(layer, x))
 
 
-def test_sequences_beside_each_other(layer: GatedDeltaNet) -> None:
+def test_batched_sequences_match_sequences_alone(layer: GatedDeltaNet) -> None:
     prefixes, counts = [5, 0, 70, 20, 0, 3], [1, 1, 1, 2, 30, 90]
     inputs = [torch.randn(prefix + count, HIDDEN) for prefix, count in zip(prefixes, counts, strict=True)]
     cache, slots = spoilt_cache(layer), [6, 1, 3, 0, 7, 2]
@@ -135,61 +135,61 @@ def test_sequences_beside_each_other(layer: GatedDeltaNet) -> None:
             layer(x[:prefix], cache, step_of((slot, 0, prefix, 0)))
     step = step_of(*zip(slots, prefixes, counts, [0] * 6, strict=True))
     out = layer(torch.cat([x[prefix:] for x, prefix in zip(inputs, prefixes, strict=True)]), cache, step)
-    for found, x, count in zip(out.split(counts), inputs, counts, strict=True):
-        near(found, alone(layer, x)[-count:])
-    again = torch.randn(len(slots), HIDDEN)  # every state went on
+    for actual, x, count in zip(out.split(counts), inputs, counts, strict=True):
+        near(actual, token_by_token(layer, x)[-count:])
+    again = torch.randn(len(slots), HIDDEN)  # checks the states by continuing every sequence
     out = layer(again, cache, step_of(*((slot, len(x), 1, 0) for slot, x in zip(slots, inputs, strict=True))))
-    for found, x, row in zip(out, inputs, again, strict=True):
-        near(found, alone(layer, torch.cat((x, row[None])))[-1])
+    for actual, x, row in zip(out, inputs, again, strict=True):
+        near(actual, token_by_token(layer, torch.cat((x, row[None])))[-1])
 
 
-def test_drafts_are_computed_and_leave_no_trace(layer: GatedDeltaNet) -> None:
+def test_rejected_drafts_do_not_change_the_state(layer: GatedDeltaNet) -> None:
     x, cache = torch.randn(12, HIDDEN), spoilt_cache(layer)
     layer(x[:5], cache, step_of((4, 0, 5, 0)))
     drafted = layer(torch.cat((x[5:8], torch.randn(1, HIDDEN), x[5:])), cache, step_of((1, 0, 1, 3), (4, 5, 3, 4)))
-    near(drafted[4:], alone(layer, x)[5:])
-    other = torch.cat((x[:8], torch.randn(4, HIDDEN)))
-    near(layer(other[8:], cache, step_of((4, 8, 4, 0))), alone(layer, other)[8:])
+    near(drafted[4:], token_by_token(layer, x)[5:])
+    continued = torch.cat((x[:8], torch.randn(4, HIDDEN)))
+    near(layer(continued[8:], cache, step_of((4, 8, 4, 0))), token_by_token(layer, continued)[8:])
 
 
-def test_a_copy_goes_on_where_its_source_was(layer: GatedDeltaNet) -> None:
+def test_copied_state_continues_like_its_source(layer: GatedDeltaNet) -> None:
     x, cache = torch.randn(40, HIDDEN), spoilt_cache(layer)
     layer(x[:30], cache, step_of((0, 0, 30, 0)))
     cache.copy(0, 5)
     for slot in (0, 5):
-        near(layer(x[30:], cache, step_of((slot, 30, 10, 0))), alone(layer, x)[30:])
+        near(layer(x[30:], cache, step_of((slot, 30, 10, 0))), token_by_token(layer, x)[30:])
 
 
-def test_only_the_rows_that_are_wanted(layer: GatedDeltaNet) -> None:
+def test_only_wanted_rows_are_returned(layer: GatedDeltaNet) -> None:
     x, rows = torch.randn(20, HIDDEN), torch.tensor([3, 19])
-    whole, step = layer(x, spoilt_cache(layer), step_of((0, 0, 20, 0))), step_of((0, 0, 20, 0))
-    near(layer(x, spoilt_cache(layer), step, rows), whole[rows])
+    all_rows, step = layer(x, spoilt_cache(layer), step_of((0, 0, 20, 0))), step_of((0, 0, 20, 0))
+    near(layer(x, spoilt_cache(layer), step, rows), all_rows[rows])
     assert layer(x, spoilt_cache(layer), step, rows[:0]).shape == (0, HIDDEN)
 
 
 @pytest.mark.parametrize("form", ["bfloat16", "Q8_0"])
-def test_projections_grouped_by_key_head_are_put_in_order(tensors: dict[str, Weight], form: str) -> None:
+def test_projections_grouped_by_key_head_are_reordered(tensors: dict[str, Weight], form: str) -> None:
     served = HEADS // KEY_HEADS
     grouped = {
         "qkvz": (random_weights.make(form, 2 * KEYS + 2 * VALUES, HIDDEN), (KEY, KEY, served * VALUE, served * VALUE)),
         "ba": (random_weights.make(form, 2 * HEADS, HIDDEN), (served, served)),
     }
-    apart: dict[str, list[Tensor]] = {name: [] for name in "qkvzba"}
+    ungrouped: dict[str, list[Tensor]] = {name: [] for name in "qkvzba"}
     for names, (weight, widths) in grouped.items():
         for group in random_weights.plain(weight).float().chunk(KEY_HEADS):
             for name, rows in zip(names, group.split(widths), strict=True):
-                apart[name].append(rows)
-    q, k, v, z, b, a = (torch.cat(apart[name]) for name in "qkvzba")
-    rest = {name: weight for name, weight in tensors.items() if "in_proj" not in name}
+                ungrouped[name].append(rows)
+    q, k, v, z, b, a = (torch.cat(ungrouped[name]) for name in "qkvzba")
+    other_tensors = {name: weight for name, weight in tensors.items() if "in_proj" not in name}
     stored = {f"delta.in_proj_{names}.weight": weight for names, (weight, _) in grouped.items()}
     split = {"qkv": torch.cat((q, k, v)), "z": z, "b": b, "a": a}
     x, step = torch.randn(30, HIDDEN), step_of((0, 0, 30, 0))
-    expected = built(rest | {f"delta.in_proj_{name}.weight": weight for name, weight in split.items()})
-    found = built(rest | stored)
-    near(found(x, spoilt_cache(found), step), expected(x, spoilt_cache(expected), step))
+    expected = built(other_tensors | {f"delta.in_proj_{name}.weight": weight for name, weight in split.items()})
+    actual = built(other_tensors | stored)
+    near(actual(x, spoilt_cache(actual), step), expected(x, spoilt_cache(expected), step))
 
 
-def test_shapes_that_make_no_layer_are_refused(tensors: dict[str, Weight]) -> None:
+def test_invalid_shapes_are_rejected(tensors: dict[str, Weight]) -> None:
     with pytest.raises(ModelFileError, match="7 value heads cannot share 2 key heads"):
         built(tensors, heads=7)
     with pytest.raises(ModelFileError, match="make a state of"):

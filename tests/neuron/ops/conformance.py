@@ -1,6 +1,6 @@
-"""What every implementation of `Ops` does, beside definitions in float64.
+"""Tests that every implementation of `Ops` must pass; expected values are computed in float64.
 
-A new implementation passes when a subclass of `Conformance` with the fixture `ops` passes.
+To test a new implementation, subclass `Conformance` and define the fixture `ops`.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ EPS = 1e-5
 
 @dataclass
 class History:
-    """A sequence in pages of its own: its keys and values so far, [L, kv_heads, D]."""
+    """A sequence in the cache: its pages, and its keys and values so far, each [L, kv_heads, D]."""
 
     pages: list[int]
     keys: Tensor
@@ -44,11 +44,11 @@ class History:
 
 
 class CacheConformance:
-    """The tests of operations on the KV cache.
+    """Tests of the operations on the KV cache.
 
     Attributes:
-        tolerance: of results, relative to the largest number in them.
-        cache_tolerance: the same for attention, which reads K and V as the cache rounds them.
+        tolerance: Allowed error of a result, relative to the largest expected value.
+        cache_tolerance: Allowed error of attention, which reads K and V as the cache rounds them.
     """
 
     tolerance = 1e-5
@@ -72,7 +72,7 @@ class CacheConformance:
         "kind", [AttentionKind(0.125), AttentionKind(0.2, window=40, sinks=torch.linspace(-3, 3, 4))]
     )
     def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
-        """Two sequences: prompts in two chunks, then tokens one by one, in one cache."""
+        """Process two prompts in two chunks each, then single tokens, in one cache."""
         heads, kv_heads, dim = 4, 2, 64
         cache = ops.new_cache(kv_heads, 8, dim)
         norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS)
@@ -88,7 +88,7 @@ class CacheConformance:
                 queries = ops.rotate_store(qkv.clone(), heads, rope, cache, batch.slots, norms)
                 return ops.attend(queries, cache, batch, kind)
 
-            out = ops.run(forward, batch, recorded=False)
+            out = ops.run(forward, batch, capture=False)
             angles = batch.positions[:, None].double() * frequencies
             queries = _rotated(_normalized(qkv[:, :heads], norms.query), angles)
             keys = _rotated(_normalized(qkv[:, heads:-kv_heads], norms.key), angles)
@@ -97,51 +97,51 @@ class CacheConformance:
                 sequence.keys = torch.cat((sequence.keys, keys[rows]))
                 sequence.values = torch.cat((sequence.values, qkv[rows, -kv_heads:]))
                 for row in rows.nonzero().flatten().tolist():
-                    seen = int(batch.positions[row]) + 1
-                    expected, _ = oracle.attention(queries[row], sequence.keys[:seen], sequence.values[:seen], kind)
+                    length = int(batch.positions[row]) + 1
+                    expected, _ = oracle.attention(queries[row], sequence.keys[:length], sequence.values[:length], kind)
                     self.near(out[row], expected, self.cache_tolerance)
 
     def test_attend_treats_equal_heads_alike(self, ops: Ops) -> None:
         cache, batch = ops.new_cache(1, 4, 64), paged.batch_of([paged.entry(0, 0, 20, [2])], CAPACITY)
-        still = torch.ones(20, 32), torch.zeros(20, 32)
+        no_rotation = torch.ones(20, 32), torch.zeros(20, 32)
         qkv = torch.randn(20, 3, 64)[:, [0, 0, 1, 2]]
 
         def forward(batch: Batch) -> Tensor:
-            queries = ops.rotate_store(qkv.clone(), 2, still, cache, batch.slots)
+            queries = ops.rotate_store(qkv.clone(), 2, no_rotation, cache, batch.slots)
             return ops.attend(queries, cache, batch, AttentionKind(0.125))
 
-        out = ops.run(forward, batch, recorded=False)
+        out = ops.run(forward, batch, capture=False)
         assert torch.equal(out[:, 0], out[:, 1])
 
     @pytest.mark.parametrize("kv_heads", [1, 3])
-    def test_page_bytes_are_what_new_cache_takes(self, ops: Ops, kv_heads: int) -> None:
+    def test_page_bytes_equal_size_of_a_new_cache(self, ops: Ops, kv_heads: int) -> None:
         cache = ops.new_cache(kv_heads, 5, 64)
         assert cache.nbytes == 5 * ops.page_bytes(kv_heads, 64)
         assert ops.page_bytes(kv_heads, 64) >= 2 * kv_heads * 64 * PAGE_SIZE * ops.kv_bits // 8
         assert not cache.any()
 
-    def test_new_cache_keeps_pages_apart(self, ops: Ops) -> None:
+    def test_new_cache_stores_pages_separately(self, ops: Ops) -> None:
         cache = ops.new_cache(2, 3, 64)
-        still, before = (torch.ones(64, 32), torch.zeros(64, 32)), cache.clone()
+        no_rotation, previous = (torch.ones(64, 32), torch.zeros(64, 32)), cache.clone()
         for page in range(3):
             slots = page * PAGE_SIZE + torch.arange(64, dtype=torch.int32)
-            ops.rotate_store(torch.randn(64, 4, 64), 0, still, cache, slots)
-            assert (cache != before).sum() > 0.9 * cache.numel() / 3 - 64
-            before = cache.clone()
+            ops.rotate_store(torch.randn(64, 4, 64), 0, no_rotation, cache, slots)
+            assert (cache != previous).sum() > 0.9 * cache.numel() / 3 - 64
+            previous = cache.clone()
 
 
 class Conformance(CacheConformance):
-    """The tests of all operations; those of an operation are called `test_OPERATION...`."""
+    """Tests of all operations; the tests of an operation are named `test_<operation>...`."""
 
     @pytest.mark.parametrize("operation", sorted(Ops.__abstractmethods__))
-    def test_each_operation_is_needed_defined_and_tested(self, ops: Ops, operation: str) -> None:
+    def test_each_operation_is_abstract_defined_and_tested(self, ops: Ops, operation: str) -> None:
         partial = type("Partial", (type(ops),), {operation: getattr(Ops, operation)})
         with pytest.raises(TypeError, match=f"abstract.*{operation}"):
             partial()
-        assert operation in vars(type(ops)), "it is inherited"
+        assert operation in vars(type(ops)), "the operation is inherited"
         assert any(name.startswith(f"test_{operation}") for name in dir(Conformance))
 
-    def test_store_has_no_matrix_that_was_not_saved(
+    def test_store_misses_a_matrix_that_was_not_saved(
         self, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
@@ -152,25 +152,25 @@ class Conformance(CacheConformance):
         assert store is None or store.get("weight", (32, 64)) is None
 
     @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", random_weights.PLAIN])
-    def test_matrix_keeps_codes(self, ops: Ops, name: str) -> None:
+    def test_matrix_embedding_is_exact(self, ops: Ops, name: str) -> None:
         weight = random_weights.make(name, 48, 256)
         rows = ops.embedding(ops.matrix(weight), torch.arange(48, dtype=torch.int32))
         self.near(rows, random_weights.plain(weight))
 
     @pytest.mark.parametrize("form", ["q8_0", "q4k"])
-    def test_matrix_is_quantized_to_a_form(self, ops: Ops, form: str) -> None:
+    def test_matrix_is_quantized_to_the_given_form(self, ops: Ops, form: str) -> None:
         weight, x = torch.randn(48, 256), torch.randn(3, 256)
         out = ops.linear([ops.matrix(weight, FORMS[form])], None)(x)
         self.near(out, x.double() @ weight.double().T, 0.1)
 
     @pytest.mark.parametrize("rows", [45, 48])
     @pytest.mark.parametrize("name", random_weights.ALL)
-    def test_matrix_bytes_are_what_a_matrix_takes(self, ops: Ops, name: str, rows: int) -> None:
+    def test_matrix_bytes_equal_size_of_matrix(self, ops: Ops, name: str, rows: int) -> None:
         weight = random_weights.make(name, rows, 256)
         assert ops.matrix(weight).nbytes == ops.matrix_bytes(_on_meta(weight))
 
     @pytest.mark.parametrize("form", FORMS)
-    def test_matrix_bytes_are_what_a_quantized_matrix_takes(self, ops: Ops, form: str) -> None:
+    def test_matrix_bytes_equal_size_of_quantized_matrix(self, ops: Ops, form: str) -> None:
         weight = torch.randn(48, 256)
         quantized = quantize(_on_meta(weight), FORMS[form])
         assert ops.matrix(weight, FORMS[form]).nbytes == ops.matrix_bytes(quantized)
@@ -178,29 +178,31 @@ class Conformance(CacheConformance):
     @pytest.mark.parametrize(
         "names", [("Q4_1",), ("Q8_0", "Q8_0"), ("bfloat16",), ("bfloat16",) * 3, ("Q6_K", "bfloat16")]
     )
-    def test_product_bytes_are_what_a_product_keeps(self, ops: Ops, names: tuple[str, ...]) -> None:
+    def test_product_bytes_equal_memory_of_a_product(self, ops: Ops, names: tuple[str, ...]) -> None:
         weights = [random_weights.make(name, 48, 256) for name in names]
         product = ops.linear([ops.matrix(weight) for weight in weights], None)
-        assert _kept(ops, product) == _product_bytes(ops, weights)
+        assert _unshared_bytes(ops, product) == _product_bytes(ops, weights)
 
     @pytest.mark.parametrize("name", ["Q4_K", "bfloat16"])
-    def test_product_bytes_are_what_a_mixture_keeps(self, ops: Ops, name: str) -> None:
+    def test_product_bytes_equal_memory_of_a_mixture(self, ops: Ops, name: str) -> None:
         shapes = (64, 256), (64, 256), (256, 256)
         weights = [[random_weights.make(name, *shape) for shape in shapes] for _ in range(4)]
         experts = [Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down)) for gate, up, down in weights]
         mixture = ops.mixture(experts, Routing(2, "shares"))
-        gate_ups, downs = [part for expert in weights for part in expert[:2]], [expert[2] for expert in weights]
+        gate_ups, downs = [weight for expert in weights for weight in expert[:2]], [expert[2] for expert in weights]
         expected = _product_bytes(ops, gate_ups) + _product_bytes(ops, downs)
-        assert _kept(ops, mixture) == pytest.approx(expected, rel=0.01)  # addresses take some, too
+        assert _unshared_bytes(ops, mixture) == pytest.approx(
+            expected, rel=0.01
+        )  # tables of addresses take a little more
 
     @pytest.mark.parametrize("gate", [None, *GATES])
     @pytest.mark.parametrize("names", [("Q4_0",), ("Q8_0", "Q8_0"), ("bfloat16", "bfloat16"), ("Q4_1", "bfloat16")])
     def test_linear(self, ops: Ops, names: tuple[str, ...], gate: str | None) -> None:
         weights = [random_weights.make(name, 48, 64) for name in names]
         bias, x = torch.randn(48 * len(names)), torch.randn(5, 128 if gate else 64)
-        before = ops.step_bytes
+        step_bytes = ops.step_bytes
         out = ops.linear([ops.matrix(weight) for weight in weights], bias, gate)(x.clone())
-        assert ops.step_bytes > before
+        assert ops.step_bytes > step_bytes
         first, second = x.double().chunk(2, -1)
         inside = GATES[gate](first) * second if gate else x.double()
         self.near(out, inside @ torch.cat([random_weights.plain(weight) for weight in weights]).T + bias)
@@ -227,36 +229,36 @@ class Conformance(CacheConformance):
         self.near(cos, angles.cos() * 1.25)
         self.near(sin, angles.sin() * 1.25)
 
-    def test_parts_bytes_grow_with_sequences(self, ops: Ops) -> None:
-        assert 0 <= ops.parts_bytes(1, 8, 2, 64) <= ops.parts_bytes(8, 8, 2, 64)
+    def test_partials_bytes_grow_with_sequences(self, ops: Ops) -> None:
+        assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
 
     @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 0.5)], ids=str)
     @pytest.mark.parametrize("alike", [True, False])
     @pytest.mark.parametrize("weights", ["shares", "normalised", "scores"])
     def test_mixture(self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None) -> None:
-        """Experts of one format, and of several, which no kernel takes together."""
+        """Test experts that all have one format, and experts of mixed formats, for which no fused kernel exists."""
         routing = Routing(2, weights)  # type: ignore[arg-type]
         names = ["Q4_0"] * 4 if alike else ["Q4_0", "Q8_0", "Q4_0", "bfloat16"]
-        made = [[random_weights.make(name, 64, 64) for _ in range(3)] for name in names]
+        weights_of_expert = [[random_weights.make(name, 64, 64) for _ in range(3)] for name in names]
         experts = [
             Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down), torch.randn(128), torch.randn(64))
-            for gate, up, down in made
+            for gate, up, down in weights_of_expert
         ]
         x, scores = torch.randn(7, 64) / 8, torch.stack([torch.randperm(4).float() for _ in range(7)])
         out = ops.mixture(experts, routing, clamp)(x.clone(), scores.clone())
         expected = torch.zeros(7, 64, dtype=torch.float64)
         for row, (chosen, shares) in enumerate(zip(*routing(scores), strict=True)):
-            for number, share in zip(chosen.tolist(), shares.tolist(), strict=True):
-                gate, up, down = (random_weights.plain(weight) for weight in made[number])
-                biases = experts[number].gate_up_bias, experts[number].down_bias
+            for expert, share in zip(chosen.tolist(), shares.tolist(), strict=True):
+                gate, up, down = (random_weights.plain(weight) for weight in weights_of_expert[expert])
+                biases = experts[expert].gate_up_bias, experts[expert].down_bias
                 assert biases[0] is not None
                 assert biases[1] is not None
                 gate_up = torch.cat((gate, up)) @ x[row].double() + biases[0]
                 expected[row] += share * (down @ _activated(gate_up, clamp) + biases[1])
         self.near(out, expected)
 
-    def test_delta_rule_keeps_states_apart(self, ops: Ops) -> None:
-        """A sequence in one step, and the same beside another in several: the results and the states are the same."""
+    def test_delta_rule_separates_states_of_sequences(self, ops: Ops) -> None:
+        """A sequence gets equal outputs and states in one step, and in several steps next to another sequence."""
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
         weights = DeltaWeights(
             kernel=torch.randn(4, sizes.mixed) / 2,
@@ -266,23 +268,23 @@ class Conformance(CacheConformance):
             eps=EPS,
         )
         rule, widths = ops.delta_rule(sizes, weights), (sizes.mixed, sizes.values, 4, 4)
-        mine, other = torch.randn(9, sum(widths)), torch.randn(9, sum(widths))
-        whole, apart = rule.new_cache(3), rule.new_cache(3)
+        first, second = torch.randn(9, sum(widths)), torch.randn(9, sum(widths))
+        one_step_cache, several_steps_cache = rule.new_cache(3), rule.new_cache(3)
         batch = paged.batch_of([_in_slot(1, 0, 9, 2)], CAPACITY)
-        expected = rule(*mine.split(widths, -1), whole, batch, None)
-        found: list[Tensor] = []
+        expected = rule(*first.split(widths, -1), one_step_cache, batch, None)
+        outputs: list[Tensor] = []
         for start, end in ((0, 5), (5, 6), (6, 9)):
             plan = [_in_slot(1, start, end - start, 0), _in_slot(2, start, end - start, 1)]
             batch = paged.batch_of(plan, CAPACITY)
             rows = torch.empty(len(batch.tokens), sum(widths))
-            rows[batch.tokens == 1], rows[batch.tokens == 2] = mine[start:end], other[start:end]
-            wanted = (batch.tokens == 1).nonzero().flatten()
-            found.append(rule(*rows.split(widths, -1), apart, batch, wanted))
-        self.near(torch.cat(found), expected, 10 * self.tolerance)
-        self.near(apart.state[0], whole.state[2], 10 * self.tolerance)
-        assert not torch.equal(apart.state[1], whole.state[2])
+            rows[batch.tokens == 1], rows[batch.tokens == 2] = first[start:end], second[start:end]
+            wanted_rows = (batch.tokens == 1).nonzero().flatten()
+            outputs.append(rule(*rows.split(widths, -1), several_steps_cache, batch, wanted_rows))
+        self.near(torch.cat(outputs), expected, 10 * self.tolerance)
+        self.near(several_steps_cache.state[0], one_step_cache.state[2], 10 * self.tolerance)
+        assert not torch.equal(several_steps_cache.state[1], one_step_cache.state[2])
 
-    def test_state_bytes_are_what_a_slot_takes(self, ops: Ops) -> None:
+    def test_state_bytes_equal_size_of_a_slot(self, ops: Ops) -> None:
         sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
         weights = DeltaWeights(torch.ones(4, sizes.mixed), torch.ones(4), torch.ones(4), torch.ones(32), EPS)
         cache = ops.delta_rule(sizes, weights).new_cache(3)
@@ -306,54 +308,54 @@ class Conformance(CacheConformance):
         expected = [int(logits[0].argmax()), 7, NON_FINITE, int(logits[3].argmax())]
         assert ops.choose(logits.clone(), settings).tolist() == expected
 
-    def test_choose_draws_by_share(self, ops: Ops) -> None:
+    def test_choose_samples_by_probability(self, ops: Ops) -> None:
         logits = torch.tensor([0.2, 0.3, 0.5]).log().repeat(4, 1)
         settings = _settings((1.0, 0, 0.1), (1.0, 0, 0.3), (1.0, 0, 0.6), (1.0, 2, 0.3))
         assert ops.choose(logits, settings).tolist() == [0, 1, 2, 1]
 
-    def test_choose_of_keeps_to_masks(self, ops: Ops) -> None:
+    def test_choose_masked_respects_masks(self, ops: Ops) -> None:
         logits = torch.arange(40.0).flip(0).repeat(3, 1)
         masks = {row: np.packbits(np.isin(np.arange(40), allowed), bitorder="little") for row, allowed in
                  ((0, [5, 9]), (2, [39]))}  # fmt: skip
-        assert ops.choose_of(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
+        assert ops.choose_masked(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
 
     def test_run_computes_each_batch(self, ops: Ops) -> None:
-        """What is recorded for a shape holds for other tokens of that shape."""
+        """A graph captured for a shape also serves other tokens of the same shape."""
         forward = _Model(ops)
         buffers = StepBuffers(CAPACITY, paged.CPU, ops.tabled)
         for tokens in ((1, 2), (3, 4), (5, 6, 7), (8, 9), (1, 2)):
             batch = buffers.load(build_step([paged.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)]))
-            found = ops.run(forward, batch).clone()
-            self.near(found, forward.expected(tokens))
-            assert torch.equal(ops.run(forward, batch, recorded=False), found)
+            result = ops.run(forward, batch).clone()
+            self.near(result, forward.expected(tokens))
+            assert torch.equal(ops.run(forward, batch, capture=False), result)
 
-    def test_record_runs_without_python(self, ops: Ops) -> None:
-        """Implementations that record nothing raise an error."""
+    def test_capture_runs_without_python(self, ops: Ops) -> None:
+        """Implementations without graph capture raise NotImplementedError."""
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if not ops.tabled:
             with pytest.raises(NotImplementedError):
-                ops.record(forward, buffers.load(StepInput.blank(bucket)))
+                ops.capture(forward, buffers.load(StepInput.blank(bucket)))
             return
-        ops.record(forward, buffers.load(StepInput.blank(bucket)))
+        ops.capture(forward, buffers.load(StepInput.blank(bucket)))
         batch = buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket]))
         assert batch.bucket == bucket
         self.near(ops.run(_fails, batch), forward.expected((3, 1)))
 
-    def test_forget_drops_recordings(self, ops: Ops) -> None:
+    def test_forget_drops_captured_graphs(self, ops: Ops) -> None:
         forward, bucket = _Model(ops), Bucket(2, 2)
         buffers = StepBuffers(CAPACITY, paged.CPU, packed=True)
         if ops.tabled:
-            ops.record(forward, buffers.load(StepInput.blank(bucket)))
+            ops.capture(forward, buffers.load(StepInput.blank(bucket)))
         ops.forget()
-        with pytest.raises(AssertionError, match="not recorded"):
+        with pytest.raises(AssertionError, match="not captured"):
             ops.run(
                 _fails, buffers.load(build_step([paged.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket])), 1
             )
 
 
 class _Model:
-    """Embedding, norm and head: [T] tokens -> logits [S, 48]."""
+    """Embedding, norm and output head: [T] tokens -> logits [S, 48]."""
 
     def __init__(self, ops: Ops) -> None:
         self._weight, self._norm = random_weights.make("Q8_0", 48, 64), torch.rand(64) + 0.5
@@ -371,7 +373,7 @@ class _Model:
 
 
 def _fails(batch: Batch) -> Tensor:
-    raise AssertionError("not recorded")
+    raise AssertionError("not captured")
 
 
 def _in_slot(number: int, computed: int, count: int, slot: int) -> paged.PlanEntry:
@@ -385,20 +387,20 @@ def _on_meta(weight: Weight) -> Weight:
 
 
 def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
-    """What `ops` says of products and the matrices that they work on."""
-    parts = [_on_meta(weight) for weight in weights]
-    return ops.product_bytes(parts).kept or sum(ops.matrix_bytes(part) for part in parts)
+    """Return the bytes that `ops` predicts for the product of `weights`, packed matrices included."""
+    shapes = [_on_meta(weight) for weight in weights]
+    return ops.product_bytes(shapes).resident or sum(ops.matrix_bytes(shape) for shape in shapes)
 
 
-def _kept(ops: Ops, operator: object) -> int:
-    """Bytes of the tensors of an operator that are not shared by all of `ops`."""
-    seen: dict[int, object] = {}
-    tensor_bytes(vars(ops), seen)
-    return tensor_bytes(operator, seen)
+def _unshared_bytes(ops: Ops, operator: object) -> int:
+    """Return the bytes of the tensors that `operator` holds and `ops` does not share."""
+    counted: dict[int, object] = {}
+    tensor_bytes(vars(ops), counted)
+    return tensor_bytes(operator, counted)
 
 
 def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:
-    """(temperature, top-k, number) of each row."""
+    """Settings of rows given as (temperature, top-k, random number)."""
     return np.array([(t, k, 1.0, 0.0, u) for t, k, u in rows], np.float32).T.copy()
 
 
@@ -410,8 +412,8 @@ def _normalized(x: Tensor, weight: Tensor) -> Tensor:
 def _rotated(x: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles.cos()[:, None], angles.sin()[:, None]
     half = angles.shape[1]
-    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), -1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), -1)
+    first, second, unrotated = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
 
 
 def _activated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:

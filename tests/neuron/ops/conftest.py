@@ -1,4 +1,4 @@
-"""The kernels that are compiled for this processor, and for lesser ones."""
+"""Kernel libraries compiled for this processor and for processors with fewer instruction sets."""
 
 import ctypes
 import platform
@@ -24,7 +24,7 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def library() -> KernelLibrary:
-    """The kernels that this machine would use."""
+    """The kernels as compiled for this machine."""
     try:
         return native_kernels()
     except Unavailable as reason:
@@ -38,13 +38,13 @@ def native(library: KernelLibrary) -> NativeOps:
 
 @pytest.fixture(scope="session")
 def with_avx2(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The kernels for processors that have AVX2 and nothing wider."""
+    """The kernels as compiled for processors with AVX2 but not AVX-512."""
     return _compiled("x86-64-v3", tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture(scope="session")
 def portable(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
-    """The kernels without a single special instruction."""
+    """The kernels as compiled without any instruction set extension."""
     return _compiled("x86-64", tmp_path_factory.mktemp("kernels"))
 
 
@@ -54,7 +54,7 @@ def _compiled(level: str, folder: Path) -> KernelLibrary:
     cc = shutil.which("gcc") or shutil.which("clang")
     if cc is None:
         pytest.skip("no C compiler on this machine: plain torch serves")
-    # -O1 takes a third of -O3's time and, as no flag lets the compiler round otherwise, gives the same results.
+    # -O1 compiles in a third of -O3's time. No flag allows different rounding, so the results are the same.
     flags = [flag for flag in compiler._FLAGS if not flag.startswith(("-march", "-O"))]
     sources = [path for path in compiler._sources() if path.suffix == ".c"]
     command = [cc, "-O1", "-shared", f"-march={level}", *flags, *sources, "-o", folder / "kernels.so", "-lm"]

@@ -1,4 +1,4 @@
-"""What the native kernels are to compute, by definition and in float64."""
+"""Definitions of what the native kernels compute, in float64."""
 
 from dataclasses import dataclass
 
@@ -11,23 +11,23 @@ from neuron.ops import random_weights
 
 GROUP = 32
 LARGEST = {16: 127.0 * 256 + 127, 8: 127.0}
-"""What the largest of a group becomes, by bits."""
+"""The code of the largest value of a group, by bits."""
 EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32."""
 NOTHING = 1e-25
-"""Results below this may count as nought: inverses of their scales are beyond float32."""
+"""Results below this may become 0: the inverses of their scales overflow float32."""
 _SMALLEST = 1e-36
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product [T, N].
+    """The expected product [T, N] and its error bounds, each [T, N].
 
     Attributes:
-        exact: of the rounded activations and the weights.
-        tolerance: what float32 sums in any order may be off.
-        unrounded: of the activations as they came.
-        rounding: how far `exact` may be from that.
+        exact: The product of the rounded activations and the weights.
+        tolerance: How far float32 sums may deviate from `exact`, for any order of summation.
+        unrounded: The product of the activations before rounding and the weights.
+        rounding: How far `exact` may deviate from `unrounded`.
     """
 
     exact: Tensor
@@ -37,13 +37,16 @@ class Product:
 
 
 def product(x: Tensor, weight: Weight, bits: int = 16) -> Product:
-    """x [T, K] times weight [N, K]: a scale for each 32 columns of x, or bfloat16 where the weight is not quantised."""
+    """Return x [T, K] times weight [N, K].
+
+    Activations are rounded to codes with one scale per 32 columns, or to bfloat16 if the weight is not quantized.
+    """
     matrix = random_weights.plain(weight)
     if isinstance(weight, GroupwiseTensor):
         scale, codes = rounded_to_codes(x, bits)
         rounded = (scale[..., None] * codes).flatten(-2)
         steps, size_of_terms = x.shape[1] // GROUP, _size_of_terms(rounded, weight)
-        # The nearest step is at most half a step away.
+        # Rounding to the nearest code is off by at most half a scale.
         rounding = 0.5 * scale.repeat_interleave(GROUP, 1) @ matrix.abs().T
     else:
         rounded = x.bfloat16().double()
@@ -54,21 +57,21 @@ def product(x: Tensor, weight: Weight, bits: int = 16) -> Product:
 
 
 def _size_of_terms(x: Tensor, weight: GroupwiseTensor) -> Tensor:
-    """Sum of the sizes of what is added up, [T, N]: a group's codes times its scale, and apart from them its offset."""
+    """Return the sum of the absolute values of the terms, [T, N]. Codes and offsets are separate terms."""
     groups, scale = x.unflatten(-1, (-1, weight.group_size)), weight.scale.values().double()
-    # With a table, or for halves of a group, the zero is subtracted from sums of whole numbers, which is exact.
-    whole = weight.table is not None or weight.group_size < GROUP
+    # With a table, or groups of fewer than 32, kernels subtract the zero in integer sums, which is exact.
+    exact_zero = weight.table is not None or weight.group_size < GROUP
     numbers = weight.codes.double() if weight.table is None else weight.table.double()[weight.codes.int()]
-    numbers = (numbers - whole * weight.zero).unflatten(-1, (-1, weight.group_size))
+    numbers = (numbers - exact_zero * weight.zero).unflatten(-1, (-1, weight.group_size))
     products = torch.einsum("tgk,ngk->tgn", groups, numbers * scale[..., None]).abs().sum(1)
-    if weight.minimum is None and whole:
+    if weight.minimum is None and exact_zero:
         return products
     offset = scale * weight.zero if weight.minimum is None else weight.minimum.values().double()
     return products + groups.sum(-1).abs() @ offset.abs().T
 
 
 def rounded_to_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Scales [T, G] and whole numbers [T, G, 32]."""
+    """Return scales [T, G] and integer codes [T, G, 32]."""
     groups = x.unflatten(-1, (-1, GROUP))
     peak = groups.abs().amax(-1)
     inverse = torch.where(peak > _SMALLEST, torch.tensor(LARGEST[bits]) / peak, 0.0)
@@ -76,15 +79,15 @@ def rounded_to_codes(x: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def attention(query: Tensor, keys: Tensor, values: Tensor, kind: AttentionKind | None = None) -> tuple[Tensor, Tensor]:
-    """Softmax attention of one position's query [heads, D] over keys and values [L, kv_heads, D], the last its own.
+    """Softmax attention of one query [heads, D] over keys and values [L, kv_heads, D]; the query is at position L - 1.
 
     Returns:
-        The result [heads, D], and the same with all values taken positive, which is the size of what was summed.
+        The result [heads, D], and the result with the absolute values of V, which bounds the rounding error.
     """
     kind = kind or AttentionKind(query.shape[-1] ** -0.5)
-    group = query.shape[0] // keys.shape[1]
-    keys, values = (part[-(kind.window or 0) :].double().repeat_interleave(group, 1) for part in (keys, values))
+    heads_per_kv = query.shape[0] // keys.shape[1]
+    keys, values = (x[-(kind.window or 0) :].double().repeat_interleave(heads_per_kv, 1) for x in (keys, values))
     scores = torch.einsum("hd,lhd->hl", query.double(), keys) * kind.scale
-    beside = torch.empty(len(query), 0) if kind.sinks is None else kind.sinks[:, None]
-    weights = torch.cat((scores, beside.double()), 1).softmax(-1)[:, : len(keys)]
+    sinks = torch.empty(len(query), 0) if kind.sinks is None else kind.sinks[:, None]
+    weights = torch.cat((scores, sinks.double()), 1).softmax(-1)[:, : len(keys)]
     return torch.einsum("hl,lhd->hd", weights, values), torch.einsum("hl,lhd->hd", weights, values.abs())

@@ -1,4 +1,4 @@
-"""Batches over a paged cache, filled through the kernel that fills it, and read back by hand."""
+"""Batches over a paged KV cache. Kernels fill the cache; plain torch reads it back."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 def entry(number: int, computed: int, count: int, pages: list[int]) -> PlanEntry:
-    """A sequence in `pages` that advances by `count` tokens to its end; each of its tokens is its number."""
+    """A plan entry for a sequence in `pages` that computes its last `count` tokens. Each token id equals `number`."""
     prompt = [number] * (computed + count)
     sequence = EngineSequence(Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams()))
     sequence.computed, sequence.pages = computed, pages
@@ -34,7 +34,7 @@ def batch_of(plan: list[PlanEntry], capacity: Capacity) -> Batch:
 def batch_of_spans(
     spans: Sequence[Span], pages: Sequence[list[int]] | None = None, device: torch.device = CPU
 ) -> Batch:
-    """A batch of which nothing is known but where its spans lie; those of one row come first."""
+    """A batch with only the location of its spans and pages filled in. Spans of one row come first."""
     rows, lists = spans[-1].stop, pages or [[0]] * len(spans)
     width = max(map(len, lists))
     none = np.zeros(rows, np.int32)
@@ -47,28 +47,28 @@ def batch_of_spans(
         prefixes=int32([span.prefix for span in spans]),
         settled=int32([span.settled for span in spans]),
         state_slots=int32([span.slot for span in spans]),
-        pages=int32([own + [0] * (width - len(own)) for own in lists]),
+        pages=int32([row + [0] * (width - len(row)) for row in lists]),
     )
     return StepBuffers(Capacity(rows, len(spans), width), device, packed=True).load(step)
 
 
 def store(ops: NativeOps, cache: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
-    """Put keys and values [L, kv_heads, D] into a cache, turned by nothing."""
+    """Store keys and values [L, kv_heads, D] in the cache without rotation."""
     rows, _, dim = keys.shape
-    still = torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2)
-    ops.rotate_store(torch.cat((keys, values), 1).float().contiguous(), 0, still, cache, slots)
+    no_rotation = torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2)
+    ops.rotate_store(torch.cat((keys, values), 1).float().contiguous(), 0, no_rotation, cache, slots)
 
 
 def slots_of(pages: list[int], length: int) -> Tensor:
-    """Where the first `length` positions of a sequence lie, int32."""
+    """Return the slots of the first `length` positions of a sequence, int32."""
     slots = [pages[i // PAGE_SIZE] * PAGE_SIZE + i % PAGE_SIZE for i in range(length)]
     return torch.tensor(slots, dtype=torch.int32)
 
 
 def unlaid(cache: Tensor, dim: int, bits: int) -> tuple[Tensor, Tensor]:
-    """K and V as attention reads them, float32 [slots, kv_heads, D], from [pages, kv_heads, bytes].
+    """Return K and V as attention reads them, float32 [slots, kv_heads, D], from a cache [pages, kv_heads, bytes].
 
-    A page holds keys [D / 2, PAGE, 2], values [PAGE / 2, D, 2] and, in 8 bits, a scale for each of its keys and values.
+    A page holds keys [D / 2, PAGE, 2], values [PAGE / 2, D, 2] and, if `bits` is 8, a scale per key and per value.
     """
     pages, kv_heads, _ = cache.shape
     numbers = cache[..., : 2 * PAGE_SIZE * dim * bits // 8]
@@ -76,7 +76,7 @@ def unlaid(cache: Tensor, dim: int, bits: int) -> tuple[Tensor, Tensor]:
     keys, values = numbers.view(pages, kv_heads, 2, PAGE_SIZE * dim).unbind(2)
     keys = keys.view(pages, kv_heads, dim // 2, PAGE_SIZE, 2).permute(0, 3, 1, 2, 4)
     values = values.view(pages, kv_heads, PAGE_SIZE // 2, dim, 2).permute(0, 2, 4, 1, 3)
-    keys, values = (part.reshape(pages * PAGE_SIZE, kv_heads, dim) for part in (keys, values))
+    keys, values = (x.reshape(pages * PAGE_SIZE, kv_heads, dim) for x in (keys, values))
     if bits == 8:
         scales = cache[..., 2 * PAGE_SIZE * dim :].reshape(-1).view(torch.float32).view(pages, kv_heads, 2, PAGE_SIZE)
         key_scales, value_scales = scales.permute(2, 0, 3, 1).reshape(2, pages * PAGE_SIZE, kv_heads, 1)

@@ -1,4 +1,4 @@
-"""Quantised matrices of every format that the native kernels know, with codes and scales as files may have them."""
+"""Random quantized matrices in every format that the native kernels support, with codes and scales as in real files."""
 
 import torch
 from torch import Tensor
@@ -24,17 +24,17 @@ FORMATS = {
 TABLES = ("IQ4_NL", "MXFP4", "IQ4_XS", "Q3_K")
 PLAIN = "bfloat16"
 ALL = [*FORMATS, PLAIN]
-SPAN = 256
+STRETCH = 256
 _ENOUGH = 8
 
 
 def step(name: str) -> int:
-    """What the columns of a format must be a multiple of."""
-    return 16 if name == PLAIN else 32 if FORMATS[name][1] == 1 else SPAN
+    """Return the number that the columns of a format must be a multiple of."""
+    return 16 if name == PLAIN else 32 if FORMATS[name][1] == 1 else STRETCH
 
 
 def make(name: str, outputs: int, columns: int) -> Weight:
-    """A random matrix; its last rows, where there are enough, are hard ones."""
+    """Return a random matrix. If it has enough rows, its last rows are hard cases (see `_with_hard_rows`)."""
     if name == PLAIN:
         return _with_hard_rows(torch.randn(outputs, columns)).bfloat16()
     bits, _, has_minimum, zero, group = FORMATS[name]
@@ -45,7 +45,7 @@ def make(name: str, outputs: int, columns: int) -> Weight:
 
 
 def table_of(name: str) -> Tensor | None:
-    """Numbers in no order, all different, the largest and the smallest among them."""
+    """Return distinct values in random order, including the smallest and the largest."""
     if name not in TABLES:
         return None
     between = torch.randperm(254)[:14] - 127
@@ -53,12 +53,12 @@ def table_of(name: str) -> Tensor | None:
 
 
 def plain(weight: Weight) -> Tensor:
-    """The matrix, exactly, in float64."""
+    """Return the matrix dequantized exactly, in float64."""
     return (weight.dequantize() if isinstance(weight, GroupwiseTensor) else weight).double()
 
 
 def _with_hard_rows(rows: Tensor, lowest: float = -3.0, highest: float = 3.0) -> Tensor:
-    """Rows of nothing but the lowest or the highest number, and twins that differ in their last column alone."""
+    """Replace the last rows: constant lowest, constant highest, and two rows that differ only in the last column."""
     _with_twins(rows)
     if len(rows) >= _ENOUGH:
         rows[-1], rows[-2] = lowest, highest
@@ -75,11 +75,11 @@ def _with_twins(rows: Tensor) -> Tensor:
 def _scale(name: str, outputs: int, columns: int, signed: bool) -> GroupScale:
     _, levels, _, _, group = FORMATS[name]
     groups = columns // group
-    unit = torch.randn(outputs, groups if levels == 1 else columns // SPAN)
+    unit = torch.randn(outputs, groups if levels == 1 else columns // STRETCH)
     if name == "MXFP4":
         return GroupScale(_with_twins(torch.exp2((unit * 6 - 20).round())))
     if levels == 1:
-        unit[0, 0], unit[0, -1] = -0.0, 6e-8  # the smallest that float16 has
+        unit[0, 0], unit[0, -1] = -0.0, 6e-8  # the smallest float16 subnormal
         return GroupScale(_with_twins(unit).half())
     low, high = (-128, 128) if signed else (0, 128 if name == "Q2_K" else 256)
     codes = torch.randint(low, high, (outputs, groups), dtype=torch.int8 if signed else torch.uint8)

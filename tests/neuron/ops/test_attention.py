@@ -1,4 +1,4 @@
-"""Paged attention: near the definition whatever the lengths, and each row the same however it is computed."""
+"""Paged attention of the native kernels: accuracy for many lengths, and results independent of the batch."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ PAGES = 40
 
 
 class Filled:
-    """Sequences of the given lengths in a cache of their own, their pages in no order."""
+    """Sequences of the given lengths in a cache, on shuffled pages."""
 
     def __init__(self, library: KernelLibrary, lengths: list[int], dim: int, bits: int, kv_heads: int = 2) -> None:
         self.kernels, self.lengths, self.dim, self.bits = library, lengths, dim, bits
@@ -33,7 +33,7 @@ class Filled:
             paged.store(ops, self.cache, keys, values, paged.slots_of(pages, length))
 
     def keys_and_values(self, sequence: int, length: int) -> tuple[Tensor, Tensor]:
-        """As attention reads them: in bfloat16."""
+        """Return K and V as attention reads them: rounded to bfloat16."""
         slots = paged.slots_of(self.pages[sequence], length)
         keys, values = paged.unlaid(self.cache, self.dim, self.bits)
         return keys[slots].bfloat16(), values[slots].bfloat16()
@@ -41,7 +41,7 @@ class Filled:
     def attend(
         self, rows: list[tuple[int, int, int]], queries: list[Tensor], kind: AttentionKind | None = None
     ) -> list[Tensor]:
-        """Results of queries for rows (sequence, prefix, count), each in the order given, all in one batch."""
+        """Run one batch of rows (sequence, prefix, count); return the results in the order of `rows`."""
         kind = kind or AttentionKind(self.dim**-0.5)
         plan: list[PlanEntry] = []
         for number, (sequence, prefix, count) in enumerate(rows):
@@ -49,8 +49,8 @@ class Filled:
             plan.append(paged.entry(number, prefix, count, pages))
         batch = paged.batch_of(plan, Capacity(rows=600, sequences=64, pages_per_sequence=PAGES))
         together = torch.empty(len(batch.tokens), *queries[0].shape[1:], dtype=torch.bfloat16)
-        for number, own in enumerate(queries):
-            together[batch.tokens == number] = own.bfloat16()
+        for number, query in enumerate(queries):
+            together[batch.tokens == number] = query.bfloat16()
         ops = NativeOps(self.kernels, 2, self.bits)
         out = ops.run(lambda batch: ops.attend(together, self.cache, batch, kind), batch)
         return [out[batch.tokens == number] for number in range(len(rows))]
@@ -58,7 +58,7 @@ class Filled:
     def near_the_definition(
         self, sequence: int, prefix: int, queries: Tensor, out: Tensor, kind: AttentionKind | None = None
     ) -> None:
-        """Weights and values are rounded to bfloat16, sums are of float32."""
+        """Assert that `out` is correct within the rounding of weights and values to bfloat16 and of float32 sums."""
         for row in range(len(queries)):
             keys, values = self.keys_and_values(sequence, prefix + row + 1)
             expected, size = oracle.attention(queries[row].bfloat16(), keys, values, kind)
@@ -84,7 +84,7 @@ def test_one_query_of_each_sequence(
 
 @pytest.mark.parametrize(("prefix", "count"), CHUNKS)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (7, 32), (1, 128)])
-def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(
+def test_chunk_rows_attend_to_prefix_and_own_position(
     library: KernelLibrary, prefix: int, count: int, group: int, dim: int, bits: int
 ) -> None:
     filled = Filled(library, [prefix + count], dim, bits)
@@ -97,39 +97,43 @@ def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 511, 512, 513, 1025, 1300])
 @pytest.mark.parametrize("group", [1, 3, 7])
-def test_a_row_comes_out_the_same_alone_in_company_and_within_a_chunk(
+def test_row_is_equal_alone_in_batches_and_within_a_chunk(
     library: KernelLibrary, length: int, group: int, bits: int
 ) -> None:
-    others = [3, 64, 90, 130, 5]
-    filled = Filled(library, [length, *others], 64, bits)
+    other_lengths = [3, 64, 90, 130, 5]
+    filled = Filled(library, [length, *other_lengths], 64, bits)
     query, prefix = torch.randn(1, 2 * group, 64), length - 1
-    (alone,) = filled.attend([(0, prefix, 1)], [query])  # its spans are shared out
-    rows = [(0, prefix, 1)] + [(1 + n % 5, others[n % 5] - 1 - n // 5, 1) for n in range(15) if others[n % 5] > n // 5]
+    (alone,) = filled.attend([(0, prefix, 1)], [query])  # its segments are shared among threads
+    rows = [(0, prefix, 1)] + [
+        (1 + n % 5, other_lengths[n % 5] - 1 - n // 5, 1) for n in range(15) if other_lengths[n % 5] > n // 5
+    ]
     assert len(rows) > 8
-    company = filled.attend(rows, [query, *(torch.randn(1, 2 * group, 64) for _ in rows[1:])])  # it does them itself
+    company = filled.attend(
+        rows, [query, *(torch.randn(1, 2 * group, 64) for _ in rows[1:])]
+    )  # one thread computes the whole row
     assert torch.equal(company[0], alone)
     beside_a_chunk = filled.attend([(0, prefix, 1), (4, 0, 130)], [query, torch.randn(130, 2 * group, 64)])
     assert torch.equal(beside_a_chunk[0], alone)
-    for before in {min(prefix, n) for n in (1, 7, 29)} - {0}:
-        chunk = torch.cat((torch.randn(before, 2 * group, 64), query))
-        (within,) = filled.attend([(0, prefix - before, before + 1)], [chunk])
+    for earlier in {min(prefix, n) for n in (1, 7, 29)} - {0}:
+        chunk = torch.cat((torch.randn(earlier, 2 * group, 64), query))
+        (within,) = filled.attend([(0, prefix - earlier, earlier + 1)], [chunk])
         assert torch.equal(within[-1:], alone)
 
 
-def test_rows_of_a_chunk_do_not_depend_on_where_it_is_cut(library: KernelLibrary, bits: int) -> None:
+def test_rows_of_a_chunk_do_not_depend_on_its_boundaries(library: KernelLibrary, bits: int) -> None:
     filled = Filled(library, [600], 64, bits)
     queries = torch.randn(600, 6, 64)
-    (whole,) = filled.attend([(0, 0, 600)], [queries])
+    (unsplit,) = filled.attend([(0, 0, 600)], [queries])
     for start, end in [(0, 1), (1, 17), (17, 64), (64, 300), (300, 513), (513, 600)]:
-        (part,) = filled.attend([(0, start, end - start)], [queries[start:end]])
-        assert torch.equal(part, whole[start:end])
+        (chunk,) = filled.attend([(0, start, end - start)], [queries[start:end]])
+        assert torch.equal(chunk, unsplit[start:end])
 
 
-def test_keys_that_hardly_differ_share_the_attention(library: KernelLibrary) -> None:
+def test_attention_is_even_over_nearly_equal_keys(library: KernelLibrary) -> None:
     filled = Filled(library, [700], 64, 16)
     ops = NativeOps(library, 2)
     keys = torch.ones(700, 2, 64)
-    keys[350, :, 7] += 2.0**-7  # the next number of bfloat16
+    keys[350, :, 7] += 2.0**-7  # the next larger bfloat16
     values = torch.randn(700, 2, 64)
     paged.store(ops, filled.cache, keys, values, paged.slots_of(filled.pages[0], 700))
     query = torch.randn(1, 6, 64)
@@ -141,7 +145,7 @@ def test_keys_that_hardly_differ_share_the_attention(library: KernelLibrary) -> 
 
 
 @pytest.mark.parametrize("length", [40, 700])
-def test_huge_scores_choose_one_position_and_do_not_overflow(library: KernelLibrary, length: int) -> None:
+def test_huge_scores_select_one_position_without_overflow(library: KernelLibrary, length: int) -> None:
     filled = Filled(library, [length], 64, 16)
     ops = NativeOps(library, 2)
     keys, values = torch.randn(length, 2, 64), torch.randn(length, 2, 64)
@@ -153,15 +157,15 @@ def test_huge_scores_choose_one_position_and_do_not_overflow(library: KernelLibr
         assert torch.equal(out[0], values[winner].bfloat16().float().repeat_interleave(3, 0))
 
 
-def test_a_page_that_was_used_before_does_not_shine_through(library: KernelLibrary, bits: int) -> None:
-    """Positions beyond a row's own hold whatever was there, even what no sequence ever wrote."""
+def test_stale_values_of_reused_pages_have_no_effect(library: KernelLibrary, bits: int) -> None:
+    """Slots beyond a row's position hold arbitrary old bytes, even bytes that no sequence wrote."""
     filled = Filled(library, [70], 64, bits)
     query = torch.randn(1, 6, 64)
-    (before,) = filled.attend([(0, 66, 1)], [query])
+    (expected,) = filled.attend([(0, 66, 1)], [query])
     huge = torch.full((3, 2, 64), 3e38)
     paged.store(NativeOps(library, 2, bits), filled.cache, huge, huge, paged.slots_of(filled.pages[0], 70)[67:])
-    (after,) = filled.attend([(0, 66, 1)], [query])
-    assert torch.equal(before, after)
+    (actual,) = filled.attend([(0, 66, 1)], [query])
+    assert torch.equal(expected, actual)
 
 
 def kind_of(heads: int, scale: float, window: int | None, sunk: bool) -> AttentionKind:
@@ -178,57 +182,57 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize("settings", KINDS)
 @pytest.mark.parametrize(("group", "dim"), [(3, 64), (1, 256), (8, 64)])
-def test_a_window_ends_where_it_ends_and_a_sink_takes_its_share(
-    library: KernelLibrary, asked: tuple[float, int | None, bool], group: int, dim: int, bits: int
+def test_window_and_sinks_match_definition(
+    library: KernelLibrary, settings: tuple[float, int | None, bool], group: int, dim: int, bits: int
 ) -> None:
     lengths = [1300, 1, 64, 101, 700, 3]
-    filled, kind = Filled(library, lengths, dim, bits), kind_of(2 * group, *asked)
+    filled, kind = Filled(library, lengths, dim, bits), kind_of(2 * group, *settings)
     rows = [(1, 0, 1), (2, 63, 1), (3, 100, 1), (0, 1299, 1), (4, 500, 200), (5, 0, 3)]
     queries = [torch.randn(count, 2 * group, dim) for _, _, count in rows]
-    for (sequence, prefix, count), own, out in zip(rows, queries, filled.attend(rows, queries, kind), strict=True):
+    for (sequence, prefix, count), query, out in zip(rows, queries, filled.attend(rows, queries, kind), strict=True):
         for row in sorted({0, count // 3, count - 1}):
-            filled.near_the_definition(sequence, prefix + row, own[row : row + 1], out[row : row + 1], kind)
+            filled.near_the_definition(sequence, prefix + row, query[row : row + 1], out[row : row + 1], kind)
 
 
-@pytest.mark.parametrize("asked", KINDS)
+@pytest.mark.parametrize("settings", KINDS)
 @pytest.mark.parametrize("group", [1, 3, 7])
-def test_a_row_of_any_kind_comes_out_the_same_in_any_company(
-    library: KernelLibrary, asked: tuple[float, int | None, bool], group: int, bits: int
+def test_row_with_window_or_sinks_is_independent_of_batch(
+    library: KernelLibrary, settings: tuple[float, int | None, bool], group: int, bits: int
 ) -> None:
-    filled, kind = Filled(library, [1200, 70], 64, bits), kind_of(2 * group, *asked)
+    filled, kind = Filled(library, [1200, 70], 64, bits), kind_of(2 * group, *settings)
     queries = torch.randn(400, 2 * group, 64)
-    (whole,) = filled.attend([(0, 800, 400)], [queries], kind)
+    (unsplit,) = filled.attend([(0, 800, 400)], [queries], kind)
     for start, end in [(0, 1), (1, 17), (17, 64), (64, 290), (290, 291), (291, 400)]:
-        (part,) = filled.attend([(0, 800 + start, end - start)], [queries[start:end]], kind)
-        assert torch.equal(part, whole[start:end])
-    rows = [(0, 1199, 1)] + [(1, 60 + n, 1) for n in range(9)]  # so many that no row's spans are shared out
+        (chunk,) = filled.attend([(0, 800 + start, end - start)], [queries[start:end]], kind)
+        assert torch.equal(chunk, unsplit[start:end])
+    rows = [(0, 1199, 1)] + [(1, 60 + n, 1) for n in range(9)]  # with this many rows, no row is split among threads
     company = filled.attend(rows, [queries[-1:], *(torch.randn(1, 2 * group, 64) for _ in range(9))], kind)
-    assert torch.equal(company[0], whole[-1:])
+    assert torch.equal(company[0], unsplit[-1:])
 
 
 @pytest.mark.parametrize("count", [1, 30])
-def test_pages_before_the_window_are_not_touched(library: KernelLibrary, count: int, bits: int) -> None:
+def test_pages_before_the_window_are_not_read(library: KernelLibrary, count: int, bits: int) -> None:
     filled, kind = Filled(library, [1300], 64, bits), AttentionKind(0.125, window=200)
     queries = torch.randn(count, 6, 64)
-    (before,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
+    (expected,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
     first = (1300 - count + 1 - 200) // PAGE_SIZE
-    filled.cache[filled.pages[0][:first]] = 255  # no number
-    (after,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
-    assert torch.equal(before, after)
+    filled.cache[filled.pages[0][:first]] = 255  # NaN
+    (actual,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
+    assert torch.equal(expected, actual)
     filled.cache[filled.pages[0][first]] = 255
     (within,) = filled.attend([(0, 1300 - count, count)], [queries], kind)
-    assert not torch.equal(before, within)
+    assert not torch.equal(expected, within)
 
 
-def test_a_sink_may_be_anything(library: KernelLibrary) -> None:
-    """Beyond all scores it takes everything, below them nothing; no sum overflows on the way."""
+def test_extreme_sinks_do_not_overflow(library: KernelLibrary) -> None:
+    """A sink above all scores takes all the weight, and a sink below all scores takes none."""
     filled = Filled(library, [600], 64, 16)
     query = torch.randn(1, 6, 64)
     sinks = torch.tensor([-torch.inf, -1e30, -1e4, 1e4, 1e30, 50.0])
     (alone,) = filled.attend([(0, 599, 1)], [query])
-    (beside,) = filled.attend([(0, 599, 1)], [query], AttentionKind(0.125, sinks=sinks))
-    torch.testing.assert_close(beside[0, :3], alone[0, :3], rtol=1e-6, atol=1e-30)
-    assert (beside[0, 3:].abs() < 1e-12).all()
-    assert beside.isfinite().all()
+    (with_sinks,) = filled.attend([(0, 599, 1)], [query], AttentionKind(0.125, sinks=sinks))
+    torch.testing.assert_close(with_sinks[0, :3], alone[0, :3], rtol=1e-6, atol=1e-30)
+    assert (with_sinks[0, 3:].abs() < 1e-12).all()
+    assert with_sinks.isfinite().all()

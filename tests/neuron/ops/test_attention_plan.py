@@ -1,12 +1,15 @@
-"""Tables of the native attention."""
+"""Tables of the native attention plan."""
 
 from helexa.neuron.ops.batch import Capacity
 from helexa.neuron.ops.native.attention_plan import AttentionPlan
 
 
-def test_layers_of_different_heads_get_room_for_their_own_partial_results() -> None:
+def test_layers_with_different_heads_get_separate_partials() -> None:
     plan = AttentionPlan(Capacity(rows=8, sequences=2, pages_per_sequence=64), group=2)
     few, many = plan.partials(4, 64), plan.partials(8, 256)
     assert few.data_ptr() != many.data_ptr()
-    assert plan.partials(4, 64) is few, "recorded steps keep the address"
-    assert {size: room.shape[1:] for size, room in plan._partials.items()} == {(4, 64): (4, 66), (8, 256): (8, 258)}
+    assert plan.partials(4, 64) is few, "captured graphs hold the address"
+    assert {size: partials.shape[1:] for size, partials in plan._partials.items()} == {
+        (4, 64): (4, 66),
+        (8, 256): (8, 258),
+    }

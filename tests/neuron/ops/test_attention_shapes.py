@@ -1,4 +1,4 @@
-"""One forward pass through layers whose heads, KV heads and head sizes differ."""
+"""One forward pass through layers with different numbers of heads, KV heads and head sizes."""
 
 from collections.abc import Sequence
 
@@ -18,15 +18,15 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 from neuron.ops import paged
 
 VOCABULARY, HIDDEN = 64, 128
-SHAPES = [(2, 2, 32), (16, 2, 128), (12, 4, 64)]  # heads, KV heads, head size: the first layer's are the smallest
-LENGTHS = [1050, 1100, 1300, 1536, 1537, 1600, 1750, 1790]  # three or four of the spans that are shared out
+SHAPES = [(2, 2, 32), (16, 2, 128), (12, 4, 64)]  # heads, KV heads, head size; smallest first
+LENGTHS = [1050, 1100, 1300, 1536, 1537, 1600, 1750, 1790]  # three or four segments each
 WIDTH = 28
 CAPACITY = Capacity(rows=64, sequences=len(LENGTHS), pages_per_sequence=WIDTH)
 PAGES = [list(range(number * WIDTH, (number + 1) * WIDTH)) for number in range(len(LENGTHS))]
 
 
 class Model:
-    """Attention layers over caches that are full already; weights and caches are the same each time."""
+    """Attention layers over filled caches; every instance has the same weights and cache contents."""
 
     def __init__(self, ops: Ops) -> None:
         torch.manual_seed(1)
@@ -43,9 +43,9 @@ class Model:
     def filled(self, kv_heads: int, dim: int) -> Tensor:
         cache = self.ops.new_cache(kv_heads, WIDTH * len(LENGTHS), dim)
         for pages, length in zip(PAGES, LENGTHS, strict=True):
-            still = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
+            no_rotation = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
             keys_and_values = torch.randn(length, 2 * kv_heads, dim).bfloat16().float()
-            self.ops.rotate_store(keys_and_values, 0, still, cache, paged.slots_of(pages, length))
+            self.ops.rotate_store(keys_and_values, 0, no_rotation, cache, paged.slots_of(pages, length))
         return cache
 
     def forward(self, batch: Batch) -> Tensor:
@@ -53,18 +53,18 @@ class Model:
         hidden, delta = ops.embedding(self.embed, batch.tokens), None
         for (heads, kv_heads, dim), qkv, out, cache in zip(SHAPES, self.qkv, self.out, self.caches, strict=True):
             rope = ops.rope_tables(batch.positions, 100.0 ** -torch.linspace(0, 1, dim // 2))
-            made = qkv(self.norm(hidden, delta)).view(rows, heads + 2 * kv_heads, dim)
-            queries = ops.rotate_store(made, heads, rope, cache, batch.slots)
+            projected = qkv(self.norm(hidden, delta)).view(rows, heads + 2 * kv_heads, dim)
+            queries = ops.rotate_store(projected, heads, rope, cache, batch.slots)
             delta = out(ops.attend(queries, cache, batch, AttentionKind(dim**-0.5)).view(rows, heads * dim))
         return self.norm(hidden, delta)
 
 
 @pytest.mark.parametrize("counts", [[1] * 8, [1] * 7 + [20], [30, 1, 1]])
 @torch.inference_mode()
-def test_a_recorded_pass_through_layers_of_several_shapes_is_as_the_reference(
+def test_captured_pass_through_layers_of_several_shapes_matches_reference(
     library: KernelLibrary, counts: Sequence[int]
 ) -> None:
-    """Each step is at other positions; the later ones replay what the first has recorded."""
+    """Steps are at different positions; later steps replay the graph of the first step."""
     native, reference = NativeOps(library, 2), ReferenceOps(paged.CPU, torch.float32)
     ours, oracle, calls = Model(native), Model(reference), 0
     buffers = StepBuffers(CAPACITY, paged.CPU, packed=False)
@@ -74,16 +74,16 @@ def test_a_recorded_pass_through_layers_of_several_shapes_is_as_the_reference(
         calls += 1
         return ours.forward(batch)
 
-    recorded = 0
+    captured_calls = 0
     for step in range(3):
         plan = [
             paged.entry(10 * step + number, LENGTHS[number] - 70 + 20 * step, count, PAGES[number])
             for number, count in enumerate(counts)
         ]
         batch = buffers.load(build_step(plan))
-        found = native.run(forward, batch).clone()
+        result = native.run(forward, batch).clone()
         expected = reference.run(oracle.forward, batch)
-        assert ((found - expected).norm(dim=1) <= 0.03 * expected.norm(dim=1)).all()
-        recorded = recorded or calls
-    assert native._graphs.sound
-    assert calls == recorded, "later steps were not replayed"
+        assert ((result - expected).norm(dim=1) <= 0.03 * expected.norm(dim=1)).all()
+        captured_calls = captured_calls or calls
+    assert native._graphs.complete
+    assert calls == captured_calls, "later steps were not replayed"

@@ -1,4 +1,4 @@
-"""The same sources compiled for lesser processors: the same definitions, and rows as independent of their company."""
+"""Kernels compiled for older processors are as accurate, and their rows as independent of the batch."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ KINDS = [AttentionKind(0.125), AttentionKind(0.2, window=150, sinks=torch.linspa
 
 
 def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
-    """A product is near its definition, and its rows do not depend on how many there are."""
+    """Assert that a product is accurate and that its rows do not depend on the number of rows."""
     ops, weight, x = NativeOps(library, 2, x_bits=bits), random_weights.make(name, 50, 512), torch.randn(17, 512)
     x[3] = 1.0
     matrix, tokens = ops.matrix(weight), torch.arange(50, dtype=torch.int32)
@@ -34,7 +34,7 @@ def products_hold(library: KernelLibrary, name: str, bits: int) -> None:
 
 
 def attention_holds(library: KernelLibrary, bits: int, kind: AttentionKind) -> None:
-    """A row of 700 positions, alone and after others in a chunk."""
+    """Assert that the last of 700 positions gets equal results alone and at the end of a chunk."""
     ops, length, pages = NativeOps(library, 2, bits), 700, torch.randperm(PAGES).tolist()
     keys, values, queries = torch.randn(length, 2, 64), torch.randn(length, 2, 64), torch.randn(30, 6, 64).bfloat16()
     cache = ops.new_cache(2, PAGES, 64)
@@ -45,14 +45,13 @@ def attention_holds(library: KernelLibrary, bits: int, kind: AttentionKind) -> N
         rows = queries[-count:].contiguous()
         fresh = NativeOps(library, 2, bits)
         outs.append(fresh.run(lambda batch: fresh.attend(rows, cache, batch, kind), batch).clone())  # noqa: B023
-    stored = (part[paged.slots_of(pages, length)].bfloat16() for part in paged.unlaid(cache, 64, bits))
+    stored = (x[paged.slots_of(pages, length)].bfloat16() for x in paged.unlaid(cache, 64, bits))
     expected, size = oracle.attention(queries[-1], *stored, kind)
     assert ((outs[0][0] - expected).abs() <= 2.0**-8 * size + 1e-6).all()
     assert all(torch.equal(out[-1], outs[0][0]) for out in outs[1:])
 
 
-def small_ones_hold(library: KernelLibrary) -> None:
-    """Norm and activation."""
+def norm_and_activation_hold(library: KernelLibrary) -> None:
     ops, x, weight = NativeOps(library, 2), torch.randn(3, 64), torch.randn(64)
     expected = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
     torch.testing.assert_close(ops.rms_norm(weight, 1e-5)(x.clone()), expected)
@@ -75,7 +74,7 @@ def test_attention_with_avx2(with_avx2: KernelLibrary, bits: int, kind: Attentio
 
 
 def test_norm_and_activation_with_avx2(with_avx2: KernelLibrary) -> None:
-    small_ones_hold(with_avx2)
+    norm_and_activation_hold(with_avx2)
 
 
 @pytest.mark.parametrize("bits", [16, 8])
@@ -91,21 +90,24 @@ def test_attention_without_special_instructions(portable: KernelLibrary, bits: i
 
 
 def test_norm_and_activation_without_special_instructions(portable: KernelLibrary) -> None:
-    small_ones_hold(portable)
+    norm_and_activation_hold(portable)
 
 
 @pytest.mark.parametrize("name", ["q4_1", "q8_0", "q4k", "q6k"])
-def test_quantisation_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
+def test_quantization_with_avx2(with_avx2: KernelLibrary, name: str) -> None:
     holds(NativeOps(with_avx2, 2), heavy_tailed(50, 512), name)
 
 
 @pytest.mark.parametrize("name", ["q5_0", "q5k", "q6k"])
-def test_quantisation_without_special_instructions(portable: KernelLibrary, name: str) -> None:
+def test_quantization_without_special_instructions(portable: KernelLibrary, name: str) -> None:
     holds(NativeOps(portable, 2), heavy_tailed(50, 512).half(), name)
 
 
-def test_a_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
+def test_mixture_with_avx2(with_avx2: KernelLibrary) -> None:
     ops, routing, clamp = NativeOps(with_avx2, 2), Routing(4, "shares"), Clamp(1.702, 0.5)
-    own = experts(ops, ALIKE, biased=True)
+    layer_experts = experts(ops, ALIKE, biased=True)
     x, scores = inputs()
-    near(ops.mixture(own, routing, clamp)(x, scores), expert_by_expert(ops, own, routing, clamp)(x, scores))
+    near(
+        ops.mixture(layer_experts, routing, clamp)(x, scores),
+        expert_by_expert(ops, layer_experts, routing, clamp)(x, scores),
+    )

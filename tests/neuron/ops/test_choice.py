@@ -1,4 +1,4 @@
-"""Which kernels are chosen, and what is said where faster ones are not."""
+"""Selection of the kernels, and the reason reported if faster kernels are unavailable."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,30 +21,28 @@ Chosen = Callable[..., tuple[str, str]]
 FALLBACK = CpuOps.name if CpuOps.available() else ReferenceOps.name
 
 
-def test_native_kernels_serve_where_they_can(library: KernelLibrary) -> None:
+def test_native_kernels_are_chosen_if_available(library: KernelLibrary) -> None:
     choice = choose(CPU, None, SHAPE)
     assert choice.ops.name == NativeOps.name
     assert choose(CPU, torch.bfloat16, SHAPE).ops.name == NativeOps.name
 
 
-@pytest.mark.parametrize(("width", "asked", "bits"), [(2048, None, 16), (2560, None, 8), (2048, 8, 8), (2560, 16, 16)])
-def test_narrow_models_keep_more_of_their_activations(
-    library: KernelLibrary, width: int, asked: int | None, bits: int
-) -> None:
-    ops = choose(CPU, None, SHAPE | {"hidden_size": width}, x_bits=asked).ops
+@pytest.mark.parametrize(("width", "calls", "bits"), [(2048, None, 16), (2560, None, 8), (2048, 8, 8), (2560, 16, 16)])
+def test_narrow_models_get_16_bit_activations(library: KernelLibrary, width: int, calls: int | None, bits: int) -> None:
+    ops = choose(CPU, None, SHAPE | {"hidden_size": width}, x_bits=calls).ops
     assert isinstance(ops, NativeOps)
     assert ops.x_bits == bits
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_whoever_asks_for_a_type_gets_plain_torch_in_it(dtype: torch.dtype) -> None:
+def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
     choice = choose(CPU, dtype, SHAPE)
     assert type(choice.ops) is ReferenceOps
     assert choice.ops.dtype == dtype
-    assert choice.reason == f"{str(dtype).removeprefix('torch.')} was asked for"
+    assert choice.reason == f"{str(dtype).removeprefix('torch.')} was calls for"
 
 
-def test_a_model_too_wide_for_float16_gets_float32_where_there_is_nothing_between() -> None:
+def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:
     device = torch.device("mps")
     assert choose(device, None, SHAPE).ops.dtype == torch.float16
     assert choose(device, None, SHAPE, half=False).ops.dtype == torch.float32
@@ -60,16 +58,14 @@ def test_a_model_too_wide_for_float16_gets_float32_where_there_is_nothing_betwee
         ({"num_attention_heads": 66, "num_key_value_heads": 2}, "heads of 64 in groups of 33 are too large"),
     ],
 )
-def test_shapes_that_the_kernels_do_not_take_are_said(
-    library: KernelLibrary, change: dict[str, Any], reason: str
-) -> None:
+def test_unsupported_shapes_are_reported(library: KernelLibrary, change: dict[str, Any], reason: str) -> None:
     choice = choose(CPU, None, SHAPE | change)
     assert (choice.ops.name, choice.reason) == (FALLBACK, reason)
 
 
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
-    """Name and reason, as a process that starts with these variables has it."""
+    """Return a function that chooses kernels under the given environment variables and returns name and reason."""
 
     def chosen(**environment: str) -> tuple[str, str]:
         for name, value in environment.items():
@@ -81,12 +77,12 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> Chosen:
     return chosen
 
 
-def test_without_a_compiler_plain_torch_serves(tmp_path: Path, chosen: Chosen) -> None:
+def test_missing_compiler_selects_plain_torch(tmp_path: Path, chosen: Chosen) -> None:
     name, reason = chosen(PATH="/nonexistent", CC="/nonexistent/cc", HELEXA_CACHE=str(tmp_path))
     assert (name, reason) == (FALLBACK, "no C compiler found; install gcc or clang for faster answers")
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
+def test_compiler_error_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'test "$1" = --version && exit 0\necho "no headers here" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
@@ -94,7 +90,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path: Path, chosen: Chosen) -> None
     )
 
 
-def test_a_compiler_that_cannot_even_say_its_version_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
+def test_error_of_compiler_version_check_is_quoted(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, 'echo "license expired" >&2\nexit 4')
     assert chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path)) == (
         FALLBACK,
@@ -102,14 +98,14 @@ def test_a_compiler_that_cannot_even_say_its_version_is_quoted(tmp_path: Path, c
     )
 
 
-def test_a_compiler_whose_output_cannot_be_loaded_is_no_compiler(tmp_path: Path, chosen: Chosen) -> None:
+def test_unloadable_compiler_output_selects_plain_torch(tmp_path: Path, chosen: Chosen) -> None:
     cc = script(tmp_path, GARBAGE)
     name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
     assert name == FALLBACK
     assert reason.startswith("the native kernels could not be built: ")
 
 
-def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, chosen: Chosen) -> None:
+def test_unwritable_cache_is_reported(tmp_path: Path, chosen: Chosen) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
     cc = script(tmp_path, "exit 0")
     name, reason = chosen(CC=str(cc), HELEXA_CACHE=str(tmp_path))
@@ -119,14 +115,14 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, chosen: Chosen) 
 
 
 def test_engines_that_start_together_compile_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = tmp_path / "asked"
-    monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {asked}\n{GARBAGE}')))
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("CC", str(script(tmp_path, f'echo "$1" >> {calls}\n{GARBAGE}')))
     monkeypatch.setenv("HELEXA_CACHE", str(tmp_path))
     with ThreadPoolExecutor() as threads:
         engines = [threads.submit(compiler.native_kernels.__wrapped__) for _ in range(3)]
     assert {type(engine.exception()) for engine in engines} == {compiler.Unavailable}
-    said = asked.read_text().split()
-    assert (said.count("--version"), said.count("-shared")) == (3, 1)
+    arguments = calls.read_text().split()
+    assert (arguments.count("--version"), arguments.count("-shared")) == (3, 1)
 
 
 GARBAGE = 'while [ $# -gt 0 ]; do [ "$1" = -o ] && echo garbage > "$2"; shift; done'
@@ -151,5 +147,5 @@ def script(folder: Path, body: str) -> Path:
         ("mps", None, False, "float32"),
     ],
 )
-def test_the_dtype_follows_from_what_the_device_can_do_and_the_model_bears(kind, capability, half, dtype):
+def test_dtype_depends_on_device_and_model(kind, capability, half, dtype):
     assert accelerator_dtype(kind, capability, half=half) == getattr(torch, dtype)

@@ -1,4 +1,4 @@
-"""Plain torch and the native kernels do what every implementation does."""
+"""The reference operations and the native kernels pass the conformance tests."""
 
 import pytest
 import torch
@@ -19,12 +19,12 @@ class TestReference(Conformance):
 
 @pytest.fixture(params=["library", "with_avx2", "portable"])
 def built(request: pytest.FixtureRequest) -> KernelLibrary:
-    """The kernels for this machine, and for lesser ones."""
+    """The kernels compiled for this machine and for older processors."""
     return request.getfixturevalue(request.param)
 
 
 class TestNative(Conformance):
-    tolerance = 2e-2  # plain weights are multiplied with activations in bfloat16
+    tolerance = 2e-2  # products with plain weights round activations to bfloat16
     cache_tolerance = 2e-2
 
     @pytest.fixture

@@ -1,4 +1,4 @@
-"""The gated delta rule against its definition in float64, and against transformers where the data are ordinary."""
+"""The gated delta rule compared with its definition in float64, and with transformers on ordinary inputs."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def definition(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """What the module says, in float64 and without any care for speed; the outputs and the state after them."""
+    """Compute the delta rule in float64, token by token; return the outputs and the final state."""
     q, k, v, g, beta, state = (x.double() for x in (q, k, v, g, beta, state))
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
@@ -100,55 +100,55 @@ HARD |= {make.__name__: make for make in (repetition, tiny, huge, zeros)}
 
 @pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 150])
 @pytest.mark.parametrize("form", FORMS)
-def test_both_forms_equal_those_of_transformers(form: Callable[..., Tensor], count: int) -> None:
+def test_both_algorithms_match_transformers(form: Callable[..., Tensor], count: int) -> None:
     inputs, state = ordinary(count, sequences=3), torch.randn(3, HEADS, KEY, VALUE)
     for reference in (
         transformers_form.torch_recurrent_gated_delta_rule,
         transformers_form.torch_chunk_gated_delta_rule,
     ):
-        own = state.clone()
-        out = form(*inputs, own)
-        expected, after = reference(
+        initial = state.clone()
+        out = form(*inputs, initial)
+        expected, expected_state = reference(
             *inputs, initial_state=state.clone(), output_final_state=True, use_qk_l2norm_in_kernel=True
         )
         torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(own, after, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(initial, expected_state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", HARD)
-def test_hard_data_do_as_in_float64(name: str, form: Callable[..., Tensor]) -> None:
+def test_extreme_inputs_match_float64(name: str, form: Callable[..., Tensor]) -> None:
     inputs = HARD[name](400)
     for state in (torch.zeros(1, HEADS, KEY, VALUE), torch.randn(1, HEADS, KEY, VALUE) * inputs[2].abs().mean()):
-        expected, after = definition(*inputs, state)
+        expected, expected_state = definition(*inputs, state)
         near(form(*inputs, state), expected)
-        near(state, after)
+        near(state, expected_state)
 
 
 @pytest.mark.parametrize("name", ["repetition", "nearly_identical_keys", "now_and_then_forgotten"])
-def test_thousands_of_tokens(name: str) -> None:
+def test_thousands_of_tokens_match_float64(name: str) -> None:
     inputs, state = HARD[name](4000), torch.zeros(1, HEADS, KEY, VALUE)
-    expected, after = definition(*inputs, state)
+    expected, expected_state = definition(*inputs, state)
     for start in range(0, 4000, 1000):
         near(chunked(*(x[:, start : start + 1000] for x in inputs), state), expected[:, start : start + 1000])
-    near(state, after)
+    near(state, expected_state)
 
 
 @pytest.mark.parametrize("first", FORMS)
-def test_the_state_goes_on_after_any_number_of_tokens(first: Callable[..., Tensor]) -> None:
+def test_state_continues_after_any_number_of_tokens(first: Callable[..., Tensor]) -> None:
     count = 2 * CHUNK + 2
-    inputs, whole = ordinary(count), torch.zeros(1, HEADS, KEY, VALUE)
-    expected = chunked(*inputs, whole)
+    inputs, final_state = ordinary(count), torch.zeros(1, HEADS, KEY, VALUE)
+    expected = chunked(*inputs, final_state)
     for split in range(1, count):
         state = torch.zeros(1, HEADS, KEY, VALUE)
-        before = first(*(x[:, :split] for x in inputs), state)
-        behind = chunked(*(x[:, split:] for x in inputs), state)
-        torch.testing.assert_close(torch.cat((before, behind), dim=1), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state, whole, rtol=1e-4, atol=1e-5)
+        first_rows = first(*(x[:, :split] for x in inputs), state)
+        last_rows = chunked(*(x[:, split:] for x in inputs), state)
+        torch.testing.assert_close(torch.cat((first_rows, last_rows), dim=1), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state, final_state, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolution_equals_that_of_transformers(dtype: torch.dtype) -> None:
+def test_convolution_matches_transformers(dtype: torch.dtype) -> None:
     x, weight = torch.randn(2, 20, 12).to(dtype), torch.randn(4, 12)
     state = torch.zeros(2, 3, 12, dtype=dtype)
     expected = transformers_form.causal_conv1d_fn(x.float().transpose(1, 2), weight.T, activation="silu")
@@ -157,7 +157,7 @@ def test_convolution_equals_that_of_transformers(dtype: torch.dtype) -> None:
     assert torch.equal(state, x[:, -3:])
 
 
-def test_the_convolution_goes_on_after_any_number_of_tokens() -> None:
+def test_convolution_continues_after_any_number_of_tokens() -> None:
     x, weight = torch.randn(1, 12, 8), torch.randn(4, 8)
     expected = convolve(x, weight, torch.zeros(1, 3, 8))
     for split in range(1, 12):
@@ -166,7 +166,7 @@ def test_the_convolution_goes_on_after_any_number_of_tokens() -> None:
         torch.testing.assert_close(torch.cat(out, dim=1), expected)
 
 
-def test_decay_is_that_of_its_formula_and_never_above_one() -> None:
+def test_decay_matches_formula_and_is_at_most_one() -> None:
     a = torch.cat((torch.randn(40, HEADS) * 10, torch.tensor([[-1e4], [1e4], [0.0]]).expand(3, HEADS)))
     rate, bias = torch.tensor([-5.0, 0.0, 1.0, 2.8]).exp(), torch.randn(HEADS)
     g = log_decay(a, rate, bias)
@@ -176,7 +176,7 @@ def test_decay_is_that_of_its_formula_and_never_above_one() -> None:
 
 
 def near(actual: Tensor, expected: Tensor) -> None:
-    """Within what float32 sums of numbers as large as the largest here may be off."""
+    """Assert equality within the error of float32 sums whose terms are as large as the largest expected value."""
     assert torch.isfinite(actual).all()
     size = expected.abs().max().item()
     torch.testing.assert_close(actual.double(), expected, rtol=0, atol=2e-5 * size)

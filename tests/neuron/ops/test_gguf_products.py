@@ -1,4 +1,4 @@
-"""Products with blocks of every GGUF type, with any bytes in them, as a file may have them."""
+"""Products with blocks of every GGUF type, filled with random bytes."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ WIDENED = "NVFP4"  # multiplied in bfloat16
 
 
 @pytest.mark.parametrize("kind", BLOCKS)
-def test_blocks_of_every_type_are_multiplied_as_they_are(native: NativeOps, kind: str) -> None:
+def test_product_with_blocks_of_every_type_is_accurate(native: NativeOps, kind: str) -> None:
     weight = decode_random(kind, 20, 16)
-    if kind == "MXFP4":  # whose scales go beyond what sums of float32 can hold
+    if kind == "MXFP4":  # its scales can overflow float32 sums
         weight = replace(weight, scale=replace(weight.scale, unit=weight.scale.unit.clamp(max=2.0**60)))
     matrix, x = native.matrix(weight), torch.randn(7, weight.shape[1])
     assert (matrix.number is None) == (kind == WIDENED)

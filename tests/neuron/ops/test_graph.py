@@ -1,4 +1,4 @@
-"""Recorded steps: replayed, they give what the same kernels give one by one."""
+"""Captured graphs: a replay gives the same results as running the kernels one by one."""
 
 import ctypes
 import logging
@@ -32,7 +32,7 @@ CAPACITY = Capacity(rows=128, sequences=16, pages_per_sequence=PAGES)
 
 
 class Model:
-    """One layer of every kernel; its weights are the same each time."""
+    """A layer that uses every kernel; every instance has the same weights."""
 
     def __init__(self, ops: NativeOps) -> None:
         torch.manual_seed(1)
@@ -55,11 +55,11 @@ class Model:
         queries = ops.rotate_store(qkv, HEADS, rope, self.cache, batch.slots)
         delta = ops.attend(queries, self.cache, batch, KIND).view(len(batch.tokens), -1)
         delta = self.down(ops.gate_mul(self.gate_up(self.norm(hidden, delta)), "silu"))
-        return self.head(self.norm(*(ops.choose_rows(part, batch.sample_rows) for part in (hidden, delta))))
+        return self.head(self.norm(*(ops.choose_rows(x, batch.sample_rows) for x in (hidden, delta))))
 
 
 class Runs:
-    """Steps in one place, as an engine has it."""
+    """A model, its kernels and its step buffers, as an engine has them."""
 
     def __init__(self, library: KernelLibrary, forward: Callable[[Model, Batch], Tensor] = Model.forward) -> None:
         self.ops = NativeOps(library, 2)
@@ -78,7 +78,7 @@ class Runs:
 
 
 def plan_of(step: int, *rows: int) -> list[PlanEntry]:
-    """Sequences of other tokens, lengths and pages at each step; several rows are a prompt's beginning."""
+    """A plan whose tokens, lengths and pages depend on `step`. A count above 1 is the beginning of a prompt."""
     plan: list[PlanEntry] = []
     for number, count in enumerate(rows):
         pages = [(step + 3 * number + n) % PAGES for n in range(3)] if number else list(range(step, step + 12))
@@ -87,25 +87,25 @@ def plan_of(step: int, *rows: int) -> list[PlanEntry]:
     return plan
 
 
-def test_a_replay_gives_what_kernels_give_one_by_one(library: KernelLibrary) -> None:
-    """A step of 1 row, 9 rows, or 3 and a chunk, again and again with other tokens, positions and pages."""
-    recorded, calls = Runs(library), 0
+def test_replay_matches_kernels_run_one_by_one(library: KernelLibrary) -> None:
+    """Replay steps of 1 row, of 9 rows, and of 3 rows plus a chunk with new tokens, positions and pages."""
+    replayed, calls = Runs(library), 0
     for step in range(4):
         for rows in ([1], [1] * 9, [1, 1, 1, 20]):
             plan = plan_of(step, *rows)
             fresh = Runs(library, lambda model, batch: model.forward(batch) + 0.0)
-            fresh.model.cache.copy_(recorded.model.cache)
-            assert torch.equal(recorded.step(plan), fresh.step(plan))
-            assert torch.equal(recorded.model.cache, fresh.model.cache)
-            assert fresh.ops._graphs.sound is False
-        calls = calls or recorded.calls
-    assert recorded.calls == calls
+            fresh.model.cache.copy_(replayed.model.cache)
+            assert torch.equal(replayed.step(plan), fresh.step(plan))
+            assert torch.equal(replayed.model.cache, fresh.model.cache)
+            assert fresh.ops._graphs.complete is False
+        calls = calls or replayed.calls
+    assert replayed.calls == calls
 
 
-def test_an_operation_of_torch_is_not_left_out_of_later_steps(
+def test_steps_with_a_torch_operation_are_not_replayed(
     library: KernelLibrary, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Such steps run kernel by kernel, and what comes before the operation is not done twice."""
+    """A step with a torch operation runs kernel by kernel, and runs the kernels before it only once."""
 
     def tripled(model: Model, batch: Batch) -> Tensor:
         hidden = model.ops.embedding(model.embed, batch.tokens)
@@ -122,19 +122,19 @@ def test_an_operation_of_torch_is_not_left_out_of_later_steps(
     assert "steps run kernel by kernel" in caplog.text
 
 
-def test_what_is_not_to_be_recorded_runs_once_each_time(library: KernelLibrary) -> None:
-    recorded, other = Runs(library), Runs(library)
+def test_uncaptured_steps_call_the_model_each_time(library: KernelLibrary) -> None:
+    replayed, uncaptured = Runs(library), Runs(library)
     for step in range(3):
         plan = plan_of(step, 1, 1)
         with torch.inference_mode():
-            batch = other.buffers.load(build_step(plan))
-            result = other.ops.run(other._counted, batch, recorded=False)
-        assert other.calls == step + 1
-        assert torch.equal(result, recorded.step(plan))
+            batch = uncaptured.buffers.load(build_step(plan))
+            result = uncaptured.ops.run(uncaptured._counted, batch, capture=False)
+        assert uncaptured.calls == step + 1
+        assert torch.equal(result, replayed.step(plan))
 
 
-def test_what_torch_hands_to_a_kernel_is_not_looked_for_once_it_is_gone() -> None:
-    """It is neither an input nor in the workspace; a process of its own, since it would be an address of nothing."""
+def test_freed_tensor_that_torch_passed_to_a_kernel_is_not_read() -> None:
+    """The tensor is neither an input nor in the workspace. A subprocess, because reading freed memory could crash."""
     code = "from neuron.ops.test_graph import rows_chosen_by_torch; rows_chosen_by_torch()"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False, timeout=120)
@@ -142,7 +142,7 @@ def test_what_torch_hands_to_a_kernel_is_not_looked_for_once_it_is_gone() -> Non
 
 
 def rows_chosen_by_torch() -> None:
-    """A forward pass whose embedding reads tokens that torch has computed."""
+    """Run a forward pass whose embedding reads tokens that torch has computed."""
     runs = Runs(native_kernels(), lambda model, batch: model.ops.embedding(model.embed, batch.tokens + 1))
     rows = runs.ops.embedding(runs.model.embed, torch.arange(VOCABULARY, dtype=torch.int32))
     for step in range(3):
@@ -150,8 +150,8 @@ def rows_chosen_by_torch() -> None:
         assert torch.equal(runs.step(plan), rows[entry.sequence.tokens[-1] + 1][None])
 
 
-def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> None:
-    """A chunk of a prompt that does not reach its end."""
+def test_step_without_a_result_is_captured_once(library: KernelLibrary) -> None:
+    """The step is a chunk that does not reach the end of its prompt."""
     runs = Runs(library)
     runs.step(plan_of(0, 1))
     (entry,) = plan_of(0, 20)
@@ -164,30 +164,30 @@ def test_a_step_without_a_result_is_recorded_once(library: KernelLibrary) -> Non
     assert runs.calls == calls
 
 
-def test_a_replayed_step_counts_progress_at_every_kernel(library: KernelLibrary) -> None:
-    """The watchdog of a slow engine sees that a long step advances."""
+def test_replay_counts_progress_at_every_kernel(library: KernelLibrary) -> None:
+    """The watchdog needs the progress count to see that a long step still advances."""
     runs = Runs(library)
     runs.step(plan_of(0, 1, 30))
-    calls, recordings = runs.calls, runs.ops._graphs._kept.values()
-    kernels = max(len(recording.tape) // INSTRUCTION_BYTES for recording in recordings)
-    before = progress()
+    calls, graphs = runs.calls, runs.ops._graphs._graphs.values()
+    kernels = max(len(graph.calls) // INSTRUCTION_BYTES for graph in graphs)
+    previous = progress()
     runs.step(plan_of(1, 1, 30))
-    assert runs.calls == calls, "the step was recorded again instead of replayed"
-    assert progress() - before >= kernels > 10
+    assert runs.calls == calls, "the step was captured again instead of replayed"
+    assert progress() - previous >= kernels > 10
 
 
 def progress() -> int:
     return ctypes.c_int64.from_address(heartbeat.kernel_count_address()).value
 
 
-def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.ops.native.captured_graph._KEPT_BYTES", 10 * 300)  # of two kernels each
+def test_evicted_graphs_are_captured_again(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("helexa.neuron.ops.native.captured_graph._MAX_BYTES", 10 * 300)  # 10 graphs of two kernels each
     runs = Runs(library, lambda model, batch: model.norm(model.ops.embedding(model.embed, batch.tokens)))
     first, calls = runs.step(plan_of(0, 1)), runs.calls
     shapes = [(1, count) for count in range(2, 50)] + [(1, 1, count) for count in range(2, 50)]
     for shape in shapes:
         runs.step(plan_of(0, *shape))
-        assert runs.ops._graphs.kept_bytes <= 10 * 300
+        assert runs.ops._graphs.call_bytes <= 10 * 300
     for _ in range(2):
         assert torch.equal(runs.step(plan_of(0, 1)), first)
     assert runs.calls == calls + len(shapes) + 1
@@ -197,7 +197,7 @@ def test_recordings_that_were_forgotten_are_made_again(library: KernelLibrary, m
     assert runs.calls == calls + len(shapes) + 1
 
 
-def test_a_result_that_is_held_is_not_written_over_by_its_own_shape(library: KernelLibrary) -> None:
+def test_held_result_is_not_overwritten_by_its_own_shape(library: KernelLibrary) -> None:
     runs = Runs(library)
 
     def run(step: int) -> Tensor:
@@ -205,13 +205,13 @@ def test_a_result_that_is_held_is_not_written_over_by_its_own_shape(library: Ker
 
     with torch.inference_mode():
         first = run(0)
-        kept = first.clone()
-        other = run(1)
-        assert torch.equal(first, kept)
-        assert not torch.equal(other, kept)
+        expected = first.clone()
+        second = run(1)
+        assert torch.equal(first, expected)
+        assert not torch.equal(second, expected)
 
 
-def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -> None:
+def test_results_of_many_shapes_share_memory(library: KernelLibrary) -> None:
     runs, places = Runs(library), set[int]()
     with torch.inference_mode():
         for _ in range(2):
@@ -221,7 +221,7 @@ def test_results_of_many_shapes_lie_in_the_same_memory(library: KernelLibrary) -
     assert len(places) < 4
 
 
-def test_a_tape_that_is_too_long_is_refused(library: KernelLibrary) -> None:
+def test_too_many_instructions_are_rejected(library: KernelLibrary) -> None:
     table = torch.ones(1, PAGE_SIZE).bfloat16()
     out = torch.zeros(1, PAGE_SIZE)
     most = CONSTANTS["MAX_INSTRUCTIONS"]

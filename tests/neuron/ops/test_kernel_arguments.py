@@ -19,8 +19,8 @@ from helexa.neuron.ops.native.native import NativeOps
 _NEURON = compiler._FOLDER.parents[1]
 
 
-def test_c_lays_structs_out_as_python_does_and_has_the_same_constants(tmp_path: Path) -> None:
-    """A C program prints the size of each struct, the place and size of each field, and each constant."""
+def test_structs_and_constants_match_between_c_and_python(tmp_path: Path) -> None:
+    """Compile a C program that prints the size of each struct, offset and size of each field, and each constant."""
     cc = shutil.which("gcc") or shutil.which("clang")
     if cc is None:
         pytest.skip("no C compiler on this machine")
@@ -36,7 +36,7 @@ def test_c_lays_structs_out_as_python_does_and_has_the_same_constants(tmp_path: 
             lines.append(f'printf("{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));')
             place = getattr(python, field)
             expected.append(f"{field} {place.offset} {place.size}")
-    includes = ["tape.h", *(path.name for path in compiler._sources() if path.suffix == ".h")]
+    includes = ["graph.h", *(path.name for path in compiler._sources() if path.suffix == ".h")]
     program = ["#include <stddef.h>", "#include <stdio.h>", *(f'#include "{name}"' for name in includes)]
     (tmp_path / "layout.c").write_text("\n".join([*program, "int main(void) {", *lines, "}"]))
     build = [cc, "-Werror", "-Wno-psabi", "-std=gnu11", f"-I{compiler._FOLDER}", "layout.c", "-o", "layout", "-lm"]
@@ -46,17 +46,17 @@ def test_c_lays_structs_out_as_python_does_and_has_the_same_constants(tmp_path: 
     assert len(expected) > 200
 
 
-def test_a_constant_of_kernels_has_one_definition() -> None:
-    """No other source defines the name of a constant that kernels.h defines, nor a number for it in Python."""
+def test_kernel_constants_are_defined_only_in_kernels_h() -> None:
+    """No other source defines a constant of kernels.h, and Python has no literal copy of it."""
     names = "|".join(CONSTANTS)
     defined = re.compile(rf"^\s*#\s*define\s+({names})\b|^\s*_?({names})\s*=\s*\d", re.MULTILINE)
     sources = [path for path in compiler._sources() if path.name != "kernels.h"]
     sources += (path for package in ("engine", "ops") for path in (_NEURON / package).glob("*.py"))
-    found = {path.name: match[0] for path in sources if (match := defined.search(path.read_text()))}
-    assert found == {}
+    definitions = {path.name: match[0] for path in sources if (match := defined.search(path.read_text()))}
+    assert definitions == {}
 
 
-def test_tables_of_the_attention_plan_have_the_fields_of_their_structs() -> None:
+def test_attention_plan_tables_match_their_structs() -> None:
     for table, name in ((Tile, "tile"), (Split, "split")):
         assert [Field(field, "int64_t", False, False) for field in table._fields] == STRUCTS[name]
 
@@ -72,12 +72,12 @@ def test_tables_of_the_attention_plan_have_the_fields_of_their_structs() -> None
         "typedef struct {\n    struct other *rows;\n} pair;",
     ],
 )
-def test_a_header_with_other_declarations_is_refused(line: str) -> None:
+def test_unparsable_header_declarations_are_rejected(line: str) -> None:
     with pytest.raises(ValueError, match="cannot read"):
         kernel_header._parse(f"#define A 1\n{line}\n#define B 2\n")
 
 
-def test_an_argument_that_is_missing_unknown_or_of_a_wrong_type_is_refused(library: KernelLibrary) -> None:
+def test_missing_unknown_or_mistyped_arguments_are_rejected(library: KernelLibrary) -> None:
     x, delta, weight, out = torch.ones(3, 32), torch.ones(3, 32), torch.ones(32), torch.zeros(3, 32)
     good: dict[str, Argument] = {"x": x, "delta": delta, "weight": weight, "out": out, "rows": 3, "width": 32, "eps": 0}
     wrong: list[tuple[str, dict[str, Argument]]] = [
@@ -101,6 +101,6 @@ def test_an_argument_that_is_missing_unknown_or_of_a_wrong_type_is_refused(libra
     assert torch.equal(x, torch.full((3, 32), 2.0)), "the second call adds nothing"
 
 
-def test_indexes_of_a_wrong_dtype_are_refused(native: NativeOps) -> None:
+def test_wrong_index_dtype_is_rejected(native: NativeOps) -> None:
     with pytest.raises(TypeError, match=r"choose_rows: chosen is a tensor of torch\.int64"):
         native.choose_rows(torch.ones(4, 16), torch.tensor([0, 3]))

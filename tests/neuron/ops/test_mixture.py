@@ -1,4 +1,4 @@
-"""Mixtures of experts in a few native kernels, against expert after expert by the kernels' own products."""
+"""The fused native mixture of experts compared with computing one expert after another."""
 
 from typing import Any
 
@@ -22,27 +22,27 @@ ROUTINGS = [Routing(4, "shares"), Routing(4, "normalised"), Routing(1, "scores")
 
 
 def experts(native: NativeOps, formats: tuple[str, str, str], *, biased: bool = False) -> list[Expert]:
-    """Gate, up and down of each in one of `formats`."""
+    """Experts whose gate, up and down matrices have the given `formats`."""
     shapes = ((WIDE, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE))
-    made: list[Expert] = []
+    built: list[Expert] = []
     for _ in range(COUNT):
         gate, up, down = (
             native.matrix(random_weights.make(name, *shape)) for name, shape in zip(formats, shapes, strict=True)
         )
         biases = (torch.randn(2 * WIDE), torch.randn(HIDDEN)) if biased else (None, None)
-        made.append(Expert((gate, up), down, *biases))
-    return made
+        built.append(Expert((gate, up), down, *biases))
+    return built
 
 
 def inputs() -> tuple[Tensor, Tensor]:
-    """Rows, and scores that lie well apart, of which that of expert 3 is always the lowest."""
+    """Rows and router scores. Scores differ clearly, and expert 3 always has the lowest."""
     scores = torch.stack([torch.randperm(COUNT).float() for _ in range(ROWS)])
     scores[:, 3] = -1
     return torch.randn(ROWS, HIDDEN) / 8, scores
 
 
 def near(actual: Tensor, expected: Tensor) -> None:
-    """Assert that they differ by the rounding of weights and sums."""
+    """Assert equality within the rounding of weights and sums."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6 * expected.abs().max().item())
 
 
@@ -50,35 +50,35 @@ def near(actual: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize(
     "formats", [("Q4_K", "Q4_K", "Q6_K"), ("Q4_0", "Q8_0", "bfloat16"), ("Q8_0", "bfloat16", "Q4_1")]
 )
-def test_a_mixture_is_that_of_its_experts(native: NativeOps, routing: Routing, formats: tuple[str, str, str]) -> None:
-    own = experts(native, formats)
-    assert NativeMixture.fits(own)
+def test_mixture_matches_expert_by_expert(native: NativeOps, routing: Routing, formats: tuple[str, str, str]) -> None:
+    layer_experts = experts(native, formats)
+    assert NativeMixture.fits(layer_experts)
     x, scores = inputs()
-    expected = expert_by_expert(native, own, routing)(x, scores)
-    near(native.mixture(own, routing)(x, scores), expected)
+    expected = expert_by_expert(native, layer_experts, routing)(x, scores)
+    near(native.mixture(layer_experts, routing)(x, scores), expected)
 
 
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_biases_and_another_activation(native: NativeOps, clamp: Clamp | None) -> None:
-    own, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
+def test_biases_and_clamp_match_expert_by_expert(native: NativeOps, clamp: Clamp | None) -> None:
+    layer_experts, routing = experts(native, ALIKE, biased=True), Routing(4, "scores")
     x, scores = inputs()
-    expected = expert_by_expert(native, own, routing, clamp)(x, scores)
-    near(native.mixture(own, routing, clamp)(x, scores), expected)
+    expected = expert_by_expert(native, layer_experts, routing, clamp)(x, scores)
+    near(native.mixture(layer_experts, routing, clamp)(x, scores), expected)
 
 
-def test_experts_that_are_packed_in_several_ways_still_serve(native: NativeOps) -> None:
-    own = [
+def test_experts_of_different_formats_fall_back(native: NativeOps) -> None:
+    layer_experts = [
         *experts(native, ALIKE)[:-1],
         experts(native, ("Q8_0", "Q8_0", "Q8_0"))[-1],
     ]
-    assert not NativeMixture.fits(own)
+    assert not NativeMixture.fits(layer_experts)
     x, scores = inputs()
-    expected = expert_by_expert(native, own, ROUTINGS[0])(x, scores)
-    assert torch.equal(native.mixture(own, ROUTINGS[0])(x, scores), expected)
+    expected = expert_by_expert(native, layer_experts, ROUTINGS[0])(x, scores)
+    assert torch.equal(native.mixture(layer_experts, ROUTINGS[0])(x, scores), expected)
 
 
 @pytest.mark.parametrize("formats", MIXED, ids="-".join)
-def test_a_row_comes_out_the_same_however_many_are_beside_it(native: NativeOps, formats: tuple[str, str, str]) -> None:
+def test_row_does_not_depend_on_number_of_rows(native: NativeOps, formats: tuple[str, str, str]) -> None:
     mixture = native.mixture(experts(native, formats), Routing(4, "normalised"), Clamp(1.702, 7.0))
     x, scores = inputs()
     together = mixture(x, scores).clone()
@@ -86,23 +86,23 @@ def test_a_row_comes_out_the_same_however_many_are_beside_it(native: NativeOps, 
         assert torch.equal(mixture(x[first:end].contiguous(), scores[first:end].contiguous()), together[first:end])
 
 
-def test_of_equal_scores_the_first_experts_are_chosen(native: NativeOps) -> None:
-    own, x = experts(native, ALIKE), inputs()[0]
-    alike, apart = torch.zeros(ROWS, COUNT), torch.zeros(ROWS, COUNT)
-    apart[:, 3:] = -0.001
-    alike[:, 5] = apart[:, 5] = 1.0
-    chosen = native.mixture(own, Routing(4, "scores"))
-    assert torch.equal(chosen(x, alike), chosen(x, apart))
+def test_ties_choose_the_first_experts(native: NativeOps) -> None:
+    layer_experts, x = experts(native, ALIKE), inputs()[0]
+    alike, untied = torch.zeros(ROWS, COUNT), torch.zeros(ROWS, COUNT)
+    untied[:, 3:] = -0.001
+    alike[:, 5] = untied[:, 5] = 1.0
+    chosen = native.mixture(layer_experts, Routing(4, "scores"))
+    assert torch.equal(chosen(x, alike), chosen(x, untied))
 
 
-def test_what_passes_a_gate_is_added(native: NativeOps) -> None:
+def test_add_gated_matches_reference(native: NativeOps) -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
     torch.testing.assert_close(native.add_gated(out, x, gate), expected)
 
 
 class NoFloat64(TorchFunctionMode):
-    """Refuses float64, as MPS does."""
+    """Rejects float64, as MPS does."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -113,7 +113,7 @@ class NoFloat64(TorchFunctionMode):
         return result
 
 
-def test_a_gate_needs_no_float64_on_mps() -> None:
+def test_add_gated_needs_no_float64_on_mps() -> None:
     out, x, gate = torch.randn(ROWS, HIDDEN), torch.randn(ROWS, HIDDEN), torch.linspace(-100, 100, ROWS)[:, None]
     expected = ReferenceOps(torch.device("cpu"), torch.float32).add_gated(out.clone(), x, gate)
     with NoFloat64():

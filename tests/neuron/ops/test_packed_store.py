@@ -1,4 +1,4 @@
-"""Packed weights on disk: what is read is what was written, and nothing else is believed."""
+"""The packed weights cache on disk: matrices are read back unchanged, and invalid files are ignored."""
 
 import os
 import shutil
@@ -34,32 +34,34 @@ def matrices(library: KernelLibrary) -> dict[str, PackedMatrix]:
 
 
 def saved(library: KernelLibrary, folder: Path, matrices: dict[str, PackedMatrix], key: str = "model") -> Path:
-    """The file of a store that was filled with these matrices."""
-    before = set(folder.glob("*"))
+    """Save these matrices in a new store and return its file."""
+    previous = set(folder.glob("*"))
     store = PackedStore(library, folder, key, threads=2)
     for name, matrix in matrices.items():
         store.add(name, matrix)
     thread = store.save()
     assert thread is not None
     thread.join()
-    (path,) = set(folder.glob("*")) - before
+    (path,) = set(folder.glob("*")) - previous
     return path
 
 
-def test_what_was_saved_is_read(library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]) -> None:
+def test_saved_matrices_are_read_back(
+    library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
+) -> None:
     saved(library, tmp_path, matrices)
     store = PackedStore(library, tmp_path, "model", threads=2)
     for name, matrix in matrices.items():
-        found = store.get(name, SHAPES[name])
-        assert found is not None
-        assert torch.equal(found.data, matrix.data)
-        assert found.number == matrix.number
+        loaded = store.get(name, SHAPES[name])
+        assert loaded is not None
+        assert torch.equal(loaded.data, matrix.data)
+        assert loaded.number == matrix.number
     assert store.get("Q4_1", (48, 96)) is None
     assert store.get("Q5_K", (48, 64)) is None
     assert store.save() is None, "it is on disk already"
 
 
-def test_another_model_or_layout_finds_nothing(
+def test_other_model_or_layout_misses(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix]
 ) -> None:
     saved(library, tmp_path, matrices)
@@ -80,7 +82,7 @@ def test_another_model_or_layout_finds_nothing(
         lambda data: b'{"Q4_1": [0, 48, 65, 1]}\n' + bytes(4096),
     ],
 )
-def test_a_damaged_file_is_not_used(
+def test_damaged_file_is_ignored(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], damage: object
 ) -> None:
     path = saved(library, tmp_path, matrices)
@@ -88,20 +90,20 @@ def test_a_damaged_file_is_not_used(
     assert PackedStore(library, tmp_path, "model", threads=1).get("Q4_1", SHAPES["Q4_1"]) is None
 
 
-def test_what_was_not_used_for_longest_makes_room(
+def test_least_recently_used_file_is_evicted(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = saved(library, tmp_path, matrices, "first")
     second = saved(library, tmp_path, matrices, "second")
     os.utime(first, (1, 1))
     os.utime(second, (2, 2))
-    PackedStore(library, tmp_path, "first", threads=1)  # is used again
+    PackedStore(library, tmp_path, "first", threads=1)  # marks the file as used
     monkeypatch.setattr(packed_store, "_LIMIT", int(first.stat().st_size * 2.5))
     third = saved(library, tmp_path, matrices, "third")
     assert set(tmp_path.iterdir()) == {first, third}
 
 
-def test_without_room_nothing_is_kept(
+def test_store_without_enough_space_saves_nothing(
     library: KernelLibrary, tmp_path: Path, matrices: dict[str, PackedMatrix], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_store, "_LIMIT", 100)
@@ -131,30 +133,30 @@ if thread := store.save():
 """
 
 
-def test_weights_that_other_loading_code_packed_are_not_used(tmp_path: Path, library: KernelLibrary) -> None:
-    """A copy of the package, run before and after a module that permutes tensors has changed."""
+def test_weights_packed_by_other_loading_code_are_ignored(tmp_path: Path, library: KernelLibrary) -> None:
+    """Run a copy of the package before and after a change to a module that permutes tensors."""
     package = tmp_path / "source" / "helexa"
     shutil.copytree(Path(helexa.__path__[0]), package, ignore=shutil.ignore_patterns("__pycache__", "static"))
     cache = tmp_path / "cache"
     cache.mkdir()
-    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # not to compile them again
+    (cache / "kernels").symlink_to(cache_root(None) / "kernels")  # to avoid compiling them again
     model = tmp_path / "model.gguf"
     model.write_bytes(b"weights")
     environment = os.environ | {"PYTHONPATH": str(package.parent), "HELEXA_CACHE": str(cache)}
 
-    def found() -> bool:
+    def packed_weights_are_used() -> bool:
         command = [sys.executable, "-c", SCRIPT, str(model)]
         run = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
         return run.stdout.strip() == b"True"
 
-    assert not found()
-    assert found()
+    assert not packed_weights_are_used()
+    assert packed_weights_are_used()
     layout = package / "neuron" / "weights" / "gguf" / "layout.py"
     layout.write_text(layout.read_text() + "\n# another permutation\n")
-    assert not found()
+    assert not packed_weights_are_used()
 
 
-def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
+def test_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
     model = tmp_path / "a.gguf"
     model.write_bytes(os.urandom(100_000))
     first = fingerprint(model)
@@ -168,12 +170,12 @@ def test_a_fingerprint_changes_with_bytes_and_names(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    one = fingerprint(folder)
+    without_weights = fingerprint(folder)
     (folder / "model.safetensors").write_bytes(b"1")
-    assert fingerprint(folder) != one
+    assert fingerprint(folder) != without_weights
     parts = [tmp_path / f"big-0000{number}-of-00002.gguf" for number in (1, 2)]
     for part in parts:
         part.write_bytes(b"x" * 100)
-    whole = fingerprint(parts[0])
+    unchanged = fingerprint(parts[0])
     parts[1].write_bytes(b"y" * 100)
-    assert fingerprint(parts[0]) != whole
+    assert fingerprint(parts[0]) != unchanged

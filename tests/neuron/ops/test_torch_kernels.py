@@ -1,4 +1,4 @@
-"""The kernels out of stock torch against their definitions."""
+"""The CPU operations built from stock torch, compared with their definitions."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ KINDS = [
 needs_bfloat16 = pytest.mark.skipif(not CpuOps.available(), reason="this CPU does not multiply bfloat16")
 
 
-def test_the_norm_in_few_passes_is_the_same_even_for_tiny_inputs() -> None:
+def test_norm_matches_definition_even_for_tiny_inputs() -> None:
     weight = torch.randn(96)
     for scale in (1.0, 1e-4, 0.0):
         x = torch.randn(5, 96) * scale
@@ -33,7 +33,7 @@ def test_the_norm_in_few_passes_is_the_same_even_for_tiny_inputs() -> None:
 @pytest.mark.parametrize("prefix", [0, 1, 63, 64, 100])
 @pytest.mark.parametrize("pages", [[4, 5, 6, 7], [5, 6, 9, 7]])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chunk_sees_its_prefix_and_itself_up_to_each_row(prefix: int, pages: list[int], kind: AttentionKind) -> None:
+def test_chunk_rows_attend_to_prefix_and_own_position(prefix: int, pages: list[int], kind: AttentionKind) -> None:
     count = 70
     ops, cache = filled()
     plan = [paged.entry(0, prefix, count, pages[: -(-(prefix + count) // PAGE_SIZE)])]
@@ -51,7 +51,7 @@ def test_one_query_of_each_sequence(lengths: list[int], kind: AttentionKind) -> 
     pages = [[next(numbers) for _ in range(-(-length // PAGE_SIZE))] for length in lengths]
     plan = [paged.entry(n, length - 1, 1, pages[n]) for n, length in enumerate(lengths)]
     queries = torch.randn(len(lengths), 6, 32)
-    out = ops.attend(queries, cache, lay_out(plan), kind)  # shortest first, which they are
+    out = ops.attend(queries, cache, lay_out(plan), kind)  # shortest first, as `plan` is
     for n, length in enumerate(lengths):
         near_the_definition(out[n], queries[n], cache, pages[n], length, kind)
 
@@ -59,7 +59,7 @@ def test_one_query_of_each_sequence(lengths: list[int], kind: AttentionKind) -> 
 @needs_bfloat16
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 33])
 @pytest.mark.parametrize("name", random_weights.ALL)
-def test_products_in_bfloat16_and_int4(name: str, rows: int) -> None:
+def test_products_in_bfloat16_and_int4_are_accurate(name: str, rows: int) -> None:
     weight, bias = random_weights.make(name, 96, 512), torch.randn(96)
     exact, ops = random_weights.plain(weight), CpuOps(paged.CPU, torch.bfloat16)
     x = torch.randn(rows, 512).bfloat16()
@@ -71,7 +71,7 @@ def test_products_in_bfloat16_and_int4(name: str, rows: int) -> None:
 
 
 @needs_bfloat16
-def test_four_bits_are_multiplied_as_they_are() -> None:
+def test_int4_weights_are_multiplied_as_int4() -> None:
     weight = random_weights.make("Q4_1", 96, 512)
     assert isinstance(weight, GroupwiseTensor)
     assert weight.minimum is not None

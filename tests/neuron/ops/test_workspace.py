@@ -1,4 +1,4 @@
-"""Memory within a step: used again once nobody holds it, never before."""
+"""Memory of a step: a freed tensor's memory is reused, a referenced tensor's is not."""
 
 import gc
 from itertools import pairwise
@@ -8,7 +8,7 @@ import torch
 from helexa.neuron.ops.native.workspace import Workspace
 
 
-def test_what_nobody_holds_is_used_again() -> None:
+def test_freed_memory_is_reused() -> None:
     workspace = Workspace()
     first = workspace.take(7, 5)
     address = first.data_ptr()
@@ -16,33 +16,33 @@ def test_what_nobody_holds_is_used_again() -> None:
     assert workspace.take(35).data_ptr() == address
 
 
-def test_what_a_view_still_shows_is_not_handed_out() -> None:
+def test_memory_of_a_view_is_not_reused() -> None:
     workspace = Workspace()
     first = workspace.take(64, 64).fill_(1.0)
     view = first[3:5].view(-1)[7:].split(10)[0]
     address = first.data_ptr()
     del first
     gc.collect()
-    others = [workspace.take(64, 64).fill_(2.0) for _ in range(4)]
-    assert address not in [other.data_ptr() for other in others]
+    tensors = [workspace.take(64, 64).fill_(2.0) for _ in range(4)]
+    assert address not in [tensor.data_ptr() for tensor in tensors]
     assert (view == 1.0).all()
     del view
     assert workspace.take(64, 64).data_ptr() == address
 
 
-def test_tensors_lie_apart_and_aligned_whatever_their_size() -> None:
+def test_tensors_are_disjoint_and_aligned() -> None:
     workspace = Workspace()
     shapes = [(1,), (0,), (3, 0), (17,), (1000, 3), (64,), (600, 600), (2,), (300_000,), (16,)]
     tensors = [workspace.take(*shape, dtype=dtype) for shape in shapes for dtype in (torch.float32, torch.uint8)]
     assert [tuple(tensor.shape) for tensor in tensors[::2]] == shapes
-    taken = sorted(
+    ranges = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + max(tensor.nbytes, 1)) for tensor in tensors if tensor.numel()
     )
-    assert all(end <= start for (_, end), (start, _) in pairwise(taken))
-    assert all(start % 64 == 0 for start, _ in taken)
+    assert all(end <= start for (_, end), (start, _) in pairwise(ranges))
+    assert all(start % 64 == 0 for start, _ in ranges)
 
 
-def test_a_step_after_a_step_takes_no_more_memory() -> None:
+def test_second_step_allocates_nothing() -> None:
     workspace = Workspace()
 
     def step() -> set[int]:

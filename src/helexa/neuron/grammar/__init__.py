@@ -1,4 +1,4 @@
-"""Grammars that constrain an answer, in llguidance's format, and a check that a grammar compiles.
+"""Grammars that constrain a message, in llguidance's format, and a check that a grammar compiles.
 
 A grammar is a string in llguidance's JSON. The engine compiles it to a token mask. Building a grammar has no side
 effects.

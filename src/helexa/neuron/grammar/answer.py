@@ -1,4 +1,4 @@
-"""Grammars of a whole answer: a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
+"""Grammars of a whole message: a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
 
 import re
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def for_regex(regex: str) -> str:
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
-    body = _SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), f"(?:{anchored})")
+    body = _SLASH.sub(lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), f"(?:{anchored})")
     return Rules().serialised(f"/{body}/")
 
 
@@ -56,9 +56,7 @@ def for_lark(lark: str) -> str:
         ApiError: 400 `invalid_grammar`: the grammar names special tokens, or is not Lark.
     """
     if "::=" in lark:
-        raise ApiError(
-            400, "invalid_grammar", "the grammar must be in Lark's notation, with rules such as 'start: ...'"
-        )
+        raise ApiError(400, "invalid_grammar", "the grammar must be in Lark syntax, with rules such as 'start: ...'")
     if "<" in _QUOTED.sub("", lark):
         raise ApiError(400, "invalid_grammar", "the grammar must not name special tokens")
     rules = Rules()

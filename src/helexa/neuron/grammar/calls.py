@@ -22,26 +22,26 @@ def schema_call(rules: Rules, offer: Offer, key: str) -> str:
     """Return the grammar of `{"name": ..., KEY: {...}}` as a single JSON schema, so that other JSON can be an
     alternative.
     """
-    whole = {
+    schema = {
         "type": "object",
         "properties": {"name": {"const": offer.name}, key: _moved(offer.arguments_schema, f"#/properties/{key}")},
         "required": ["name", key],
         "additionalProperties": False,
     }
-    return rules.schema(f"tool_{offer.index}", whole, spaced=True, lenient=not offer.strict)
+    return rules.schema(f"tool_{offer.index}", schema, spaced=True, lenient=not offer.strict)
 
 
 def xml_call(rules: Rules, offer: Offer) -> str:
     """Return the grammar of `<function=NAME>` with tagged parameters, or of JSON if tags cannot express the schema."""
     parameters = {name: Parameter(offer, name, _XML_TAGS) for name in offer.properties}
-    if not (offer.is_plain and all(is_name(name) and one.is_exact for name, one in parameters.items())):
+    if not (offer.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
         return json_call(rules, offer)
-    parts = [literal(f"<function={offer.name}>\n")]
+    items = [literal(f"<function={offer.name}>\n")]
     for name, parameter in parameters.items():
         value = parameter.value(rules, _LINE, "</parameter>")
         tagged = f"{literal(f'<parameter={name}>' + _LINE)} {value} {literal(_LINE)}"
-        parts.append(tagged if name in offer.required else f"({tagged})?")
-    return " ".join([*parts, literal("</function>")])
+        items.append(tagged if name in offer.required else f"({tagged})?")
+    return " ".join([*items, literal("</function>")])
 
 
 def python_call(rules: Rules, offer: Offer) -> str:
@@ -55,11 +55,11 @@ def python_call(rules: Rules, offer: Offer) -> str:
     first: list[str] = []  # alternatives for the first written parameter
     optional = True
     for position, name in reversed([*enumerate(_writable(offer, offer.properties))]):
-        one = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, offer, name)}")
+        written = rules.add(f"{number}_{position}", f"{literal(f'{name}=')} {json_value(rules, offer, name)}")
         if name in offer.required:
             first, optional = [], False
-        first.append(f"{one} {later}")
-        another = f'", " {one}' if name in offer.required else f'(", " {one})?'
+        first.append(f"{written} {later}")
+        another = f'", " {written}' if name in offer.required else f'(", " {written})?'
         later = rules.add(f"{number}_after_{position}", f"{another} {later}")
     inside = f"({' | '.join(first)}){'?' if optional else ''}" if first else ""
     return f'{literal(f"{offer.name}(")} {inside} ")"'
@@ -68,10 +68,10 @@ def python_call(rules: Rules, offer: Offer) -> str:
 def _moved(schema: Any, place: str) -> Any:
     """Return a schema whose references are adjusted to its new place `place`."""
     if isinstance(schema, list):
-        return [_moved(part, place) for part in schema]
+        return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {key: _moved(part, place) for key, part in schema.items()}
+    moved = {key: _moved(value, place) for key, value in schema.items()}
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#"):
         moved["$ref"] = place + reference[1:]
@@ -94,5 +94,5 @@ def _writable(offer: Offer, names: Iterable[str]) -> list[str]:
 
 
 def _unsupported(offer: Offer, reason: str) -> ApiError:
-    message = f"tool '{offer.name}': {reason} in the notation in which this model calls tools"
+    message = f"tool '{offer.name}': {reason} in this model's tool-call format"
     return ApiError(400, "unsupported_schema", message, param="tools")

@@ -34,9 +34,9 @@ def judge(grammar: str) -> Verdict:
     """Compile a grammar. Return the result."""
     if not (error := _error_of(grammar)):
         return Verdict()
-    for part in json.loads(grammar)["grammars"]:
-        if "json_schema" in part and (found := _error_of_schema(part["json_schema"])):
-            return Verdict(found, part["name"], _pointer(part["json_schema"], found)[:_MAX_TEXT])
+    for rule in json.loads(grammar)["grammars"]:
+        if "json_schema" in rule and (schema_error := _error_of_schema(rule["json_schema"])):
+            return Verdict(schema_error, rule["name"], _pointer(rule["json_schema"], schema_error)[:_MAX_TEXT])
     return Verdict(error)
 
 
@@ -53,29 +53,29 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """Return the JSON pointer of the innermost schema part that alone has the same error, within a time limit."""
+    """Return the JSON pointer of the innermost subschema that alone has the same error, within a time limit."""
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
     end = time.process_time() + _SEARCH_SECONDS
-    here: Any = schema
+    current: Any = schema
     while True:
-        for step, part in _parts(here):
+        for step, subschema in _subschemas(current):
             if time.process_time() > end:
                 return pointer
-            if isinstance(part, dict) and _error_of_schema(part | context) == error:
-                here, pointer = part, pointer + step
+            if isinstance(subschema, dict) and _error_of_schema(subschema | context) == error:
+                current, pointer = subschema, pointer + step
                 break
         else:
             return pointer
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key in _MAPS:
-        for name, part in schema[key].items() if isinstance(schema.get(key), dict) else ():
-            yield f"/{key}/{name.replace('~', '~0').replace('/', '~1')}", part
+        for name, subschema in schema[key].items() if isinstance(schema.get(key), dict) else ():
+            yield f"/{key}/{name.replace('~', '~0').replace('/', '~1')}", subschema
     for key in _LISTS:
-        for index, part in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
-            yield f"/{key}/{index}", part
+        for index, subschema in enumerate(schema[key] if isinstance(schema.get(key), list) else ()):
+            yield f"/{key}/{index}", subschema
     for key in _SINGLE:
         if key in schema:
             yield f"/{key}", schema[key]

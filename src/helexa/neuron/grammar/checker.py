@@ -43,13 +43,13 @@ class GrammarChecker:
             param: name of the request's field with the grammar.
 
         Raises:
-            ApiError: 400 `invalid_schema` or `invalid_grammar` with place and reason; 503 if too many grammars wait or
-                the check failed.
+            ApiError: 400 `invalid_schema` or `invalid_grammar` with location and reason; 503 if too many grammars
+                wait or the check failed.
         """
         try:
             encoded = grammar.encode()
         except UnicodeEncodeError:
-            raise ApiError(400, "invalid_grammar", f"{param}: has half a character", param=param) from None
+            raise ApiError(400, "invalid_grammar", f"{param}: contains half of a surrogate pair", param=param) from None
         if len(encoded) > MAX_BYTES:
             raise ApiError(400, "invalid_grammar", f"{param}: larger than {MAX_BYTES >> 10} KiB", param=param)
         key = hashlib.sha256(encoded).digest()
@@ -57,7 +57,7 @@ class GrammarChecker:
             self._remember(key, await self._judge(grammar))
         self._known.move_to_end(key)
         if (verdict := self._known[key]).error:
-            raise _refusal(verdict, param)
+            raise _error(verdict, param)
 
     async def aclose(self) -> None:
         """End the process."""
@@ -70,11 +70,11 @@ class GrammarChecker:
         self._waiting += 1
         try:
             async with self._turn:
-                return await self._ask(grammar)
+                return await self._compile(grammar)
         finally:
             self._waiting -= 1
 
-    async def _ask(self, grammar: str) -> Verdict:
+    async def _compile(self, grammar: str) -> Verdict:
         process = self._process = self._process or await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -84,20 +84,20 @@ class GrammarChecker:
             limit=_LINE_BYTES,
         )
         assert process.stdin is not None and process.stdout is not None
-        answer = b""
+        line = b""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_SECONDS):
                     process.stdin.write(msgspec.json.encode(grammar) + b"\n")
                     with suppress(ConnectionError):
                         await process.stdin.drain()
-                    if not (answer := await process.stdout.readline()):
+                    if not (line := await process.stdout.readline()):
                         await process.wait()
         finally:
-            if not answer:  # the process died, or the check was canceled
+            if not line:  # the process died, or the check was canceled
                 await asyncio.shield(self._end())
-        if answer:
-            return msgspec.json.decode(answer, type=Verdict)
+        if line:
+            return msgspec.json.decode(line, type=Verdict)
         if process.returncode == -signal.SIGPROF:
             return Verdict(f"compiling it takes more than {MAX_CPU_SECONDS:g} s")
         if process.returncode in _BROKEN:
@@ -118,8 +118,8 @@ class GrammarChecker:
             self._known.popitem(last=False)
 
 
-def _refusal(verdict: Verdict, param: str) -> ApiError:
-    place = verdict.part.replace("_", " ") + (f" at {verdict.pointer[:_MAX_POINTER]}" if verdict.pointer else "")
+def _error(verdict: Verdict, param: str) -> ApiError:
+    place = verdict.rule.replace("_", " ") + (f" at {verdict.pointer[:_MAX_POINTER]}" if verdict.pointer else "")
     error = " ".join(verdict.error.split())[:_MAX_ERROR]
-    code = "invalid_schema" if verdict.part else "invalid_grammar"
+    code = "invalid_schema" if verdict.rule else "invalid_grammar"
     return ApiError(400, code, f"{param}: {place}{': ' if place else ''}{error}", param=param)

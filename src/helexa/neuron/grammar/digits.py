@@ -23,20 +23,20 @@ _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalPr
 def bounded(schema: Any) -> Any:
     """Return a schema that limits unbounded numbers to 18 digits before and 10 after the decimal point."""
     if isinstance(schema, list):
-        return [bounded(part) for part in schema]
+        return [bounded(item) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    parts = dict(schema)
+    result = dict(schema)
     for key in _BY_NAME:
-        if isinstance(named := schema.get(key), Mapping):
-            parts[key] = {name: bounded(part) for name, part in named.items()}
+        if isinstance(subschemas := schema.get(key), Mapping):
+            result[key] = {name: bounded(subschema) for name, subschema in subschemas.items()}
     for key in _SCHEMAS:
         if key in schema:
-            parts[key] = bounded(schema[key])
+            result[key] = bounded(schema[key])
     numeric = _NUMERIC & type_names(schema)
     if not numeric or schema.keys() & _ELSEWHERE:
-        return parts
-    return parts | _bounds(schema, integer="number" not in numeric)
+        return result
+    return result | _bounds(schema, integer="number" not in numeric)
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:

@@ -97,13 +97,13 @@ class Parameter:
         if self._is_bare or not self._ends:
             return None
         text = f"^([^<]|<+[^<{''.join(sorted({tag[1] for tag in self._tags}))}])*<*$"
-        again = {"$ref": f"#/$defs/{_UNTAGGED}"}
+        recursive = {"$ref": f"#/$defs/{_UNTAGGED}"}
         return {
             "anyOf": [
                 {"type": ["null", "boolean", "number"]},
                 {"type": "string", "pattern": text},
-                {"type": "array", "items": again},
-                {"type": "object", "patternProperties": {text: again}, "additionalProperties": False},
+                {"type": "array", "items": recursive},
+                {"type": "object", "patternProperties": {text: recursive}, "additionalProperties": False},
             ]
         }
 

@@ -8,21 +8,21 @@ _MARGIN = r"/\n{0,2}/"
 """Text between the end of reasoning and the constrained answer, as in chat templates."""
 
 
-def after_reasoning(answer: str, marks: ReasoningMarks, *, begun: bool, token_id: TokenId = lambda _: None) -> str:
-    """Return the grammar of `answer` after reasoning. The reasoning is optional unless the prompt has `begun` it."""
+def after_reasoning(message: str, marks: ReasoningMarks, *, begun: bool, token_id: TokenId = lambda _: None) -> str:
+    """Return the grammar of `message` after reasoning. The reasoning is optional unless the prompt has `begun` it."""
     rules = Rules(token_id)
     thought = rules.add("THOUGHT", without((marks.close,)))
     reasoning = f"{rules.text_to('', marks.close, thought)} {_MARGIN}"
     if not begun:
         reasoning = f"({rules.marker(marks.open)} {reasoning})?"
-    return rules.serialised(f"{reasoning} {rules.include('said', answer)}")
+    return rules.serialised(f"{reasoning} {rules.include('message', message)}")
 
 
-def in_final_channel(answer: str, *, reasons: bool = True, token_id: TokenId = lambda _: None) -> str:
-    """Return the grammar of `answer` in harmony's framing, after optional reasoning unless `reasons` is False."""
+def in_final_channel(message: str, *, reasons: bool = True, token_id: TokenId = lambda _: None) -> str:
+    """Return the grammar of `message` in harmony's framing, after optional reasoning unless `reasons` is False."""
     rules = Rules(token_id)
     lead = harmony_message(rules, "analysis") if reasons else ""
-    return rules.serialised(f"{lead} {harmony_final(rules, rules.include('said', answer))}")
+    return rules.serialised(f"{lead} {harmony_final(rules, rules.include('message', message))}")
 
 
 def harmony_message(rules: Rules, channel: str) -> str:
@@ -31,11 +31,11 @@ def harmony_message(rules: Rules, channel: str) -> str:
     return f'({rules.marker("<|channel|>")} "{channel}" {rules.marker("<|message|>")} {end} {start} "assistant")?'
 
 
-def harmony_final(rules: Rules, answer: str) -> str:
-    """Return the grammar of the message with the answer. The model may name the format."""
+def harmony_final(rules: Rules, message: str) -> str:
+    """Return the grammar of harmony's final message with the content `message`. The model may name the format."""
     constrain = rules.marker("<|constrain|>")
     head = f'{rules.marker("<|channel|>")} "final" (" "? {constrain} "json")?'
-    return f"{head} {rules.marker('<|message|>')} {answer}"
+    return f"{head} {rules.marker('<|message|>')} {message}"
 
 
 def harmony_text(rules: Rules, end: str = "") -> str:

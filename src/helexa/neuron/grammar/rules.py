@@ -26,7 +26,7 @@ class Rules:
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
         self._token_id = token_id
         self._lines: dict[str, None] = {}
-        self._parts: dict[str, dict[str, Any]] = {}
+        self._nested: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
         """Define a rule and return its reference. Names in capitals are terminals; `[lazy]` and other options may
@@ -59,21 +59,21 @@ class Rules:
             lenient: ignore keywords that llguidance does not support.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
-        # The draft makes no difference, and llguidance would look up its address.
-        stated = (
+        # Without `$schema`: the JSON Schema draft makes no difference, and llguidance would look up its address.
+        without_draft = (
             {key: value for key, value in schema.items() if key != "$schema"} if isinstance(schema, Mapping) else {}
         )
-        return self._part({"name": name, "json_schema": bounded(stated) | {"x-guidance": options}})
+        return self._add_nested({"name": name, "json_schema": bounded(without_draft) | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
         """Return a reference to a complete Lark grammar."""
-        return self._part({"name": name, "lark_grammar": text})
+        return self._add_nested({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
         """Return a reference to a serialized grammar."""
-        first, *parts = json.loads(grammar)["grammars"]
-        for part in parts:
-            self._part(part)
+        first, *nested = json.loads(grammar)["grammars"]
+        for rule in nested:
+            self._add_nested(rule)
         return self.lark(name, first["lark_grammar"])
 
     def is_token(self, marker: str) -> bool:
@@ -88,11 +88,11 @@ class Rules:
     def serialised(self, start: str) -> str:
         """Return the serialized grammar with the start rule `start`."""
         text = "\n".join([f"start: {start}", *self._lines, ""])
-        return json.dumps({"grammars": [{"lark_grammar": text}, *self._parts.values()]}, ensure_ascii=False)
+        return json.dumps({"grammars": [{"lark_grammar": text}, *self._nested.values()]}, ensure_ascii=False)
 
-    def _part(self, part: dict[str, Any]) -> str:
-        self._parts[part["name"]] = part
-        return f"@{part['name']}"
+    def _add_nested(self, rule: dict[str, Any]) -> str:
+        self._nested[rule["name"]] = rule
+        return f"@{rule['name']}"
 
 
 def literal(text: str) -> str:
@@ -106,8 +106,8 @@ def without(strings: tuple[str, ...], beginnings: tuple[str, ...] = ()) -> str:
 
     The text must not begin with one of `beginnings`, not even after white space.
     """
-    found, first = ("|".join(map(_pattern, some)) for some in (strings, beginnings))
-    not_within = [f"~/(?s:.*)({found})(?s:.*)/"] if found else []
+    anywhere, first = ("|".join(map(_pattern, group)) for group in (strings, beginnings))
+    not_within = [f"~/(?s:.*)({anywhere})(?s:.*)/"] if anywhere else []
     not_first = [rf"~/\s*({first})(?s:.*)/"] if first else []
     return " & ".join(["/(?s:.*)/", *not_within, *not_first])
 

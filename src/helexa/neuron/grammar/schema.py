@@ -10,12 +10,12 @@ MAX_DEPTH = 100
 _MAX_STEPS = 150
 
 
-def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
+def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
     """Return a JSON Schema after checking its type and nesting depth.
 
     Args:
         schema: the value from the request.
-        what: name of the schema in error messages.
+        label: name of the schema in error messages.
 
     Raises:
         ApiError: 400 `invalid_schema`.
@@ -23,19 +23,19 @@ def checked_schema(schema: Any, what: str) -> Mapping[str, Any]:
     if schema is True:
         return {}
     if not isinstance(schema, Mapping):
-        raise ApiError(400, "invalid_schema", f"{what} must be an object")
+        raise ApiError(400, "invalid_schema", f"{label} must be an object")
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):
         if not level:
             return schema
-        level = [part for value in level for part in _inside(value)]
-    raise ApiError(400, "invalid_schema", f"{what} is nested too deeply")
+        level = [item for value in level for item in _inside(value)]
+    raise ApiError(400, "invalid_schema", f"{label} is nested too deeply")
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the types that `type` allows; empty if the schema has no `type`."""
-    named = schema.get("type")
-    return frozenset(name for name in (named if isinstance(named, list) else [named]) if isinstance(name, str))
+    types = schema.get("type")
+    return frozenset(name for name in (types if isinstance(types, list) else [types]) if isinstance(name, str))
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -43,30 +43,30 @@ def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 
-def ends_somewhere(part: Any, whole: Mapping[str, Any]) -> bool:
-    """Return whether all references in a part of a schema lead to definitions, without cycles."""
-    return _ends(part, whole, {}, 0)
+def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
+    """Return whether all references in `subschema` lead to definitions in `schema`, without cycles."""
+    return _ends(subschema, schema, {}, 0)
 
 
-def _ends(part: Any, whole: Mapping[str, Any], known: dict[str, bool], steps: int) -> bool:
+def _ends(subschema: Any, schema: Mapping[str, Any], known: dict[str, bool], steps: int) -> bool:
     if steps > _MAX_STEPS:
         return False
-    if isinstance(part, Mapping):
-        if "$dynamicRef" in part:
+    if isinstance(subschema, Mapping):
+        if "$dynamicRef" in subschema:
             return False
-        reference = part.get("$ref")
+        reference = subschema.get("$ref")
         if isinstance(reference, str):
             if reference not in known:
                 known[reference] = False  # marks the reference during its own check
-                target = _target(reference, whole)
-                known[reference] = target is not None and _ends(target, whole, known, steps + 1)
+                target = _target(reference, schema)
+                known[reference] = target is not None and _ends(target, schema, known, steps + 1)
             if not known[reference]:
                 return False
-    return all(_ends(inner, whole, known, steps + 1) for inner in _inside(part))
+    return all(_ends(inner, schema, known, steps + 1) for inner in _inside(subschema))
 
 
-def _target(reference: str, whole: Mapping[str, Any]) -> Any:
-    for key, defined in definitions(whole).items():
+def _target(reference: str, schema: Mapping[str, Any]) -> Any:
+    for key, defined in definitions(schema).items():
         if reference.startswith(f"#/{key}/"):
             return defined.get(reference.removeprefix(f"#/{key}/"))
     return None

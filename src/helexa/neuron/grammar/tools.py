@@ -12,7 +12,7 @@ from helexa.neuron.parsers.formats.choice import FAMILIES
 from helexa.neuron.parsers.output import Tools
 
 MAX_CALLS = 16
-"""Largest number of calls in an answer with a grammar of calls; small models may otherwise call without end."""
+"""Maximum number of calls in one message; without a limit, small models may call tools forever."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class _Calls:
 
     Attributes:
         opener: marker at the beginning of the list; "" for none.
-        rest: grammar of the text after `opener`.
+        body: grammar of the text after `opener`.
     """
 
     opener: str
-    rest: str
+    body: str
 
     def all(self, rules: Rules) -> str:
-        return f"{rules.marker(self.opener)} {self.rest}" if self.opener else self.rest
+        return f"{rules.marker(self.opener)} {self.body}" if self.opener else self.body
 
 
 def for_tools(
@@ -39,7 +39,7 @@ def for_tools(
     *,
     strict: Collection[str] = (),
     token_id: TokenId = lambda _: None,
-    answer: str = "",
+    message: str = "",
     reasons: bool = True,
 ) -> str:
     """Return the grammar of calls with arguments that match the tools' schemas.
@@ -53,7 +53,7 @@ def for_tools(
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
         token_id: returns the token id of a marker, or None.
-        answer: grammar of an answer; with `auto`, the output is either the answer or calls.
+        message: grammar of a message; with `auto`, the output is either the message or calls.
         reasons: allow reasoning before, in formats that frame reasoning like calls (harmony).
 
     Raises:
@@ -68,27 +68,27 @@ def for_tools(
         raise ApiError(400, "invalid_grammar", "there are no tools", param="tool_choice")
     offers = [Offer(index, name, tools[name], name in strict) for index, name in enumerate(tools)]
     rules = Rules(token_id)
-    reply = rules.include("answer", answer) if answer and choice == "auto" else ""
+    content = rules.include("message", message) if message and choice == "auto" else ""
     if family == "harmony":
-        return rules.serialised(_harmony(rules, offers, choice == "auto", reply, reasons))
+        return rules.serialised(_harmony(rules, offers, choice == "auto", content, reasons))
     calls = _FRAMES[family](rules, offers, MAX_CALLS if parallel else 1)
-    if reply:
-        return rules.serialised(f"{reply} | {calls.all(rules)}")
+    if content:
+        return rules.serialised(f"{content} | {calls.all(rules)}")
     if choice != "auto":
         return rules.serialised(calls.all(rules))
     known = FAMILIES[family]
     text = rules.add("TEXT", without(known.openers, known.leading))
     if calls.opener:
-        return rules.serialised(f"{text} | {rules.text_to('', calls.opener, text)} {calls.rest}")
-    return rules.serialised(f"{text} | {calls.rest}")
+        return rules.serialised(f"{text} | {rules.text_to('', calls.opener, text)} {calls.body}")
+    return rules.serialised(f"{text} | {calls.body}")
 
 
-def _tagged(one: Callable[[Rules, Offer], str]) -> Callable[[Rules, list[Offer], int], _Calls]:
+def _tagged(call_grammar: Callable[[Rules, Offer], str]) -> Callable[[Rules, list[Offer], int], _Calls]:
     def frame(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-        call = rules.add("call", _either(one(rules, offer) for offer in offers))
-        rest = f'"\\n" {call} "\\n" {rules.marker("</tool_call>")}'
-        again = f'"\\n" {rules.marker("<tool_call>")} {rest}'
-        return _Calls("<tool_call>", f"{rest} {_more(again, limit)}")
+        call = rules.add("call", _either(call_grammar(rules, offer) for offer in offers))
+        body = f'"\\n" {call} "\\n" {rules.marker("</tool_call>")}'
+        again = f'"\\n" {rules.marker("<tool_call>")} {body}'
+        return _Calls("<tool_call>", f"{body} {_repeated(again, limit)}")
 
     return frame
 
@@ -112,17 +112,17 @@ def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     """Allow the older format, and the newer format if the vocabulary has its token."""
     opener, arguments = "[TOOL_CALLS]", "[ARGS]"
     call = rules.add("call", _either(json_call(rules, offer) for offer in offers))
-    rest = f'" "? "[" {_several(call, ", ", limit)} "]"'
+    body = f'" "? "[" {_several(call, ", ", limit)} "]"'
     if rules.is_token(arguments):
         heads = (f"{literal(offer.name)} {rules.marker(arguments)} {offer.arguments(rules)}" for offer in offers)
-        named = rules.add("named", _either(heads))
-        rest = f"({rest} | {named} {_more(f'{rules.marker(opener)} {named}', limit)})"
-    return _Calls(opener, rest)
+        named_call = rules.add("named", _either(heads))
+        body = f"({body} | {named_call} {_repeated(f'{rules.marker(opener)} {named_call}', limit)})"
+    return _Calls(opener, body)
 
 
 def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     """Allow the format of V3 and R1 and the format of V3.1."""
-    begin, separator, end = (rules.marker(f"<｜tool▁{part}｜>") for part in ("call▁begin", "sep", "call▁end"))
+    begin, separator, end = (rules.marker(f"<｜tool▁{name}｜>") for name in ("call▁begin", "sep", "call▁end"))
     either: list[str] = []
     for offer in offers:
         arguments = rules.add(f"arguments_{offer.index}", offer.arguments(rules))
@@ -131,20 +131,20 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
     call = rules.add("call", f"{begin} ({_either(either)}) {end}")
     all_end = rules.marker("<｜tool▁calls▁end｜>")
     again = f'"\\n"? {call}'
-    return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_more(again, limit)} {all_end}")
+    return _Calls("<｜tool▁calls▁begin｜>", f"{call} {_repeated(again, limit)} {all_end}")
 
 
-def _harmony(rules: Rules, offers: list[Offer], may_answer: bool, reply: str, reasons: bool) -> str:
-    """Return optional reasoning, then one call, which ends the turn; or text, then a call or an answer."""
+def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str, reasons: bool) -> str:
+    """Return optional reasoning, then one call, which ends the turn; or text, then a call or a message."""
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
     calls = _either(
         f'{literal(f"{head}{offer.name} ")} {constrain} "json" {message} {offer.arguments(rules)}' for offer in offers
     )
     reasoning = harmony_message(rules, "analysis") if reasons else ""
-    if not may_answer:
+    if not may_message:
         return f"{reasoning} {channel} ({calls})"
-    final = harmony_final(rules, reply or harmony_text(rules))
+    final = harmony_final(rules, content or harmony_text(rules))
     return f"{reasoning} {harmony_message(rules, 'commentary')} ({channel} ({calls}) | {final})"
 
 
@@ -163,9 +163,9 @@ def _either(bodies: Iterable[str]) -> str:
     return " | ".join(bodies)
 
 
-def _several(one: str, separator: str, limit: int) -> str:
-    return f"{one} {_more(f'{literal(separator)} {one}', limit)}"
+def _several(item: str, separator: str, limit: int) -> str:
+    return f"{item} {_repeated(f'{literal(separator)} {item}', limit)}"
 
 
-def _more(another: str, limit: int) -> str:
+def _repeated(another: str, limit: int) -> str:
     return f"({another}){{0,{limit - 1}}}" if limit > 1 else ""

@@ -4,8 +4,14 @@ import msgspec
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`error` is empty for a valid grammar. `part` and `pointer` locate the error if known."""
+    """Result of compiling one grammar.
+
+    Attributes:
+        error: the compiler's error; empty for a valid grammar.
+        rule: name of the rule with the error; empty if unknown.
+        pointer: JSON pointer of the error in the rule's schema; empty if unknown.
+    """
 
     error: str = ""
-    part: str = ""
+    rule: str = ""
     pointer: str = ""

@@ -32,8 +32,8 @@ class ExpertReader:
         """Return all experts in order."""
         fused = f"{self.prefix}.gate_up_proj" in self.loader
         gates = {"gate_up_proj": 2 * intermediate} if fused else {"gate_proj": intermediate, "up_proj": intermediate}
-        gate_ups = self._parts(gates, hidden)
-        downs = self._parts({"down_proj": hidden}, intermediate)
+        gate_ups = self._matrices(gates, hidden)
+        downs = self._matrices({"down_proj": hidden}, intermediate)
         return [
             Expert(gate_up, down, gate_up_bias, down_bias)
             for (gate_up, gate_up_bias), ((down,), down_bias) in zip(gate_ups, downs, strict=True)
@@ -47,13 +47,13 @@ class ExpertReader:
         """Return the biases of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
-    def _parts(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
+    def _matrices(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
         """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))
         if f"{prefix}.0.{first_name}.weight" in loader:
             return [
-                loader.parts({f"{prefix}.{expert}.{name}": width for name, width in outputs.items()}, inputs)
+                loader.matrices({f"{prefix}.{expert}.{name}": width for name, width in outputs.items()}, inputs)
                 for expert in experts
             ]
         weight, bias = ("", "_bias") if f"{prefix}.{first_name}" in loader else (".weight", ".bias")

@@ -52,17 +52,17 @@ class GatedDeltaNet:
             raise ModelFileError(f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes")
         if f"{prefix}.in_proj_qkvz.weight" in loader:
             widths = (key_dim, key_dim, heads_per_key * value_dim, heads_per_key * value_dim)
-            parts = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths)]
+            matrices = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths)]
         else:
             row_counts = {"in_proj_qkv": sizes.mixed, "in_proj_z": sizes.values}
-            parts = [loader.matrix(f"{prefix}.{name}.weight", (rows, hidden)) for name, rows in row_counts.items()]
+            matrices = [loader.matrix(f"{prefix}.{name}.weight", (rows, hidden)) for name, rows in row_counts.items()]
         if f"{prefix}.in_proj_ba.weight" in loader:
-            parts += [
+            matrices += [
                 _ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, (heads_per_key, heads_per_key))
             ]
         else:
-            parts += [loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden)) for name in "ba"]
-        self._in = loader.product(parts, None)
+            matrices += [loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden)) for name in "ba"]
+        self._in = loader.product(matrices, None)
         self._widths = (sizes.mixed, sizes.values, heads, heads)
         weights = DeltaWeights(
             kernel=loader.plain(f"{prefix}.conv1d.weight", (sizes.mixed, 1, kernel))[:, 0].T.contiguous(),
@@ -84,19 +84,18 @@ class GatedDeltaNet:
         return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
 
 
-def _ungrouped(loader: Loader, name: str, inputs: int, groups: int, widths: tuple[int, ...]) -> Any:
-    """Return a matrix whose rows are reordered from groups to parts: all rows of the first part, then of the second.
+def _ungrouped(loader: Loader, name: str, inputs: int, key_heads: int, widths: tuple[int, ...]) -> Any:
+    """Return a matrix with rows sorted by projection; the checkpoint groups the rows of all projections by key head.
 
     Args:
-        groups: number of groups in the checkpoint's matrix.
-        widths: rows of each part in a group.
+        widths: rows of each projection in the group of one key head.
     """
-    shape = (groups * sum(widths), inputs)
+    shape = (key_heads * sum(widths), inputs)
 
     def read() -> Weight:
         weight = loader.weight(name, shape)
-        parts = torch.arange(shape[0]).view(groups, -1).split(widths, dim=1)
-        order = torch.cat([part.flatten() for part in parts])
+        row_indexes = torch.arange(shape[0]).view(key_heads, -1).split(widths, dim=1)
+        order = torch.cat([indexes.flatten() for indexes in row_indexes])
         return weight.rows(order) if isinstance(weight, GroupwiseTensor) else weight[order]
 
     return loader.prepared(name, shape, read)

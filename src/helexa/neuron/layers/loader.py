@@ -117,19 +117,19 @@ class Loader:
             gate: activation of a gated input: the product takes twice as many inputs, of which the first half gates the
                 second (see `Ops.linear`). None for no gate.
         """
-        return self.product(*self.parts(outputs, inputs), gate)
+        return self.product(*self.matrices(outputs, inputs), gate)
 
-    def product(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Return the product of prepared matrices (see `Ops.linear`)."""
-        return self.ops.linear(parts, bias, gate)
+        return self.ops.linear(matrices, bias, gate)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """Return the mixture of experts of prepared matrices (see `Ops.mixture`)."""
         return self.ops.mixture(experts, routing, clamp)
 
-    def parts(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
+    def matrices(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
         """Return the matrices of `linear`, and their concatenated biases or None."""
-        parts = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
+        matrices = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [
             self.vector(f"{name}.bias", width) if f"{name}.bias" in self else None for name, width in outputs.items()
         ]
@@ -139,7 +139,7 @@ class Loader:
             bias = torch.cat(
                 [torch.zeros(width, device=self.ops.device) if vector is None else vector for width, vector in widths]
             )
-        return parts, bias
+        return matrices, bias
 
     def embedding(self, name: str, width: int) -> Embedding:
         """Return the token embedding with the weight `name.weight`, [vocabulary, width].
@@ -151,10 +151,10 @@ class Loader:
         return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
 
 
-def require_shape(name: str, found: tuple[int, ...], shape: tuple[int, ...]) -> None:
+def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise a ModelFileError unless the tensor `name` has the `shape` that the configuration implies."""
-    if found != shape:
-        raise ModelFileError(f"tensor {name} has the shape {list(found)}, by the configuration it is {list(shape)}")
+    if actual != shape:
+        raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 
 
 def _nbytes(weight: Weight) -> int:

@@ -28,11 +28,11 @@ class Decoder:
     """
 
     recurrent: ClassVar[bool] = False
-    """Some layers keep a recurrent state, which every token changes and which cannot be rolled back."""
-    recorded: ClassVar[bool] = True
-    """The operations of a step depend on its shape only, so that they can be captured as a graph."""
+    """Whether some layers have a recurrent state. Every token changes the state, and changes cannot be undone."""
+    capturable: ClassVar[bool] = True
+    """Whether steps can be captured as graphs: the operations of a step depend only on the step's shape."""
     half: ClassVar[bool] = True
-    """Activations stay within the range of float16."""
+    """Whether activations stay within the range of float16."""
     norm_offset: ClassVar[float] = 0.0
     """Number to add to the norm weights in checkpoints."""
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -54,8 +54,10 @@ class Decoder:
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
         head_outputs = {"lm_head": self.vocab_size}
-        parts, bias = ([self.embedding.matrix], None) if tied else loader.parts(head_outputs, self.settings.hidden)
-        self._head = loader.product(parts, bias)
+        matrices, bias = (
+            ([self.embedding.matrix], None) if tied else loader.matrices(head_outputs, self.settings.hidden)
+        )
+        self._head = loader.product(matrices, bias)
 
     def prepare(self) -> None:
         """Check the settings and create objects that all blocks share, before any weight is read."""

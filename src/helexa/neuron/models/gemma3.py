@@ -42,17 +42,17 @@ class Gemma3(Llama):
     act = "gelu_tanh"
 
     def prepare(self) -> None:
-        """See `Decoder`."""
+        """Set the factor on token embeddings and what `Llama.prepare` sets."""
         super().prepare()
         self._factor = float(torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
 
     def layer_type(self, index: int) -> str:
-        """See `Llama`."""
+        """Return the type of layer `index`: one full attention layer per `sliding_window_pattern` layers."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """See `Llama`.
+        """Return one rotary embedding for full and one for sliding attention layers.
 
         Older configurations scale only the global rotation, and have a separate key for the local rotation.
         """
@@ -72,11 +72,11 @@ class Gemma3(Llama):
         }
 
     def scale(self) -> float:
-        """See `Llama`."""
+        """Return the factor on the products of queries and keys."""
         return self.settings.positive("query_pre_attn_scalar") ** -0.5
 
     def block(self, index: int, prefix: str) -> Block:
-        """See `Decoder`."""
+        """Return the block at `index`, with norms on the inputs and outputs of attention and MLP."""
         norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
         post_norms = (
             self.norm(f"{prefix}.post_attention_layernorm"),
@@ -85,5 +85,5 @@ class Gemma3(Llama):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See `Decoder`; scaled by the square root of H, rounded to the activation dtype as in training."""
+        """Embed tokens [T]. The factor, the square root of H, is rounded to the activation dtype as in training."""
         return self.embedding(tokens, self._factor)

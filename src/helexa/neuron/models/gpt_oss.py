@@ -35,11 +35,11 @@ class GptOss(Llama):
     sinks = True
 
     def layer_type(self, index: int) -> str:
-        """See `Llama`."""
+        """Return the type of layer `index`: sliding and full attention alternate."""
         return "full_attention" if index % 2 else "sliding_attention"
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """See `Llama`."""
+        """Return the mixture of experts of layer `index`."""
         settings = self.settings
         count, chosen = expert_counts(settings)
         return SparseMoe(
@@ -54,19 +54,19 @@ class GptOss(Llama):
 
 
 class GptOssReader(ExpertReader):
-    """Reads the experts of Hugging Face checkpoints, in which the rows of gate and up alternate.
+    """Reads the experts of Hugging Face checkpoints, in which gate and up rows alternate.
 
-    Tensors that are not quantized have inputs before outputs there.
+    In these checkpoints, tensors that are not quantized are stored as [inputs, outputs].
     """
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
-        """See `ExpertReader`."""
+        """Return one expert's matrix [outputs, inputs], with all gate rows before all up rows."""
         if name.endswith(".weight"):
             return super().matrix(name, shape, expert)
         return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert))
 
     def biases(self, name: str, width: int) -> Tensor:
-        """See `ExpertReader`."""
+        """Return the biases of all experts, float32 [E, width], gate before up."""
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 

@@ -58,7 +58,7 @@ class Llama(Decoder):
         )
 
     def block(self, index: int, prefix: str) -> Block:
-        """See `Decoder`."""
+        """Return the block at `index`: attention or another mixer, then the feed-forward layer."""
         norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.post_attention_layernorm"))
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms)
 

@@ -15,5 +15,5 @@ class Mistral(Llama):
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """See `Llama`."""
+        """Return the type of layer `index`, which is the same for all layers."""
         return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"

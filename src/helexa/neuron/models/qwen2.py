@@ -12,13 +12,13 @@ class Qwen2(Llama):
     types = ("full_attention", "sliding_attention")
 
     def prepare(self) -> None:
-        """See `Decoder`."""
+        """Check that sliding attention layers are enabled, in addition to what `Llama.prepare` sets."""
         super().prepare()
         if "sliding_attention" in self.layer_types:
             self.settings.require(use_sliding_window=(True,))
 
     def layer_type(self, index: int) -> str:
-        """See `Llama`."""
+        """Return the type of layer `index`: the layers from `max_window_layers` on have a sliding window if enabled."""
         config = self.settings.config
         windowed = config.get("use_sliding_window") and config["sliding_window"] is not None
         return "sliding_attention" if windowed and index >= config["max_window_layers"] else "full_attention"

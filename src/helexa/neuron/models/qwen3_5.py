@@ -17,24 +17,26 @@ class Qwen35(Llama):
     defaults: ClassVar = {"partial_rotary_factor": 0.25}
     types = ("full_attention", "linear_attention")
     recurrent = True
-    recorded = False
+    capturable = False
     norm_offset = 1.0
     qk_norm = True
     gated = True
 
     def prepare(self) -> None:
-        """See `Decoder`."""
+        """Check that the model has layers of both types, in addition to what `Llama.prepare` sets."""
         super().prepare()
         if set(self.layer_types) != set(self.types):
-            raise ModelFileError(f"config: 'layer_types' are all {self.layer_types[0]!r}, which is no hybrid model")
+            raise ModelFileError(
+                f"config: 'layer_types' must contain both {self.types}, but all are {self.layer_types[0]!r}"
+            )
 
     def layer_type(self, index: int) -> str:
-        """See `Llama`."""
+        """Return the type of layer `index`: every `full_attention_interval`-th layer has full attention."""
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """See `Llama`."""
+        """Return the mixer of layer `index`: gated attention or a Gated DeltaNet."""
         settings = self.settings
         if self.layer_types[index] == "full_attention":
             return super().mixer(index, prefix)

@@ -31,7 +31,7 @@ class Settings:
         self.context = self.positive("max_position_embeddings", 2048)
         if self.heads % self.kv_heads or self.head_dim % 2:
             raise ModelFileError(
-                f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads do not make a model"
+                f"{self.heads} heads of {self.head_dim} over {self.kv_heads} KV heads are not supported"
             )
 
     @property
@@ -71,10 +71,10 @@ class Settings:
         if types is None:
             return None
         if not isinstance(types, list) or len(types) != self.layers:
-            raise ModelFileError(f"config: 'layer_types' does not name the type of each of {self.layers} layers")
+            raise ModelFileError(f"config: 'layer_types' must list {self.layers} types, one per layer")
         for kind in types:
             if kind not in known:
-                raise ModelFileError(f"config: 'layer_types' has {kind!r}, which this architecture does not")
+                raise ModelFileError(f"config: 'layer_types' has {kind!r}, which this architecture does not support")
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
@@ -88,6 +88,4 @@ class Settings:
         for key, values in supported.items():
             value = self.config.get(key)
             if value not in values:
-                raise ModelFileError(
-                    f"'{key}' of this model is {value!r}, which its architecture here does not support"
-                )
+                raise ModelFileError(f"config: '{key}' is {value!r}, supported: {', '.join(map(repr, values))}")

@@ -119,12 +119,12 @@ class Batch:
     def spans(self) -> SpanTable[Tensor]:
         """Return the span table that kernels read."""
         host = self.host_spans
-        parts = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
-        return self.device_spans or SpanTable(*map(torch.from_numpy, parts))
+        tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
+        return self.device_spans or SpanTable(*map(torch.from_numpy, tables))
 
     @cached_property
     def span_list(self) -> list[Span]:
         """Return the spans one by one, without padding."""
         table = self.host_spans
-        columns = (part.tolist() for part in (table.prefixes, table.settled, table.state_slots))
-        return [Span(*rows, *rest) for rows, *rest in zip(pairwise(table.starts.tolist()), *columns, strict=True)]
+        columns = (column.tolist() for column in (table.prefixes, table.settled, table.state_slots))
+        return [Span(*rows, *fields) for rows, *fields in zip(pairwise(table.starts.tolist()), *columns, strict=True)]

@@ -68,7 +68,7 @@ def choose(
     from helexa.neuron.ops.torch_cpu import CpuOps
 
     try:
-        library, reason = native_kernels(), NativeOps.refusal(config)
+        library, reason = native_kernels(), NativeOps.unsupported_shape(config)
         if reason is None:
             x_bits = x_bits or (16 if (config.get("hidden_size") or 0) <= NARROW else 8)
             return Choice(NativeOps(library, torch.get_num_threads(), kv_bits, x_bits), "compiled for this machine")

@@ -8,9 +8,9 @@ from helexa.neuron.ops.protocol import Ops
 
 def expert_by_expert(ops: Ops, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
     """Prepare a mixture from the matrix products of `ops` (see `Ops.mixture`)."""
-    before = ops.step_bytes
+    step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias, "silu") for expert in experts]
     # A decode step reads only the chosen experts of the weights that `linear` counted.
-    ops.step_bytes = before + (ops.step_bytes - before) * routing.chosen // len(experts)
+    ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.chosen // len(experts)
     return Mixture(routing, gate_ups, downs, clamp)

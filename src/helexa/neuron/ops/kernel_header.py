@@ -40,29 +40,29 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
     """
     constants: dict[str, int] = {}
     structs: dict[str, list[Field]] = {}
-    for found in _pieces(_DECLARATION, _COMMENT.sub(" ", text)):
-        if found["name"]:
-            constants[found["name"]] = int(found["value"])
-        if found["struct"]:
-            structs[found["struct"]] = [
+    for declaration in _consecutive(_DECLARATION, _COMMENT.sub(" ", text)):
+        if declaration["name"]:
+            constants[declaration["name"]] = int(declaration["value"])
+        if declaration["struct"]:
+            structs[declaration["struct"]] = [
                 Field(name["name"], fields["type"], bool(name["pointer"]), bool(name["nullable"]))
-                for fields in _pieces(_FIELDS, found["fields"])
-                for part in fields["names"].split(",")
-                for name in _pieces(_NAME, part)
+                for fields in _consecutive(_FIELDS, declaration["fields"])
+                for declarator in fields["names"].split(",")
+                for name in _consecutive(_NAME, declarator)
             ]
     return constants, structs
 
 
-def _pieces(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
+def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
     """Return the consecutive matches of `pattern` that cover `text` without a gap."""
-    text, end, found = text.rstrip(), 0, list[re.Match[str]]()
+    text, end, matches = text.rstrip(), 0, list[re.Match[str]]()
     while end < len(text):
         match = pattern.match(text, end)
         if match is None:
             raise ValueError(f"kernels.h: cannot read {text[end:].strip().splitlines()[0]!r}")
-        found.append(match)
+        matches.append(match)
         end = match.end()
-    return found
+    return matches
 
 
 CONSTANTS, STRUCTS = _parse(_PATH.read_text())

@@ -14,12 +14,12 @@ class ProductBytes(NamedTuple):
     """Bytes allocated for a matrix product.
 
     Attributes:
-        kept: bytes allocated as long as the product exists; 0 if the product works on the matrices themselves.
-        freed: temporary bytes in addition to `kept`, freed once the product is prepared.
+        resident: bytes allocated as long as the product exists; 0 if the product reads the given matrices.
+        temporary: bytes in addition to `resident`, freed once the product is prepared.
     """
 
-    kept: int
-    freed: int = 0
+    resident: int
+    temporary: int = 0
 
 
 class DenseLinear:
@@ -49,11 +49,15 @@ class GatedLinear:
 class SideBySide:
     """Several products of the same input, with their outputs concatenated."""
 
-    def __init__(self, parts: Sequence[LinearOp], bias: Tensor | None) -> None:
-        self._parts = parts
+    def __init__(self, products: Sequence[LinearOp], bias: Tensor | None) -> None:
+        self._products = products
         self._bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] -> [T, N]."""
-        out = torch.cat([part(x) for part in self._parts], dim=-1) if len(self._parts) > 1 else self._parts[0](x)
+        out = (
+            torch.cat([product(x) for product in self._products], dim=-1)
+            if len(self._products) > 1
+            else self._products[0](x)
+        )
         return out if self._bias is None else out + self._bias

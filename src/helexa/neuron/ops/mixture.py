@@ -83,7 +83,7 @@ class Mixture:
         self._clamp = clamp
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """See `MixtureOp`."""
+        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
         chosen, weights = self._routing(scores)
         out = torch.zeros_like(x)
         pairs = chosen.flatten()

@@ -46,7 +46,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """See `NormOp`."""
+        """Add `delta` to x [T, H] in place, then return the normalized x."""
         if delta is not None:
             x += delta
         x = x.float()
@@ -67,7 +67,7 @@ class FewPassRmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """See `NormOp`."""
+        """Add `delta` to x [T, H] in place, then return the normalized x."""
         if delta is not None:
             x += delta
         x = x.float()

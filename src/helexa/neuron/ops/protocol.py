@@ -48,7 +48,7 @@ class Ops(ABC):
             values but take the space of plain weights.
         joins: whether a product of several matrices copies them into one matrix, which replaces them.
         tabled: whether kernels read all batch data from tensors, so that steps can be captured per bucket.
-        records_state: whether steps that change the state of recurrent layers can be captured.
+        captures_state: whether steps that change the state of recurrent layers can be captured.
         gathers: whether attention copies the KV pages that it reads.
 
     Attributes:
@@ -68,7 +68,7 @@ class Ops(ABC):
         quantised: bool,
         joins: bool,
         tabled: bool,
-        records_state: bool,
+        captures_state: bool,
         gathers: bool,
     ) -> None:
         self.device = device
@@ -77,7 +77,7 @@ class Ops(ABC):
         self.quantised = quantised
         self.joins = joins
         self.tabled = tabled
-        self.records_state = records_state
+        self.captures_state = captures_state
         self.gathers = gathers
         self.step_bytes = 0
 
@@ -102,7 +102,7 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare `x -> x @ weight.T + bias` for x of [T, K]; the outputs of several matrices are concatenated.
 
         Args:
@@ -122,11 +122,11 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+    def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
         """Return the bytes that `linear` or `mixture` allocates.
 
         Args:
-            parts: weights of one `linear` product, or of all experts of a mixture; see `matrix_bytes`.
+            weights: weights of one `linear` product, or of all experts of a mixture; see `matrix_bytes`.
         """
         ...
 
@@ -208,8 +208,8 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a token for each masked row (see `sampling.choose_of`)."""
+    def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """Return a token for each masked row (see `sampling.choose_masked`)."""
         ...
 
     @abstractmethod
@@ -218,7 +218,7 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+    def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
         """Return the maximum bytes of attention's partial results before they are merged."""
         ...
 
@@ -236,17 +236,17 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Run a forward pass of a model and return the logits [S, vocabulary].
 
         Args:
-            recorded: whether the pass may be captured and replayed. If True, the pass depends only on the batch and its
+            capture: whether the pass may be captured and replayed. If True, the pass depends only on the batch and its
                 shape, and repeating its side effects is safe.
         """
         ...
 
     @abstractmethod
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Capture the forward pass of a bucket, if these kernels are `tabled`.
 
         Args:

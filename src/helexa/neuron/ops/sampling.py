@@ -48,19 +48,21 @@ def argmax(logits: Tensor) -> Tensor:
     return largest.where(logits.gather(1, largest).isfinite(), NON_FINITE).squeeze(1)
 
 
-def choose_of(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
+def choose_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
     """Return a token for each masked row of float32 [S, vocabulary], among the tokens its mask allows.
 
     `settings` has one column per masked row.
     """
     tokens: list[int] = []
-    for (place, mask), of_row in zip(masks.items(), settings.T[:, :, None], strict=True):
-        left = np.unpackbits(mask, bitorder="little", count=logits.shape[1]).view(np.bool_).nonzero()[0]
-        if len(left) > 1:
-            some = logits[place].index_select(0, torch.from_numpy(left).to(logits.device)).unsqueeze(0)
-            tokens.append(int(left[int(_draw(some, of_row) if of_row[0] > 0 else some.argmax())]))
+    for (row, mask), of_row in zip(masks.items(), settings.T[:, :, None], strict=True):
+        allowed = np.unpackbits(mask, bitorder="little", count=logits.shape[1]).view(np.bool_).nonzero()[0]
+        if len(allowed) > 1:
+            allowed_logits = logits[row].index_select(0, torch.from_numpy(allowed).to(logits.device)).unsqueeze(0)
+            tokens.append(
+                int(allowed[int(_draw(allowed_logits, of_row) if of_row[0] > 0 else allowed_logits.argmax())])
+            )
         else:
-            tokens.append(int(left[0]))
+            tokens.append(int(allowed[0]))
     return tokens
 
 
@@ -91,19 +93,19 @@ def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
     masses = blocks.sum(-1)
     block = _passed(masses, shares)
     mass = masses.gather(1, block)
-    rest = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
-    place = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), rest)
+    share_in_block = (shares * masses.sum(-1, keepdim=True) - masses.cumsum(-1).gather(1, block) + mass) / mass
+    row = _passed(blocks.gather(1, block.unsqueeze(2).expand(-1, -1, _BLOCK)).squeeze(1), share_in_block)
     # Rows with NaN logits find no token; the result must still be a valid token id.
-    return (block * _BLOCK + place).clamp_(max=weights.shape[1] - 1).squeeze(1)
+    return (block * _BLOCK + row).clamp_(max=weights.shape[1] - 1).squeeze(1)
 
 
 def _passed(weights: Tensor, shares: Tensor) -> Tensor:
     """Return the index [R, 1] where cumulative weights [R, N] exceed shares [R, 1] of the total."""
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
-    found = torch.searchsorted(cumulative, shares * total, right=True)
+    passed = torch.searchsorted(cumulative, shares * total, right=True)
     last = torch.searchsorted(cumulative, total)  # rounding must not select a token after the last token with a weight
-    return torch.minimum(found, last).clamp_(max=weights.shape[1] - 1)
+    return torch.minimum(passed, last).clamp_(max=weights.shape[1] - 1)
 
 
 def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
@@ -122,9 +124,9 @@ def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
     ranked = ordered * (torch.arange(ordered.shape[-1], device=ordered.device) < top_k)
     mass = ranked.cumsum(-1) / ranked.sum(-1, keepdim=True).where(top_k < vocabulary, ranked.new_tensor(1.0))
     # A token is kept if the mass before it is below top_p, so the most likely token is always kept.
-    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-    kept = (ranked > 0) & ((before < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
-    return ranked.where(kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values
+    preceding_mass = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    is_kept = (ranked > 0) & ((preceding_mass < top_p) | (top_p >= 1)) & (ranked >= min_p * ranked[:, :1])
+    return ranked.where(is_kept, ranked.new_tensor(torch.inf)).min(-1, keepdim=True).values
 
 
 def _column(like: Tensor, values: Settings) -> Tensor:

@@ -24,22 +24,24 @@ class CpuOps(ReferenceOps):
         """Return whether this CPU and this torch version support the kernels."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
-    def linear(self, parts: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def linear(self, matrices: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare a product; 4-bit weights are packed both as int4 and as bfloat16."""
         bias = None if bias is None else bias.to(self.dtype)
-        dense = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+        dense = torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         self.step_bytes += dense.nbytes
         many = PrepackedLinear(dense, bias)
-        packed = [Int4Linear(part) for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
-        product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(parts) else many
+        packed = [
+            Int4Linear(matrix) for matrix in matrices if isinstance(matrix, GroupwiseTensor) and Int4Linear.fits(matrix)
+        ]
+        product = ByRows(SideBySide(packed, bias), many) if len(packed) == len(matrices) else many
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
-    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
+    def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
         """Return the bytes of the bfloat16 packing and, if possible, of the int4 packing."""
-        dense = sum(self.dense_bytes(part) for part in parts)
-        int4 = [part for part in parts if isinstance(part, GroupwiseTensor) and Int4Linear.fits(part)]
-        packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(parts) else 0
-        return ProductBytes(dense + packed, dense + dequantizing_bytes(parts))
+        dense = sum(self.dense_bytes(weight) for weight in weights)
+        int4 = [weight for weight in weights if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight)]
+        packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(weights) else 0
+        return ProductBytes(dense + packed, dense + dequantizing_bytes(weights))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
         """Prepare the norm with few passes, since each pass over a small tensor has a fixed cost."""

@@ -115,7 +115,7 @@ def _call_constraint(
         chat.parallel_tool_calls is not False and chat.forced_tool is None,
         strict=strict,
         token_id=model.text.tokenizer.token_id,
-        answer="" if shape is None else _shape_grammar(shape),
+        message="" if shape is None else _shape_grammar(shape),
     )
     cut = build(reasons=False)
     if model.text.output_format.frames_calls:

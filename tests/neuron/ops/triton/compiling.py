@@ -1,8 +1,8 @@
-"""Compiles for GPUs that are not there what the engine would launch on them.
+"""Compiles the engine's Triton kernels for several GPU models, without needing a GPU.
 
-The tests' own process interprets, so this runs in another one (see `test_compiled.py`). There each launch of
-`launches.LAUNCHES` is called with tensors on torch's `meta` device, which have shapes and no numbers: tiles, warps and
-specialisations are those that a GPU gets.
+The test process runs kernels in Triton's interpreter, so this module runs in a subprocess (see `test_compiled.py`).
+It calls each launch of `launches.LAUNCHES` with tensors on torch's `meta` device, which have shapes but no data.
+Tile sizes, warps and specializations are those that the GPU would get.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ _STACK = re.compile(r"(\d+) bytes stack frame")
 
 @dataclass(frozen=True)
 class Compiled:
-    """What came of one kernel of a launch.
+    """One compiled kernel of a launch.
 
     Attributes:
-        kernel: its function's name.
-        registers: of each thread.
-        spilled, stack: bytes of each thread that lie in memory instead.
-        shared: bytes of each program.
-        ptx: the assembly text.
+        kernel: Name of the kernel's function.
+        registers: Registers per thread.
+        spilled, stack: Bytes of spills and of stack per thread.
+        shared: Bytes of shared memory per program.
+        ptx: The assembly text.
     """
 
     kernel: str
@@ -54,29 +54,29 @@ class Compiled:
     ptx: str
 
     def loads(self, bits: int) -> int:
-        """How many instructions load so many bits of global memory for a thread, into registers or shared memory."""
-        found = re.findall(r"ld\.global\S*?\.v(\d)\.b(\d+)", self.ptx)
-        wide = sum(int(count) * int(width) == bits for count, width in found)
+        """Count load instructions of `bits` bits per thread from global memory, into registers or shared memory."""
+        loads = re.findall(r"ld\.global\S*?\.v(\d)\.b(\d+)", self.ptx)
+        wide = sum(int(count) * int(width) == bits for count, width in loads)
         copies = re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], 0x([0-9a-f]+)", self.ptx)
         return wide + sum(int(size, 16) * 8 == bits for size in copies)
 
 
 def compile_all(cache: Path) -> dict[str, dict[str, list[Compiled]]]:
-    """Every launch for each of its cards, by their names."""
+    """Compile every launch for each of its cards; return the kernels by launch name and card name."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "neuron.ops.triton.compiling"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
+    compiled = json.loads(result.stdout)
     return {
         name: {card: [Compiled(**kernel) for kernel in kernels] for card, kernels in cards.items()}
-        for name, cards in found.items()
+        for name, cards in compiled.items()
     }
 
 
 class _Absent:
-    """What Triton asks its driver for, of a card that is not there."""
+    """A driver for Triton that describes a card which is not installed."""
 
     def __init__(self, card: Card) -> None:
         from triton.backends.compiler import GPUTarget
@@ -88,14 +88,14 @@ class _Absent:
         return self._target
 
     def get_current_device(self) -> int:
-        return self._arch  # each has kernels of its own
+        return self._arch  # makes Triton compile separately for each card
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 class _Recorder:
-    """Compiles where Triton would launch."""
+    """Compiles kernels instead of launching them, and lists the compiled kernels."""
 
     def __init__(self) -> None:
         from triton.runtime.jit import JITFunction
@@ -109,13 +109,13 @@ class _Recorder:
         assert max(grid[1:], default=0) < 1 << 16, "only the first dimension may be as large"
         with contextlib.redirect_stdout(io.StringIO()) as log:
             kernel = self._run(function, *args, grid=grid, warmup=True, **options)
-        if id(kernel) not in self._compiled:  # Triton keeps them all
+        if id(kernel) not in self._compiled:  # Triton keeps all kernels alive, so ids are unique
             used, spilled, stack = (
                 sum(map(int, pattern.findall(log.getvalue()))) for pattern in (_USED, _SPILLED, _STACK)
             )
-            assert used, "ptxas said nothing"
-            made = (kernel.name, kernel.metadata.num_warps, used, spilled, stack, kernel.metadata.shared)
-            self._compiled[id(kernel)] = Compiled(*made, kernel.asm["ptx"])
+            assert used, "ptxas printed no register count"
+            numbers = (kernel.name, kernel.metadata.num_warps, used, spilled, stack, kernel.metadata.shared)
+            self._compiled[id(kernel)] = Compiled(*numbers, kernel.asm["ptx"])
         self.launched.append(self._compiled[id(kernel)])
 
 
@@ -127,7 +127,7 @@ def _main() -> None:
 
     knobs.nvidia.dump_ptxas_log = True
     recorder = _Recorder()
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in LAUNCHES}
+    compiled: dict[str, dict[str, list[dict[str, Any]]]] = {name: {} for name in LAUNCHES}
     for card_name, card in CARDS.items():
         triton.runtime.driver.set_active(_Absent(card))
         dtype = torch.bfloat16 if card.capability >= (8, 0) else torch.float16
@@ -136,8 +136,8 @@ def _main() -> None:
                 continue
             recorder.launched.clear()
             launch(GpuOps(torch.device("meta"), dtype, launch.kv_bits, card))
-            found[name][card_name] = [asdict(kernel) for kernel in recorder.launched]
-    json.dump(found, sys.stdout)
+            compiled[name][card_name] = [asdict(kernel) for kernel in recorder.launched]
+    json.dump(compiled, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Triton's kernels run on the CPU here, in Triton's interpreter."""
+"""Runs Triton's kernels on the CPU, in Triton's interpreter."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ _patch_tensors = interpreter._patch_lang_tensor
 
 
 def _with_whole_numbers(tensor: Any, scope: Any) -> None:
-    """Triton 3.6 makes the bound of a loop from an array of one number, which numpy refuses from 2.4 on."""
+    """Convert loop bounds to integers. Triton 3.6 uses an array of one number, which numpy 2.4 and later rejects."""
     _patch_tensors(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
@@ -22,8 +22,9 @@ _create_dot = interpreter.InterpreterBuilder.create_dot
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-    """Some processors' BLAS sums a row in another order when other rows are beside it, which no tensor core does: in
-    float64 that is lost when it is rounded."""
+    """Multiply in float64, so that a row does not depend on the other rows. The order of
+    summation in some BLAS libraries depends on the number of rows.
+    """
     if d.data.dtype == np.float32 and a.dtype.is_floating() and a.dtype.primitive_bitwidth > 8:
         product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
         return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
@@ -34,7 +35,7 @@ interpreter.InterpreterBuilder.create_dot = _dot
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Numpy, in which the interpreter computes, warns of what a GPU takes in its stride."""
+    """Ignore numpy's warnings about overflow and NaN, which GPUs do not raise."""
     quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
     for item in items:
         if Path(__file__).parent in item.path.parents:

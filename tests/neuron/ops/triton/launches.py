@@ -1,4 +1,4 @@
-"""What the engine launches for models that matter, each to be compiled for every card (see `compiling.py`)."""
+"""Kernel launches of important models, each to be compiled for every card (see `compiling.py`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from neuron.ops import paged
 
 @dataclass(frozen=True)
 class Launch:
-    """Calls kernels with tensors on `meta`.
+    """A call of kernels with tensors on `meta`.
 
     Attributes:
-        kv_bits: of the KV cache.
-        cards: to compile for: all, or those that differ from the others where it matters.
+        kv_bits: Bits per value of the KV cache.
+        cards: Names of the cards to compile for.
     """
 
     call: Callable[[GpuOps], object]
@@ -77,7 +77,7 @@ def _embedding(ops: GpuOps) -> None:
 
 
 def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
-    """Qwen3-30B-A3B."""
+    """A mixture of experts as in Qwen3-30B-A3B."""
     shapes = ((128 * 1536, 2048), (128 * 2048, 768))
     gate_up, down = (_packed(ops, form, *shape) if form else _numbers(ops, *shape) for shape in shapes)
     routing = Routing(8, "normalised")
@@ -86,7 +86,7 @@ def _experts_30b(ops: GpuOps, rows: int, form: str | None) -> None:
 
 
 def _experts_gpt_oss(ops: GpuOps, rows: int) -> None:
-    """gpt-oss-20b."""
+    """A mixture of experts as in gpt-oss-20b."""
     gate_up, down = _packed(ops, "table", 32 * 5760, 2880), _packed(ops, "table", 32 * 2880, 2880)
     biases = (_numbers(ops, 32 * 5760, dtype=torch.float32), _numbers(ops, 32 * 2880, dtype=torch.float32))
     routing, clamp = Routing(4, "scores"), Clamp(1.702, 7.0)
@@ -115,7 +115,7 @@ def _choose(ops: GpuOps) -> None:
 
 @dataclass(frozen=True)
 class _Heads:
-    """A model's attention: heads of queries, of keys and values, their width, and how much of it is rotated."""
+    """A model's attention shape: query heads, KV heads, head size, and number of rotated dimensions."""
 
     queries: int
     kv: int
@@ -155,13 +155,13 @@ def _rotate_store(ops: GpuOps, heads: _Heads, pages: int = 100) -> None:
 
 
 def _caches(ops: GpuOps) -> None:
-    """A cache of few pages, and one of more than 2 ** 31 numbers."""
+    """Use one cache of few pages, and one of more than 2 ** 31 values."""
     for pages in (100, 1 << 20):
         _attend(ops, _GPT_OSS, [Span(0, 40, 0, 40, 0)], pages=pages)
         _rotate_store(ops, _GPT_OSS, pages)
 
 
-# Each kernel for each card, and of models with other shapes what needs most registers or memory.
+# Each kernel for each card. Other models' shapes are included if they need the most registers or memory.
 LAUNCHES = {
     "rms_norm 8B": Launch(lambda ops: _rms_norm(ops, 4096)),
     "W4 row 8B": Launch(lambda ops: _product(ops, "W4", 1), cards=("sm_86", "sm_90", "sm_120")),

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: near the definition for spans of any length, and each row for itself."""
+"""Attention over the paged cache: accuracy for spans of any length, and rows independent of the batch."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def _seeded() -> None:
 
 
 class Filled:
-    """Sequences in a cache of their own, their pages in no order; what is nobody's is no number."""
+    """Sequences in a cache, on shuffled pages. Unused slots are NaN."""
 
     def __init__(
         self, spans: Sequence[Span], kv_heads: int, group: int, dim: int, dtype: torch.dtype = torch.float16
@@ -47,7 +47,7 @@ class Filled:
         return paged.batch_of(plan, Capacity(rows=600, sequences=64, pages_per_sequence=PAGES))
 
     def attend(self, kind: AttentionKind, chosen: Sequence[int] | None = None) -> dict[int, Tensor]:
-        """Results of the chosen sequences, or of all, in one batch."""
+        """Return the results of the chosen sequences (default: all), computed in one batch."""
         chosen = range(len(self.spans)) if chosen is None else chosen
         batch = self.batch(chosen)
         together = torch.empty(len(batch.tokens), *self.queries[0].shape[1:], dtype=self.ops.dtype)
@@ -60,8 +60,8 @@ class Filled:
         prefix, count = self.spans[n]
         keys, values = self.cache[:, :, paged.slots_of(self.pages[n], prefix + count)].transpose(1, 2)
         for row in range(count) if rows is None else rows:
-            seen = prefix + row + 1
-            expected, size = oracle.attention(self.queries[n][row], keys[:seen], values[:seen], kind)
+            length = prefix + row + 1
+            expected, size = oracle.attention(self.queries[n][row], keys[:length], values[:length], kind)
             assert ((out[row] - expected).abs() <= ROUNDING[self.ops.dtype] * (size + 0.1)).all()
 
 
@@ -94,7 +94,7 @@ def test_chunks_drafts_and_single_queries_in_one_batch(group: int, dim: int, win
 
 
 @pytest.mark.parametrize("window", [None, 70])
-def test_drafts_share_what_they_see(window: int | None) -> None:
+def test_drafts_attend_to_earlier_drafts(window: int | None) -> None:
     spans = [(299, 1), (240, 17), (254, 4)]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5, window, torch.randn(3))
@@ -102,7 +102,7 @@ def test_drafts_share_what_they_see(window: int | None) -> None:
         filled.near_the_definition(n, out, kind)
 
 
-def test_segments_grow_where_a_sequence_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_sequences_get_longer_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "_SHARES", 8)
     assert attention.segments(kv_heads=1) == 8
     filled = Filled([(8 * 256 + 40, 1)], 1, 2, 16, torch.float32)
@@ -110,29 +110,29 @@ def test_segments_grow_where_a_sequence_is_long(monkeypatch: pytest.MonkeyPatch)
         filled.near_the_definition(0, filled.attend(kind)[0], kind)
 
 
-def test_a_row_does_not_depend_on_what_else_is_in_the_batch() -> None:
+def test_row_does_not_depend_on_the_batch() -> None:
     spans = [(530, 1), (260, 3), *((length, 1) for length in range(20, 24))]
     filled = Filled(spans, 1, 3, 32)
     kind = AttentionKind(32**-0.5)
     together = filled.attend(kind)
     for n in (0, 1):
-        alone = filled.attend(kind, [n])[n]  # many programs share its segments
+        alone = filled.attend(kind, [n])[n]  # its segments are shared among programs
         assert torch.equal(alone, together[n])
     beside_a_chunk = Filled([(270, 1), (0, 30)], 1, 3, 32)
     assert torch.equal(beside_a_chunk.attend(kind)[0], beside_a_chunk.attend(kind, [0])[0])
 
 
-def test_rows_of_a_chunk_do_not_depend_on_where_it_is_cut() -> None:
-    whole = Filled([(0, 150)], 1, 3, 32)
+def test_rows_of_a_chunk_do_not_depend_on_its_boundaries() -> None:
+    unsplit = Filled([(0, 150)], 1, 3, 32)
     kind = AttentionKind(32**-0.5)
-    expected = whole.attend(kind)[0]
+    expected = unsplit.attend(kind)[0]
     for start, end in [(0, 60), (60, 78), (78, 150)]:
-        part = Filled([(start, end - start)], 1, 3, 32)
-        part.cache, part.pages, part.queries = whole.cache, whole.pages, [whole.queries[0][start:end]]
-        assert torch.equal(part.attend(kind)[0], expected[start:end])
+        chunk = Filled([(start, end - start)], 1, 3, 32)
+        chunk.cache, chunk.pages, chunk.queries = unsplit.cache, unsplit.pages, [unsplit.queries[0][start:end]]
+        assert torch.equal(chunk.attend(kind)[0], expected[start:end])
 
 
-def test_scores_beyond_any_exponent_and_what_is_no_number_stay_in_their_rows() -> None:
+def test_huge_and_non_finite_scores_stay_in_their_rows() -> None:
     filled = Filled([(80, 1), (80, 1), (0, 40)], 1, 2, 32)
     filled.cache[0, :, paged.slots_of(filled.pages[0], 81)] = -1e3
     filled.cache[0, :, paged.slots_of(filled.pages[0], 81)[50]] = 1e3
@@ -147,7 +147,7 @@ def test_scores_beyond_any_exponent_and_what_is_no_number_stay_in_their_rows() -
     assert outs[2][[*range(7), *range(8, 40)]].isfinite().all()
 
 
-def test_spans_that_stand_for_nothing_are_passed_by() -> None:
+def test_padding_spans_are_ignored() -> None:
     filled = Filled([(80, 1), (20, 1)], 1, 2, 32)
     kind = AttentionKind(32**-0.5)
     expected = filled.attend(kind)
@@ -160,12 +160,12 @@ def test_spans_that_stand_for_nothing_are_passed_by() -> None:
     )
     padded = replace(batch, device_spans=spans, singles=4)
     queries = torch.cat((filled.queries[1], filled.queries[0], torch.full((2, 2, 32), float("nan"), dtype=torch.half)))
-    out = attention.attend(queries, filled.cache, padded, kind, filled.ops.card)  # the shortest comes first
+    out = attention.attend(queries, filled.cache, padded, kind, filled.ops.card)  # spans of one row first
     assert torch.equal(out[:2], torch.cat((expected[1], expected[0])))
 
 
 @pytest.mark.parametrize(("dim", "card"), [(320, None), (32, CARDS["sm_75"])])
-def test_what_has_no_kernel_goes_by_way_of_torch(dim: int, card: Card | None) -> None:
+def test_unsupported_heads_and_cards_use_torch(dim: int, card: Card | None) -> None:
     filled = Filled([(70, 1), (3, 18)], 1, 2, dim, torch.float32)
     kind, batch, queries = AttentionKind(dim**-0.5), filled.batch([0, 1]), torch.randn(19, 2, dim)
     cache = filled.cache.nan_to_num()
@@ -175,7 +175,7 @@ def test_what_has_no_kernel_goes_by_way_of_torch(dim: int, card: Card | None) ->
     assert ops.new_cache(1, 2, dim).dtype == torch.float32, "torch's attention cannot read bytes"
 
 
-def test_heads_that_are_too_wide_are_not_recorded() -> None:
+def test_unsupported_heads_are_not_captured() -> None:
     filled = Filled([(3, 1)], 1, 2, 320)
     with pytest.raises(RuntimeError, match="heads of 320"):
         filled.ops.attend(

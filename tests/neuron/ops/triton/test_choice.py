@@ -1,4 +1,4 @@
-"""When Triton's kernels are chosen."""
+"""Selection of Triton's kernels."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from helexa.neuron.ops.choice import choose
 CPU = torch.device("cpu")
 
 
-def test_they_run_on_a_cpu_only_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_requires_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose(CPU, torch.float32, {}, kernels="triton").ops.name == "triton"
     monkeypatch.delenv("TRITON_INTERPRET")
     refused = choose(CPU, torch.float32, {}, kernels="triton")
@@ -16,5 +16,5 @@ def test_they_run_on_a_cpu_only_in_the_interpreter(monkeypatch: pytest.MonkeyPat
     assert "interpreter" in refused.reason
 
 
-def test_nobody_gets_them_on_a_cpu_unasked() -> None:
+def test_cpu_does_not_choose_triton_by_default() -> None:
     assert choose(CPU, torch.float32, {}).ops.name == "torch"

@@ -1,4 +1,4 @@
-"""Triton's kernels do what every implementation does."""
+"""The Triton operations pass the conformance tests."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from neuron.ops.paged import CPU
 
 
 class TestTriton(Conformance):
-    tolerance = 1e-3  # scales of two levels become one in float16
+    tolerance = 1e-3  # scales of two levels are merged into one float16
     cache_tolerance = 1e-4
 
     @pytest.fixture

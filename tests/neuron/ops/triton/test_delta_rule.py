@@ -1,4 +1,4 @@
-"""The kernels of the gated delta rule beside plain torch: the same rows, the same states, step after step."""
+"""The gated delta rule's kernels compared with plain torch: outputs and states over several steps."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ SpanOf = tuple[int, int, int, int]  # slot, prefix, settled, drafts
 
 
 class Both:
-    """A layer in both kinds of kernels, from slots as sequences that are gone may have left them."""
+    """The same layer in Triton kernels and in plain torch. All slots start with NaN."""
 
     def __init__(self, sizes: DeltaSizes, dtype: torch.dtype = torch.float32, card: Card | None = None) -> None:
         self.sizes, self.dtype = sizes, dtype
@@ -40,17 +40,17 @@ class Both:
             cache.state.fill_(torch.nan)
 
     def step(self, *spans: SpanOf, inputs: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """What both make of a step of these spans, the singles first."""
+        """Run one step on both layers and return both outputs. Spans of one row come first."""
         batch = batch_of(spans)
         mixed, z, b, a = inputs or self.inputs(len(batch.tokens))
-        found = [
+        outputs = [
             rule(mixed.clone(), z, b, a, cache, batch, None)
             for rule, cache in zip(self.rules, self.caches, strict=True)
         ]
-        return found[0], found[1]
+        return outputs[0], outputs[1]
 
     def inputs(self, rows: int) -> list[Tensor]:
-        """Side by side, as a product leaves them."""
+        """Return q/k/v, z, b and a as slices of one tensor, as a product returns them."""
         widths = (self.sizes.mixed, self.sizes.values, self.sizes.heads, self.sizes.heads)
         return list(torch.randn(rows, sum(widths)).to(self.dtype).split(widths, dim=1))
 
@@ -68,11 +68,11 @@ def batch_of(spans: tuple[SpanOf, ...]) -> Batch:
 
 
 def near(pair: tuple[Tensor, Tensor], tolerance: float = 1e-4) -> None:
-    found, expected = pair
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
+    actual, expected = pair
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance * float(expected.abs().max()))
 
 
-def test_steps_of_any_kind() -> None:
+def test_spans_of_any_kind_match_torch() -> None:
     both = Both(ODD)
     near(both.step((3, 0, 1, 0), (1, 0, 2, 0), (0, 0, 66, 0)))
     near(both.step((1, 2, 1, 0), (3, 1, 1, 0), (4, 0, 3, 2)))
@@ -85,46 +85,46 @@ def test_steps_of_any_kind() -> None:
 
 
 @pytest.mark.parametrize("keys", ["identical", "opposite"])
-def test_keys_that_repeat_and_are_never_forgotten(keys: str) -> None:
+def test_repeated_keys_without_decay_match_torch(keys: str) -> None:
     both = Both(PLAIN)
     both.weights.kernel.zero_()[-1] = 1
     both.weights.rate.zero_()
     mixed, z, b, a = both.inputs(70)
     mixed[:, 16:32] = mixed[0, 16:32].abs() + 0.1
     if keys == "opposite":
-        mixed[::2, 16:24] = -20.0  # what silu makes of it is next to nothing
+        mixed[::2, 16:24] = -20.0  # silu makes these nearly zero
         mixed[1::2, 24:32] = -20.0
     near(both.step((0, 0, 70, 0), inputs=[mixed, z, b + 30, a]))
     near(both.states(0))
 
 
-def test_half_precision_and_what_is_no_number_in_its_own_rows() -> None:
+def test_half_precision_and_non_finite_rows_match_torch() -> None:
     both = Both(PLAIN, torch.float16)
     inputs = both.inputs(38)
     spans = ((2, 0, 1, 0), (3, 0, 1, 0), (0, 0, 3, 0), (1, 0, 33, 0))
-    found, expected = both.step(*spans, inputs=inputs)
-    near((found.float(), expected.float()), 1e-2)
+    actual, expected = both.step(*spans, inputs=inputs)
+    near((actual.float(), expected.float()), 1e-2)
     sound = [state.clone() for state in both.caches[0].state]
     for part in inputs:
         part[[1, 3]] = torch.nan
     hurt, _ = both.step(*spans, inputs=inputs)
     assert hurt[[1, 3]].isnan().all()
     for rows in (slice(0, 1), slice(5, 38)):
-        assert torch.equal(hurt[rows], found[rows])
+        assert torch.equal(hurt[rows], actual[rows])
     assert torch.equal(both.caches[0].state[1], sound[1])
 
 
-def test_a_card_whose_tensor_cores_take_no_float32_goes_row_by_row() -> None:
+def test_card_without_float32_tensor_cores_computes_row_by_row() -> None:
     both = Both(PLAIN, card=Card((7, 5), 64 << 10, 40))
     near(both.step((0, 0, 1, 0), (1, 0, 34, 1)))
     near(both.states(1))
 
 
-def test_spans_that_stand_for_nothing_touch_nothing() -> None:
+def test_padding_spans_change_nothing() -> None:
     both = Both(PLAIN)
     batch, inputs = batch_of(((1, 0, 1, 0), (2, 0, 1, 0))), both.inputs(3)
-    starts, one = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
-    spans = dataclasses.replace(batch.spans, starts=starts, prefixes=one * 0, settled=one, state_slots=one)
+    starts, settled = torch.tensor([0, 1, 1, 1], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
+    spans = dataclasses.replace(batch.spans, starts=starts, prefixes=settled * 0, settled=settled, state_slots=settled)
     batch = dataclasses.replace(batch, device_spans=spans, singles=3)
     mixed, z, b, a = inputs
     both.rules[0](mixed, z, b, a, both.caches[0], batch, None)

@@ -1,4 +1,4 @@
-"""A whole engine on the kernels of GPUs, in the interpreter: recorded steps and overlap included."""
+"""An engine on the Triton kernels in the interpreter, including captured graphs and overlap."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> None:
+def test_tokens_match_the_reference(model_type: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type=model_type, **SHAPE, **MODELS[model_type])
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
     reference = load_once(tmp_path, EngineOptions(**options, kernels="torch"))
@@ -60,19 +60,19 @@ def test_it_says_what_the_reference_says(model_type: str, tmp_path: Path) -> Non
     assert generate(runner, scheduler, PROMPTS, TOKENS, overlap=True) == expected
 
 
-def test_keys_and_values_in_bytes_take_half_and_hardly_differ(tmp_path: Path) -> None:
+def test_int8_cache_halves_memory_and_hardly_changes_logits(tmp_path: Path) -> None:
     tiny_model(tmp_path, model_type="qwen3", **SHAPE, num_hidden_layers=1)
     options: dict[str, Any] = {"dtype": "float32", "kv_cache_mb": 1, "max_sequences": 2, "speculation": False}
     plain = load_once(tmp_path, EngineOptions(**options, kernels="torch"))
     runner = load_once(tmp_path, EngineOptions(**options, kernels="triton", kv_dtype="int8"))
-    assert runner.facts.token_bytes == 2 * (16 + 4)  # of one head, and the scales
+    assert runner.facts.token_bytes == 2 * (16 + 4)  # one head, plus the scales
     assert plain.facts.token_bytes == 2 * 16 * 4
     prompt = PROMPTS[1]
 
-    def logits(of: Runner) -> Tensor:
-        of.clear([2])
+    def logits(runner: Runner) -> Tensor:
+        runner.clear([2])
         request = Generate(id=0, prompt=prompt, max_tokens=1, sampling=SamplingParams())
-        return of.forward(build_step([PlanEntry(Sequence(request, pages=[2, 0]), len(prompt))]))
+        return runner.forward(build_step([PlanEntry(Sequence(request, pages=[2, 0]), len(prompt))]))
 
     exact = logits(plain)
     assert (logits(runner) - exact).abs().max() < 0.02 * exact.std()

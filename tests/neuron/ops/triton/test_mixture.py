@@ -1,4 +1,4 @@
-"""Mixtures of experts in a few kernels, against expert after expert."""
+"""The fused Triton mixture of experts compared with computing one expert after another."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from helexa.neuron.ops.triton.mixture import GpuMixture, few
 from helexa.neuron.ops.triton.routing import arrange, route
 from neuron.ops import random_weights
 
-pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # of numpy, which the interpreter computes with
+pytestmark = pytest.mark.filterwarnings("ignore:overflow")  # from numpy, in the interpreter
 
 CPU = torch.device("cpu")
 HIDDEN, WIDE, COUNT = 32, 32, 4
@@ -25,35 +25,35 @@ def ops() -> GpuOps:
 
 
 def experts(ops: GpuOps, formats: tuple[str, ...], *, biased: bool = False) -> list[Expert]:
-    """Gate, up and down of each in one of `formats`."""
+    """Experts whose gate, up and down matrices have the given `formats`."""
     shapes = ((WIDE, HIDDEN), (WIDE, HIDDEN), (HIDDEN, WIDE))
-    made: list[Expert] = []
+    built: list[Expert] = []
     for _ in range(COUNT):
         gate, up, down = (
             ops.matrix(random_weights.make(name, *shape)) for name, shape in zip(formats, shapes, strict=True)
         )
         biases = (torch.randn(2 * WIDE), torch.randn(HIDDEN)) if biased else (None, None)
-        made.append(Expert((gate, up), down, *biases))
-    return made
+        built.append(Expert((gate, up), down, *biases))
+    return built
 
 
-def one_by_one(ops: GpuOps, own: list[Expert], routing: Routing, clamp: Clamp | None = None) -> Mixture:
-    """The same in plain torch and float64."""
+def one_by_one(ops: GpuOps, layer_experts: list[Expert], routing: Routing, clamp: Clamp | None = None) -> Mixture:
+    """Return the same mixture computed one expert at a time, in plain torch and float64."""
 
-    def product(parts: list[Tensor], bias: Tensor | None, x: Tensor) -> Tensor:
-        weight = torch.cat([ops.dense(part) for part in parts]).double()
+    def product(matrices: list[Tensor], bias: Tensor | None, x: Tensor) -> Tensor:
+        weight = torch.cat([ops.dense(matrix) for matrix in matrices]).double()
         return x @ weight.T + (0 if bias is None else bias.double())
 
     def gated(x: Tensor) -> Tensor:
         return ops.gate_mul(x, "silu")
 
-    gate_ups = [lambda x, e=e: product([*e.gate_up], e.gate_up_bias, x.double()) for e in own]
-    downs = [lambda x, e=e: product([e.down], e.down_bias, gated(x)).float() for e in own]
+    gate_ups = [lambda x, e=e: product([*e.gate_up], e.gate_up_bias, x.double()) for e in layer_experts]
+    downs = [lambda x, e=e: product([e.down], e.down_bias, gated(x)).float() for e in layer_experts]
     return Mixture(routing, gate_ups, downs, clamp)
 
 
 def inputs(rows: int) -> tuple[Tensor, Tensor]:
-    """Rows, and scores that lie well apart, of which that of expert 3 is always the lowest."""
+    """Rows and router scores. Scores differ clearly, and expert 3 always has the lowest."""
     scores = torch.stack([torch.randperm(COUNT).float() for _ in range(rows)])
     scores[:, 3] = -1
     return torch.randn(rows, HIDDEN) / 8, scores
@@ -65,38 +65,40 @@ def near(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("formats", FORMS, ids="-".join)
-def test_a_mixture_is_that_of_its_experts(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
-    own, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
-    mixture = ops.mixture(own, routing)
+def test_mixture_matches_one_by_one(ops: GpuOps, formats: tuple[str, ...], rows: int) -> None:
+    layer_experts, routing, (x, scores) = experts(ops, formats), ROUTINGS[1], inputs(rows)
+    mixture = ops.mixture(layer_experts, routing)
     assert isinstance(mixture, GpuMixture)
-    near(mixture(x, scores), one_by_one(ops, own, routing)(x, scores))
+    near(mixture(x, scores), one_by_one(ops, layer_experts, routing)(x, scores))
 
 
 @pytest.mark.parametrize("rows", [5, 40])
-def test_half_the_bits_and_larger_blocks(rows: int) -> None:
+def test_half_precision_and_larger_tiles(rows: int) -> None:
     torch.manual_seed(0)
     ops = GpuOps(CPU, torch.float16)
-    own, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
-    found = ops.mixture(own, routing)(x.half(), scores.half())
-    expected = one_by_one(ops, own, routing)(x.half().float(), scores)
-    torch.testing.assert_close(found.float(), expected, rtol=0, atol=4e-3 * expected.abs().max().item())
+    layer_experts, routing, (x, scores) = experts(ops, FORMS[1]), ROUTINGS[1], inputs(rows)
+    result = ops.mixture(layer_experts, routing)(x.half(), scores.half())
+    expected = one_by_one(ops, layer_experts, routing)(x.half().float(), scores)
+    torch.testing.assert_close(result.float(), expected, rtol=0, atol=4e-3 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("rows", [1, 5])
 @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 7.0), Clamp(2.0, 0.5)], ids=str)
-def test_biases_and_another_activation(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
-    own, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
-    near(ops.mixture(own, routing, clamp)(x, scores), one_by_one(ops, own, routing, clamp)(x, scores))
+def test_biases_and_clamp_match_one_by_one(ops: GpuOps, clamp: Clamp | None, rows: int) -> None:
+    layer_experts, routing, (x, scores) = experts(ops, FORMS[1], biased=True), Routing(2, "scores"), inputs(rows)
+    near(
+        ops.mixture(layer_experts, routing, clamp)(x, scores), one_by_one(ops, layer_experts, routing, clamp)(x, scores)
+    )
 
 
-def test_experts_of_several_forms_still_serve(ops: GpuOps) -> None:
-    own = [*experts(ops, FORMS[0])[:-1], experts(ops, ("Q8_0", "bfloat16", "Q4_1"))[-1]]
+def test_experts_of_different_formats_fall_back(ops: GpuOps) -> None:
+    layer_experts = [*experts(ops, FORMS[0])[:-1], experts(ops, ("Q8_0", "bfloat16", "Q4_1"))[-1]]
     x, scores = inputs(2)
-    near(ops.mixture(own, ROUTINGS[0])(x, scores), one_by_one(ops, own, ROUTINGS[0])(x, scores))
+    near(ops.mixture(layer_experts, ROUTINGS[0])(x, scores), one_by_one(ops, layer_experts, ROUTINGS[0])(x, scores))
 
 
 @pytest.mark.parametrize("rows", [2, 12])
-def test_a_row_comes_out_the_same_whichever_rows_are_beside_it(ops: GpuOps, rows: int) -> None:
+def test_row_does_not_depend_on_other_rows(ops: GpuOps, rows: int) -> None:
     routing, (x, scores) = Routing(2, "normalised"), inputs(rows)
     mixture = ops.mixture(experts(ops, FORMS[1]), routing)
     together = mixture(x, scores)
@@ -104,13 +106,13 @@ def test_a_row_comes_out_the_same_whichever_rows_are_beside_it(ops: GpuOps, rows
     assert few(2 * rows, COUNT, 2) == few(2 * half, COUNT, 2) or rows == 2
     for some in (slice(0, half), slice(half, rows)) if rows > 2 else ():
         assert torch.equal(mixture(x[some], scores[some]), together[some])
-    if rows == 2:  # each alone is multiplied row by row
+    if rows == 2:  # a single row uses other kernels
         near(torch.cat([mixture(x[row : row + 1], scores[row : row + 1]) for row in range(rows)]), together)
 
 
 @pytest.mark.parametrize("routing", ROUTINGS, ids=str)
 @pytest.mark.parametrize("experts", [4, 128])
-def test_the_best_are_chosen(routing: Routing, experts: int) -> None:
+def test_highest_scores_are_chosen(routing: Routing, experts: int) -> None:
     torch.manual_seed(0)
     scores = torch.stack([torch.randperm(experts).float() for _ in range(5)]) / 8
     chosen, weights = route(scores, routing)
@@ -119,13 +121,13 @@ def test_the_best_are_chosen(routing: Routing, experts: int) -> None:
     torch.testing.assert_close(weights, shares)
 
 
-def test_of_equal_scores_the_first_experts_are_chosen() -> None:
+def test_ties_choose_the_first_experts() -> None:
     scores = torch.tensor([[0.0] * 5, [0.0, 1.0, 0.0, 1.0, 0.0], [-float("inf")] * 4 + [0.0]])
     assert route(scores, Routing(3, "scores"))[0].tolist() == [[0, 1, 2], [1, 3, 0], [4, 0, 1]]
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, which the interpreter computes with
-def test_scores_that_are_no_numbers_choose_experts_that_are_there(ops: GpuOps) -> None:
+@pytest.mark.filterwarnings("ignore:invalid value")  # from numpy, in the interpreter
+def test_non_finite_scores_choose_existing_experts(ops: GpuOps) -> None:
     for bad in (float("nan"), float("inf")):
         for weights in ("shares", "normalised", "scores"):
             scores = torch.tensor([[0.0, bad, 2.0, 1.0, -1.0], [bad] * 5, [0.0, 1.0, 2.0, 3.0, 4.0]])
@@ -134,31 +136,31 @@ def test_scores_that_are_no_numbers_choose_experts_that_are_there(ops: GpuOps) -
             assert shares.isfinite().all(1).tolist() == [False, False, True]
     x, scores = inputs(4)
     scores[2, 1] = float("nan")
-    made = ops.mixture(experts(ops, FORMS[1]), Routing(2, "scores"))(x, scores)
-    assert made.isfinite().all(1).tolist() == [row != 2 for row in range(4)]
+    result = ops.mixture(experts(ops, FORMS[1]), Routing(2, "scores"))(x, scores)
+    assert result.isfinite().all(1).tolist() == [row != 2 for row in range(4)]
 
 
 @pytest.mark.parametrize("rows", [4, 64])
 @pytest.mark.parametrize("pairs", [1, 7, 1100])
-def test_blocks_have_every_pair_of_one_expert(pairs: int, rows: int) -> None:
+def test_blocks_contain_every_row_of_one_expert(pairs: int, rows: int) -> None:
     torch.manual_seed(0)
     for experts, chosen in ((5, torch.randint(0, 5, (pairs,))), (3, torch.ones(pairs))):
         blocks = arrange(chosen.int(), experts, rows)
-        seen: list[int] = []
+        pairs_in_blocks: list[int] = []
         for expert, first, end in blocks.bounds.T.tolist():
-            own = blocks.order[first:end].tolist()
-            assert len(own) <= rows
-            assert all(chosen[pair] == expert for pair in own)
-            seen += own
-        assert sorted(seen) == list(range(pairs))
-        assert seen == chosen.argsort(stable=True).tolist()
+            block = blocks.order[first:end].tolist()
+            assert len(block) <= rows
+            assert all(chosen[pair] == expert for pair in block)
+            pairs_in_blocks += block
+        assert sorted(pairs_in_blocks) == list(range(pairs))
+        assert pairs_in_blocks == chosen.argsort(stable=True).tolist()
 
 
-def test_a_step_reads_the_chosen_part(ops: GpuOps) -> None:
+def test_step_bytes_count_only_the_chosen_experts(ops: GpuOps) -> None:
     ops.mixture(experts(ops, ("Q4_0",) * 3), Routing(2, "shares"))
     assert ops.step_bytes == 3 * HIDDEN * WIDE * 4.5 / 8 * 2
 
 
-def test_no_rows_pass_no_experts(ops: GpuOps) -> None:
+def test_mixture_of_no_rows_is_empty(ops: GpuOps) -> None:
     mixture = ops.mixture(experts(ops, FORMS[1]), Routing(2, "shares"))
     assert mixture(torch.empty(0, HIDDEN), torch.empty(0, COUNT)).shape == (0, HIDDEN)

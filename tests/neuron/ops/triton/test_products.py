@@ -1,4 +1,4 @@
-"""Products with matrices in codes, whichever way rows go, against the same by definition and in float64."""
+"""Products with packed quantized matrices, in every kernel, compared with float64."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from helexa.neuron.ops.gpu.gpu import GpuOps
 from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.products.gemm import multiply_tiles, tiles
-from helexa.neuron.ops.triton.products.linear import PackedLinear, way
+from helexa.neuron.ops.triton.products.linear import PackedLinear, kernel_for
 from helexa.neuron.ops.triton.products.packed import PackedMatrix, pack
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor
 from helexa.neuron.weights.quantization.quant_form import FORMS
@@ -19,8 +19,8 @@ from neuron.ops import random_weights
 
 CPU = torch.device("cpu")
 EPSILON = 2.0**-24
-SCRATCH = torch.zeros(4 * 3 * 256, dtype=torch.uint8)  # three rows at a time
-CARD = Card.of(CPU)
+SCRATCH = torch.zeros(4 * 3 * 256, dtype=torch.uint8)  # three rows
+CARD = Card.from_device(CPU)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def packed(name: str, outputs: int, columns: int) -> PackedMatrix:
 
 
 def grouped(bits: int, group: int, columns: int, *, minimum: bool) -> GroupwiseTensor:
-    """A matrix as no GGUF file has it."""
+    """A random matrix in a format that no GGUF file has."""
     codes = torch.randint(0, 1 << bits, (6, columns), dtype=torch.uint8)
     scale, low = (GroupScale(torch.randn(6, columns // group).half()) for _ in range(2))
     return GroupwiseTensor(codes, scale, low if minimum else None, 0 if minimum else 1 << bits - 1, bits, group)
@@ -49,23 +49,23 @@ def product(matrix: PackedMatrix, bias: Tensor | None = None) -> LinearOp:
 
 
 def tiled(x: Tensor, matrix: PackedMatrix, bias: Tensor | None = None) -> Tensor:
-    """A product by tiles as numbers of 16 bits have them, in float32."""
+    """Multiply with the tile kernel in float32, using the tile sizes chosen for 16-bit types."""
     out = torch.empty(x.shape[0], matrix.shape[0])
     multiply_tiles(x, matrix, bias, out, tiles(x.shape[0], matrix, torch.float16, CARD))
     return out
 
 
 def near(actual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """Assert that a product in float32 is off by no more than what summing up in any order may cost."""
+    """Assert that a float32 product is within the error of summation in any order."""
     exact = x.double() @ weight.double().T + (0 if bias is None else bias)
-    # Minima are summed up apart, so terms are as large as a row's largest weight.
+    # Minimums are summed separately, so a term can be as large as its row's largest weight.
     largest = weight.double().abs().amax(1, keepdim=True).expand_as(weight)
     terms = x.double().abs() @ largest.T + (0 if bias is None else bias.abs())
     assert ((actual - exact).abs() <= 16 * EPSILON * terms + 1e-30).all()
 
 
 @pytest.mark.parametrize("name", random_weights.FORMATS)
-def test_codes_are_kept_and_scales_rounded_to_float16(ops: GpuOps, name: str) -> None:
+def test_codes_are_exact_and_scales_rounded_to_float16(ops: GpuOps, name: str) -> None:
     weight = random_weights.make(name, 9, 256)
     matrix = ops.matrix(weight)
     assert isinstance(matrix, PackedMatrix)
@@ -80,19 +80,19 @@ def test_codes_are_kept_and_scales_rounded_to_float16(ops: GpuOps, name: str) ->
 
 @pytest.mark.parametrize("rows", [1, 3, 9])
 @pytest.mark.parametrize("name", random_weights.FORMATS)
-def test_a_product_is_that_of_the_weights(ops: GpuOps, name: str, rows: int) -> None:
+def test_product_matches_float64(ops: GpuOps, name: str, rows: int) -> None:
     matrix, x, bias = packed(name, 3, 256), torch.randn(rows, 256), torch.randn(3)
     near(tiled(x, matrix, bias) if rows == 3 else product(matrix, bias)(x), x, ops.dense(matrix), bias)
 
 
 @pytest.mark.parametrize("rows", [17, 70])
-def test_larger_tiles(ops: GpuOps, rows: int) -> None:
+def test_larger_tiles_match_float64(ops: GpuOps, rows: int) -> None:
     matrix, x, bias = packed("Q4_K", 130, 256), torch.randn(rows, 256), torch.randn(130)
     near(tiled(x, matrix, bias), x, ops.dense(matrix), bias)
 
 
 @pytest.mark.parametrize("rows", [2, 20])
-def test_parts_of_columns_are_added_up(ops: GpuOps, rows: int) -> None:
+def test_split_columns_are_summed(ops: GpuOps, rows: int) -> None:
     matrix = pack(grouped(4, 32, 1568, minimum=True))
     assert matrix is not None
     assert tiles(rows, matrix, torch.float16, CARD).splits > 1
@@ -105,17 +105,17 @@ def test_parts_of_columns_are_added_up(ops: GpuOps, rows: int) -> None:
     [
         (4, 64, 192, True),
         (4, 128, 384, False),
-        (4, 256, 512, True),  # more than kernels know
+        (4, 256, 512, True),  # more than kernels support
         (4, 96, 96, True),
         (8, 64, 64, False),
         (8, 16, 48, True),
         (8, 128, 640, True),
         (4, 16, 80, True),  # rows of half a chunk
         (6, 32, 32, False),
-        (8, 32, 1120, True),  # threads that have nothing left to read
+        (8, 32, 1120, True),  # some threads have no column left
     ],
 )
-def test_groups_and_rows_of_any_length(ops: GpuOps, bits: int, group: int, columns: int, minimum: bool) -> None:
+def test_group_sizes_and_row_lengths(ops: GpuOps, bits: int, group: int, columns: int, minimum: bool) -> None:
     weight = grouped(bits, group, columns, minimum=minimum)
     matrix = pack(weight)
     assert matrix is not None
@@ -125,7 +125,7 @@ def test_groups_and_rows_of_any_length(ops: GpuOps, bits: int, group: int, colum
     near(tiled(x, matrix), x, ops.dense(matrix))
 
 
-def test_what_has_no_packed_form_is_plain(ops: GpuOps) -> None:
+def test_unsupported_formats_stay_plain(ops: GpuOps) -> None:
     for weight in (grouped(4, 8, 64, minimum=True), grouped(8, 16, 24 * 16, minimum=True).rows(torch.arange(6))):
         matrix = ops.matrix(weight)
         assert isinstance(matrix, Tensor) == (weight.group_size == 8)
@@ -135,75 +135,75 @@ def test_what_has_no_packed_form_is_plain(ops: GpuOps) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 17])
-def test_half_the_bits_lose_no_more_than_they_must(rows: int) -> None:
+def test_float16_product_is_within_rounding(rows: int) -> None:
     torch.manual_seed(0)
     ops = GpuOps(CPU, torch.float16)
     for name in ("Q4_K", "Q6_K", "IQ4_NL"):
         matrix, x = packed(name, 3, 256), torch.randn(rows, 256).half()
-        found = PackedLinear([matrix], None, SCRATCH, CARD)(x)
-        assert found.dtype == torch.float16
+        result = PackedLinear([matrix], None, SCRATCH, CARD)(x)
+        assert result.dtype == torch.float16
         weight = ops.dense(matrix)
         exact, terms = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
-        assert ((found - exact).abs() <= 2**-11 * (exact.abs() + terms) + 1e-6).all()
+        assert ((result - exact).abs() <= 2**-11 * (exact.abs() + terms) + 1e-6).all()
 
 
 @pytest.mark.parametrize(("first", "rows"), [(2, 16), (17, 64), (65, 130)])
-def test_a_row_comes_out_the_same_whichever_rows_are_beside_it(ops: GpuOps, first: int, rows: int) -> None:
+def test_row_does_not_depend_on_other_rows(ops: GpuOps, first: int, rows: int) -> None:
     matrix, x = packed("Q4_K", 5, 256), torch.randn(rows, 256)
     together = tiled(x, matrix)
     assert torch.equal(tiled(x[:first], matrix), together[:first])
     assert torch.equal(tiled(x[rows - first :], matrix), together[rows - first :])
 
 
-def test_rows_one_by_one_do_not_know_of_each_other(ops: GpuOps) -> None:
+def test_single_row_products_are_independent(ops: GpuOps) -> None:
     linear, x = product(packed("Q8_0", 3, 256)), torch.randn(3, 256)
     assert torch.equal(linear(x), torch.cat([linear(row[None]) for row in x]))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, which the interpreter computes with
+@pytest.mark.filterwarnings("ignore:invalid value")  # from numpy, in the interpreter
 @pytest.mark.parametrize("rows", [4, 9])
-def test_what_is_no_number_makes_none_of_its_own_row_alone(ops: GpuOps, rows: int) -> None:
+def test_non_finite_activations_affect_only_their_row(ops: GpuOps, rows: int) -> None:
     x = torch.randn(rows, 256)
     x[1, 100], x[2, 255] = float("nan"), float("inf")
-    found = product(packed("Q4_K", 5, 256))(x).isfinite()
-    assert found.all(1).tolist() == [row not in (1, 2) for row in range(rows)]
-    found = tiled(x, packed("Q4_K", 5, 256)).isfinite()
-    assert found.all(1).tolist() == [row not in (1, 2) for row in range(rows)]
+    result = product(packed("Q4_K", 5, 256))(x).isfinite()
+    assert result.all(1).tolist() == [row not in (1, 2) for row in range(rows)]
+    result = tiled(x, packed("Q4_K", 5, 256)).isfinite()
+    assert result.all(1).tolist() == [row not in (1, 2) for row in range(rows)]
 
 
-def test_large_numbers_do_not_overflow(ops: GpuOps) -> None:
+def test_large_values_do_not_overflow(ops: GpuOps) -> None:
     matrix, x = packed("Q8_0", 5, 256), torch.randn(2, 256) * 1e18
     near(product(matrix)(x[:1]), x[:1], ops.dense(matrix))
     near(tiled(x, matrix), x, ops.dense(matrix))
 
 
 @pytest.mark.parametrize("rows", [1, 9])
-def test_parts_lie_side_by_side(ops: GpuOps, rows: int) -> None:
+def test_matrices_of_mixed_formats_are_concatenated(ops: GpuOps, rows: int) -> None:
     names = {"Q4_K": 4, "Q4_1": 1, "Q6_K": 3, "Q8_0": 4, random_weights.PLAIN: 3}
     for chosen in (["Q4_K", "Q4_1"], ["Q4_K", "Q6_K", "Q8_0"], list(names)):
         weights = [random_weights.make(name, names[name], 256) for name in chosen]
-        parts = [ops.matrix(weight) for weight in weights]
+        matrices = [ops.matrix(weight) for weight in weights]
         bias, x = torch.randn(sum(names[name] for name in chosen)), torch.randn(rows, 256)
-        plain = torch.cat([ops.dense(part) for part in parts])
-        near(ops.linear(parts, bias)(x), x, plain, bias)
-        gated = ops.linear(parts, None, "silu")(torch.cat((x, x), 1))
+        plain = torch.cat([ops.dense(matrix) for matrix in matrices])
+        near(ops.linear(matrices, bias)(x), x, plain, bias)
+        gated = ops.linear(matrices, None, "silu")(torch.cat((x, x), 1))
         near(gated, ops.gate_mul(torch.cat((x, x), 1), "silu"), plain)
 
 
-def test_no_rows_make_no_product(ops: GpuOps) -> None:
+def test_product_of_no_rows_is_empty(ops: GpuOps) -> None:
     assert product(packed("Q4_K", 5, 256))(torch.empty(0, 256)).shape == (0, 5)
 
 
 @pytest.mark.parametrize("name", random_weights.FORMATS)
 def test_embeddings_are_rows_of_the_matrix(ops: GpuOps, name: str) -> None:
     matrix, tokens = packed(name, 9, 256), torch.tensor([8, 0, 3, 3])
-    found = ops.embedding(matrix, tokens, 3.0)
-    assert torch.equal(found, ops.dense(matrix)[tokens] * 3.0)
+    result = ops.embedding(matrix, tokens, 3.0)
+    assert torch.equal(result, ops.dense(matrix)[tokens] * 3.0)
     assert ops.embedding(matrix, tokens[:0]).shape == (0, 256)
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_plain_matrices_are_quantised_here(ops: GpuOps, name: str) -> None:
+def test_plain_matrices_are_quantized_at_load(ops: GpuOps, name: str) -> None:
     weight = torch.randn(8, 256).bfloat16()
     matrix = ops.matrix(weight, FORMS[name])
     assert isinstance(matrix, PackedMatrix)
@@ -214,15 +214,15 @@ def test_plain_matrices_are_quantised_here(ops: GpuOps, name: str) -> None:
     assert isinstance(ops.matrix(weight, FORMS[name]), Tensor)
 
 
-def test_bytes_of_a_step_are_those_that_are_held(ops: GpuOps) -> None:
+def test_step_bytes_equal_size_of_matrices(ops: GpuOps) -> None:
     ops.linear([packed("Q4_0", 8, 256), packed("Q4_0", 4, 256)], None)
     assert ops.step_bytes == 12 * 256 * (4 + 16 / 32) / 8
     ops.linear([ops.matrix(torch.randn(4, 8))], None)
     assert ops.step_bytes == 12 * 256 * (4 + 16 / 32) / 8 + 4 * 8 * 4
 
 
-def test_the_way_depends_on_rows_and_what_the_card_can_do() -> None:
+def test_kernel_depends_on_rows_and_card() -> None:
     old = Card((7, 5), 64 << 10, 40)
-    assert [way(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
-    assert [way(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
-    assert [way(rows, torch.float32, CARD) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
+    assert [kernel_for(rows, torch.float16, CARD) for rows in (1, 2, 512, 513)] == ["rows", "tiles", "tiles", "plain"]
+    assert [kernel_for(rows, torch.float16, old) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]
+    assert [kernel_for(rows, torch.float32, CARD) for rows in (1, 8, 9)] == ["rows", "rows", "plain"]

@@ -1,4 +1,4 @@
-"""A whole model whose weights stay in codes, against plain torch with the same weights dequantised."""
+"""A model with quantized weights compared with plain torch and the same weights dequantized."""
 
 from pathlib import Path
 
@@ -26,9 +26,9 @@ SHAPE = {
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2]]
 
 
-def test_logits_are_those_of_the_weights_in_plain_torch(tmp_path: Path) -> None:
+def test_logits_match_plain_torch(tmp_path: Path) -> None:
     tiny_model(tmp_path, **SHAPE)
-    (found, expected) = (
+    (actual, expected) = (
         decode(
             load_once(tmp_path, EngineOptions(dtype="float16", quant="q8_0", kernels=kernels, kv_cache_mb=1)),
             PROMPTS,
@@ -36,6 +36,6 @@ def test_logits_are_those_of_the_weights_in_plain_torch(tmp_path: Path) -> None:
         )
         for kernels in ("triton", "torch")
     )
-    for (tokens, logits), (other_tokens, other_logits) in zip(found, expected, strict=True):
+    for (tokens, logits), (other_tokens, other_logits) in zip(actual, expected, strict=True):
         assert tokens == other_tokens
         torch.testing.assert_close(logits, other_logits, rtol=0, atol=2e-2)

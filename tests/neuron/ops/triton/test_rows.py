@@ -1,4 +1,4 @@
-"""What kernels do row by row, against their twins in plain torch: norms, gates, rotation and storage."""
+"""Kernels that work on single rows compared with plain torch: norms, gates, rotation and storage."""
 
 import pytest
 import torch
@@ -30,27 +30,27 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def near(out: Tensor, expected: Tensor) -> None:
-    """But for the last bit or two of what is rounded last."""
+    """Assert equality except for the last one or two bits of the output type."""
     assert out.dtype == expected.dtype
     eps = torch.finfo(out.dtype).eps
     torch.testing.assert_close(out.double(), expected.double(), rtol=2 * eps, atol=2 * eps, equal_nan=True)
 
 
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 300), (2, 1024), (0, 64)])
-def test_a_norm_adds_first(rows: int, width: int, dtype: torch.dtype) -> None:
+def test_norm_adds_before_normalizing(rows: int, width: int, dtype: torch.dtype) -> None:
     weight = torch.randn(width)
     ours, theirs = (ops.rms_norm(weight, 1e-6) for ops in (GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)))
     stream, delta = torch.randn(rows, width) * 30, torch.randn(rows, width).to(dtype)
-    expected_stream, before = stream.clone(), delta.clone()
+    expected_stream, original_delta = stream.clone(), delta.clone()
     near(ours(stream, delta), theirs(expected_stream, delta))
     assert torch.equal(stream, expected_stream)
     near(ours(delta), theirs(delta))
-    assert torch.equal(delta, before)
+    assert torch.equal(delta, original_delta)
 
 
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(("rows", "width"), [(1, 64), (3, 1500)])
-def test_a_gate(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
+def test_gate_matches_torch(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
     gate_up = torch.randn(rows, 2 * width) * 5
     gate_up[0, :4] = torch.tensor([-80.0, 80.0, 0.0, -300.0])
     exact = ReferenceOps(CPU, torch.float64).gate_mul(gate_up.to(dtype).double(), gate)
@@ -67,7 +67,7 @@ def test_a_gate(rows: int, width: int, gate: str, dtype: torch.dtype) -> None:
         (3, 1, 256, 64, torch.bfloat16),
     ],
 )
-def test_heads_are_normed_turned_and_stored(
+def test_heads_are_normalized_rotated_and_stored(
     heads: int, kv_heads: int, dim: int, rotated: int, normed: bool, dtype: torch.dtype
 ) -> None:
     ours, theirs = GpuOps(CPU, dtype), ReferenceOps(CPU, dtype)
@@ -75,17 +75,19 @@ def test_heads_are_normed_turned_and_stored(
     rope = theirs.rope_tables(torch.arange(len(SLOTS)) * 1000, torch.rand(rotated // 2))
     norms = HeadNorms(torch.randn(dim), torch.randn(dim), 1e-6) if normed else None
     cache, expected_cache = (ops.new_cache(kv_heads, PAGES, dim) for ops in (ours, theirs))
-    kept = [row for row, slot in enumerate(SLOTS) if slot >= 0]
+    stored_rows = [row for row, slot in enumerate(SLOTS) if slot >= 0]
     slots = torch.tensor(SLOTS)
     expected = theirs.rotate_store(qkv.clone(), heads, rope, expected_cache, slots.clamp(min=0), norms)
-    expected_cache[:, :, 0] = 0  # by the row with the slot -1
-    theirs.rotate_store(qkv[kept], heads, tuple(table[kept] for table in rope), expected_cache, slots[kept], norms)  # type: ignore[arg-type]
+    expected_cache[:, :, 0] = 0  # the padding row, whose slot is -1, writes here
+    theirs.rotate_store(
+        qkv[stored_rows], heads, tuple(table[stored_rows] for table in rope), expected_cache, slots[stored_rows], norms
+    )  # type: ignore[arg-type]
     near(ours.rotate_store(qkv, heads, rope, cache, slots, norms), expected)
     near(cache, expected_cache)
 
 
 @pytest.mark.parametrize("dim", [24, 128, 384, 512])
-def test_warps_are_a_power_of_two_however_wide_heads_are(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_warps_is_a_power_of_two(dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, int] = {}
     monkeypatch.setattr(rotation, "launch", lambda *arguments, **constants: given.update(constants))
     ops = GpuOps(CPU, torch.float32)
@@ -95,15 +97,15 @@ def test_warps_are_a_power_of_two_however_wide_heads_are(dim: int, monkeypatch: 
 
 
 @pytest.mark.parametrize("dim", [64, 80])
-def test_a_cache_of_bytes(dim: int) -> None:
+def test_int8_cache_is_accurate(dim: int) -> None:
     ops = GpuOps(CPU, torch.float32, kv_bits=8)
     cache = ops.new_cache(2, PAGES, dim)
     assert cache.nbytes == PAGES * ops.page_bytes(2, dim)
     pages, length = [3, 0], 70
     keys, values = torch.randn(2, length, 2, dim) * torch.logspace(-40, 4, 2 * length).view(2, length, 1, 1)
     keys[5] = 0
-    still = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
-    ops.rotate_store(torch.cat((keys, values), 1), 0, still, cache, paged.slots_of(pages, length))
+    no_rotation = torch.ones(length, dim // 2), torch.zeros(length, dim // 2)
+    ops.rotate_store(torch.cat((keys, values), 1), 0, no_rotation, cache, paged.slots_of(pages, length))
     read = in_numbers(cache, dim)[:, :, paged.slots_of(pages, length)].transpose(1, 2)
     for stored, given in zip(read, (keys, values), strict=True):
         step = given.abs().amax(-1, keepdim=True) / 127
@@ -115,19 +117,19 @@ def test_a_cache_of_bytes(dim: int) -> None:
         batch = paged.batch_of([paged.entry(0, prefix, count, pages)], CAPACITY)
         out = ops.attend(queries[:count], cache, batch, kind)
         for row in {0, count // 2, count - 1}:
-            seen = slice(0, prefix + row + 1)
-            expected, size = oracle.attention(queries[row], read[0][seen], read[1][seen], kind)
+            visible = slice(0, prefix + row + 1)
+            expected, size = oracle.attention(queries[row], read[0][visible], read[1][visible], kind)
             assert ((out[row] - expected).abs() <= 2.0**-16 * size).all()
 
 
 @pytest.mark.parametrize("kv_bits", [8, 16])
 @pytest.mark.parametrize("which", [0, 1])
-def test_what_is_no_number_stays_none_in_any_cache(kv_bits: int, which: int) -> None:
+def test_non_finite_values_stay_non_finite_in_any_cache(kv_bits: int, which: int) -> None:
     ops, dim = GpuOps(CPU, torch.float32, kv_bits), 64
     cache, broken = ops.new_cache(1, PAGES, dim), torch.randn(2, 2, 1, dim)
     broken[which, 0, 0, 40] = float("nan")
-    still = torch.ones(2, dim // 2), torch.zeros(2, dim // 2)
-    ops.rotate_store(torch.cat((torch.randn(2, 1, dim), *broken), 1), 1, still, cache, torch.tensor([0, 1]))
+    no_rotation = torch.ones(2, dim // 2), torch.zeros(2, dim // 2)
+    ops.rotate_store(torch.cat((torch.randn(2, 1, dim), *broken), 1), 1, no_rotation, cache, torch.tensor([0, 1]))
     out = ops.attend(
         torch.randn(1, 1, dim), cache, paged.batch_of([paged.entry(0, 1, 1, [0])], CAPACITY), AttentionKind(1.0)
     )
@@ -135,7 +137,7 @@ def test_what_is_no_number_stays_none_in_any_cache(kv_bits: int, which: int) -> 
 
 
 def in_numbers(cache: Tensor, dim: int) -> Tensor:
-    """K and V of a cache of bytes, float32 [2, kv_heads, slots, D]."""
+    """Return K and V of an int8 cache, dequantized: float32 [2, kv_heads, slots, D]."""
     pages, kv_heads, _ = cache.shape
     bytes_, scales = cache.split((2 * PAGE_SIZE * dim, 2 * PAGE_SIZE * 4), -1)
     numbers = bytes_.contiguous().view(torch.int8).view(pages, kv_heads, 2, PAGE_SIZE, dim).float()

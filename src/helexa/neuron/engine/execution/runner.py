@@ -56,7 +56,7 @@ class Runner:
         rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
         width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
         self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
-        if ops.tabled and options.graphs and (model.recorded or ops.records_state):
+        if ops.tabled and options.graphs and (model.capturable or ops.captures_state):
             drafting = options.speculation_max_sequences if options.speculation else 0
             self.buckets = buckets(grant.sequences, drafting)
 
@@ -102,7 +102,7 @@ class Runner:
         if batch.pooled:
             hidden = self.ops.run(lambda batch: model.hidden(batch, self._caches), batch, False)
             return model.head(hidden[: -batch.pooled]), hidden[-batch.pooled :]
-        use_graph = model.recorded and batch.embeddings is None and batch.positions.dim() == 1
+        use_graph = model.capturable and batch.embeddings is None and batch.positions.dim() == 1
         logits = self.ops.run(self._forward, batch, use_graph)
         return logits[: batch.samples] if batch.bucket else logits, None
 
@@ -119,12 +119,12 @@ class Runner:
         for done, bucket in enumerate(sizes):
             on_progress(done, len(sizes))
             try:
-                self.ops.record(self._forward, self._buffers.load(StepInput.blank(bucket)))
+                self.ops.capture(self._forward, self._buffers.load(StepInput.blank(bucket)))
             except RuntimeError as error:
                 capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
                 if not capture_unsupported and is_device_fault(error):
                     raise
-                _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
+                _log.warning("steps of this model cannot be captured as graphs and run slower: %s", error)
                 self.buckets = []
                 self.ops.forget()
                 return

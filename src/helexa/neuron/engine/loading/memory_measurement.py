@@ -83,7 +83,7 @@ def measured_on_device(
     graphs = bool(runner.buckets)
     request = measured(asked, weights, run, graphs)
     settings = model.settings  # measured contexts are short; long contexts have more partial results
-    parts = ops.parts_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
+    parts = ops.partials_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
     request = msgspec.structs.replace(request, step=request.step + parts * (2 if graphs else 1))
     if ops.gathers:
         request = msgspec.structs.replace(request, page_step=asked.page_step, position_step=asked.position_step)

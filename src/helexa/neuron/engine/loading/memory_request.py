@@ -7,7 +7,7 @@ import torch
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryRequest
 from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate
 from helexa.neuron.hardware.host_memory import host_memory, own_bytes
-from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
+from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 from helexa.neuron.ops.protocol import Ops
 
 _RUNTIME = 20 << 20  # bytes for threads, captured graphs, Python objects and partly used memory pages
@@ -67,7 +67,7 @@ def free_memory(device: torch.device) -> int:
 
 def _step(found: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
     """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
-    parts = ops.parts_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
+    parts = ops.partials_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
     return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
 
 
@@ -83,7 +83,7 @@ def _logits(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
 def _attention(found: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
     """Return the bytes that attention takes in a step: per KV page in use, and per position of one sequence."""
     if not ops.gathers:
-        return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SPAN_POSITIONS)
+        return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SEGMENT_POSITIONS)
     # Plain torch copies the pages of one layer with padding, repeats K and V for each query head, and allocates scores
     # and a mask.
     gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE

@@ -55,7 +55,7 @@ class Sampled:
         masks = refused(tokens) if refused is not None else {}
         if masks:
             settings = _settings(self._sampling, again=True)[:, list(masks)]
-            for row, token in zip(masks, self._ops.choose_of(self._logits, masks, settings), strict=True):
+            for row, token in zip(masks, self._ops.choose_masked(self._logits, masks, settings), strict=True):
                 tokens[row] = token
         return tokens
 

@@ -39,7 +39,7 @@ class DeltaCache:
         """Return copies of the slots [B]."""
         return DeltaCache(self.conv.index_select(0, slots), self.state.index_select(0, slots))
 
-    def scatter(self, slots: Tensor, part: "DeltaCache") -> None:
-        """Write `part`, as returned by `gather`, to the slots [B]."""
-        self.conv.index_copy_(0, slots, part.conv)
-        self.state.index_copy_(0, slots, part.state)
+    def scatter(self, slots: Tensor, states: "DeltaCache") -> None:
+        """Write `states`, as returned by `gather`, to the slots [B]."""
+        self.conv.index_copy_(0, slots, states.conv)
+        self.state.index_copy_(0, slots, states.state)

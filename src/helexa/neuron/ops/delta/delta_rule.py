@@ -17,7 +17,7 @@ from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.gated_delta import convolve, gated_delta, log_decay
 from helexa.neuron.ops.norm import NormOp
 
-_PIECE = 1024  # rows of a sequence computed at once; bounds the memory of long prompts
+_ROWS_AT_ONCE = 1024  # rows of a sequence computed at once; bounds the memory of long prompts
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class DeltaRule:
         self._device = device
         self._state = (sizes.kernel - 1, sizes.mixed), (sizes.heads, sizes.key_dim, sizes.value_dim)
         keys = (sizes.key_heads, sizes.key_dim)
-        self._parts = (keys, keys, (sizes.heads, sizes.value_dim))
+        self._head_shapes = (keys, keys, (sizes.heads, sizes.value_dim))
         self._widths = [sizes.keys, sizes.keys, sizes.values]
         # On a CPU, separate spans keep each state in the processor cache; other devices need few kernel launches.
         self._together = device.type != "cpu"
@@ -117,15 +117,15 @@ class DeltaRule:
         return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """See `DeltaOp`."""
+        """Return uninitialized memory for the states of `slots` sequences."""
         return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._state))
 
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """See `DeltaOp`."""
+        """Compute one step and update the states with the settled rows; return [S, Hv * Dv]."""
         inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), b.float().sigmoid())
-        out = torch.empty(len(mixed), *self._parts[-1], device=mixed.device)
+        out = torch.empty(len(mixed), *self._head_shapes[-1], device=mixed.device)
         spans = batch.span_list
         for span in spans:
             if span.prefix == 0:
@@ -133,16 +133,16 @@ class DeltaRule:
         if self._together and (count := batch.singles):
             slots = batch.spans.state_slots[:count].long()
             states = cache.gather(slots)
-            out[:count] = self._advance([part[:count, None] for part in inputs], states)[:, 0]
+            out[:count] = self._advance([x[:count, None] for x in inputs], states)[:, 0]
             cache.scatter(slots, states)
             spans = spans[count:]
         for span in spans:
-            for piece, state in _pieces(span, cache):
-                out[piece] = self._advance([part[None, piece] for part in inputs], state)[0]
+            for rows_at_once, state in _row_slices(span, cache):
+                out[rows_at_once] = self._advance([x[None, rows_at_once] for x in inputs], state)[0]
         if rows is not None:
             out, z = out[rows], z[rows]
-        found = self._norm(out.flatten(0, 1)).view(z.shape)
-        return (found * F.silu(z.float())).to(mixed.dtype)
+        normed = self._norm(out.flatten(0, 1)).view(z.shape)
+        return (normed * F.silu(z.float())).to(mixed.dtype)
 
     def _advance(self, inputs: list[Tensor], state: DeltaCache) -> Tensor:
         """Apply the rule to T tokens in each of B sequences: [B, T, ..] -> float32 [B, T, Hv, Dv].
@@ -150,15 +150,15 @@ class DeltaRule:
         `inputs` are the projections and the inputs of decay and beta.
         """
         mixed, g, beta = inputs
-        parts = convolve(mixed, self._weights.kernel, state.conv).split(self._widths, dim=-1)
-        q, k, v = (part.unflatten(-1, shape) for part, shape in zip(parts, self._parts, strict=True))
+        convolved = convolve(mixed, self._weights.kernel, state.conv).split(self._widths, dim=-1)
+        q, k, v = (x.unflatten(-1, shape) for x, shape in zip(convolved, self._head_shapes, strict=True))
         return gated_delta(q, k, v, g, beta, state.state)
 
 
-def _pieces(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
+def _row_slices(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
     """Yield slices of rows computed at once, with the state that each changes; draft rows change a copy."""
     state, settled = cache.at(span.slot), span.start + span.settled
-    for start in range(span.start, settled, _PIECE):
-        yield slice(start, min(start + _PIECE, settled)), state
+    for start in range(span.start, settled, _ROWS_AT_ONCE):
+        yield slice(start, min(start + _ROWS_AT_ONCE, settled)), state
     if settled < span.stop:
         yield slice(settled, span.stop), state.clone()

@@ -51,7 +51,7 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """Apply the rule chunk by chunk; see the module for shapes.
 
-    The memory grows with the number of tokens: pass long sequences in pieces.
+    The memory grows with the number of tokens: pass long sequences in several calls.
 
     The state change d of each token in a chunk depends on the earlier tokens by a triangular system:
 
@@ -63,20 +63,20 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
     q, k, v, g, beta = (_by_chunk(x) for x in _by_head(q, k, v, g, beta))  # [chunks, B * Hv, CHUNK, width]
     since_start = g.cumsum(2).exp_()
     between = _decay_between(g)  # [chunks, B * Hv, CHUNK, CHUNK]
-    seen = torch.matmul(q, k.transpose(2, 3)).mul_(between)
+    scores = torch.matmul(q, k.transpose(2, 3)).mul_(between)
     system = torch.matmul(k * beta, k.transpose(2, 3)).mul_(between).tril_(-1)
     identity = torch.eye(CHUNK, device=v.device).expand_as(system)
     inverse = torch.linalg.solve_triangular(system, identity, upper=False, unitriangular=True)
     wanted, q, stale = v * beta, q * since_start, k * beta * since_start
-    kept = (k * between[:, :, -1, :, None]).transpose(2, 3)
+    decayed_keys = (k * between[:, :, -1, :, None]).transpose(2, 3)
     survives = since_start[:, :, -1:]
 
     flat = state.view(-1, *state.shape[2:])
     out = torch.empty_like(v)
     for chunk in range(v.shape[0]):
         change = torch.bmm(inverse[chunk], torch.baddbmm(wanted[chunk], stale[chunk], flat, alpha=-1))
-        torch.baddbmm(torch.bmm(q[chunk], flat), seen[chunk], change, out=out[chunk])
-        flat.mul_(survives[chunk]).baddbmm_(kept[chunk], change)
+        torch.baddbmm(torch.bmm(q[chunk], flat), scores[chunk], change, out=out[chunk])
+        flat.mul_(survives[chunk]).baddbmm_(decayed_keys[chunk], change)
     out = out.transpose(0, 1).reshape(state.shape[0], state.shape[1], -1, state.shape[3])  # [B, Hv, padded T, Dv]
     return out[:, :, :length].transpose(1, 2)
 

@@ -13,7 +13,7 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
-from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, again
+from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, without_capture
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
 from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
@@ -47,7 +47,7 @@ class GpuOps(Ops):
     name = "triton"
 
     def __init__(self, device: torch.device, dtype: torch.dtype, kv_bits: int = 16, card: Card | None = None) -> None:
-        self.card = card or Card.of(device)
+        self.card = card or Card.from_device(device)
         # Torch computes the products of prompts if Triton would multiply without tensor cores.
         gathers = not (self.card.tensor_cores and (dtype.itemsize == 2 or device.type != "cuda"))
         super().__init__(
@@ -57,21 +57,21 @@ class GpuOps(Ops):
             quantised=True,
             joins=True,
             tabled=True,
-            records_state=True,
+            captures_state=True,
             gathers=gathers,
         )
         self._torch = ReferenceOps(device, dtype)
-        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else again)
+        self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else without_capture)
 
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """See `Ops`."""
-        self._graphs.record(forward, blank)
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """Capture the forward pass of a bucket; `blank` contains only padding rows."""
+        self._graphs.capture(forward, blank)
 
     def forget(self) -> None:
-        """See `Ops`."""
+        """Release all captured graphs and their memory."""
         self._graphs.forget()
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Replay the captured graph of the batch's bucket, or run the pass; the logits are valid until the next run."""
         return self._graphs.run(forward, batch)
 
@@ -90,33 +90,39 @@ class GpuOps(Ops):
         packed = pack(weight.to(self.device)) if isinstance(weight, GroupwiseTensor) else None
         return packed or self._torch.dense(weight)
 
-    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare a product: quantized matrices stay quantized; plain matrices use cuBLAS."""
-        packed = [isinstance(part, PackedMatrix) for part in parts]
+        packed = [isinstance(matrix, PackedMatrix) for matrix in matrices]
         shift = None if bias is None else bias.to(self.device, self.dtype)
         if all(packed):
-            product = PackedLinear(parts, bias, self._scratch, self.card)
+            product = PackedLinear(matrices, bias, self._scratch, self.card)
             self.step_bytes += product.nbytes
         elif any(packed):
-            product = SideBySide([self.linear([part], None) for part in parts], shift)
+            product = SideBySide([self.linear([matrix], None) for matrix in matrices], shift)
         else:
-            weight = torch.cat([*parts]) if len(parts) > 1 else parts[0]
+            weight = torch.cat([*matrices]) if len(matrices) > 1 else matrices[0]
             product = DenseLinear(weight, shift)
             self.step_bytes += weight.nbytes
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """See `Ops`."""
+        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
         packed = packed_bytes(weight) if isinstance(weight, GroupwiseTensor) else None
         return self._torch.dense_bytes(weight) if packed is None else packed
 
-    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """See `Ops`; several matrices are joined into one."""
-        return ProductBytes(sum(self.matrix_bytes(part) for part in parts) if len(parts) > 1 else 0)
+    def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
+        """Return the bytes that `linear` or `mixture` allocates for these weights.
+
+        Several weights are copied into one matrix.
+        """
+        return ProductBytes(sum(self.matrix_bytes(weight) for weight in weights) if len(weights) > 1 else 0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """Prepare all experts in a few kernels; experts with different formats run one by one."""
-        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        gate_ups, downs = (
+            [matrix for expert in experts for matrix in expert.gate_up],
+            [expert.down for expert in experts],
+        )
         gate_up, down = self._stacked(gate_ups), self._stacked(downs)
         if gate_up is None or down is None:
             return expert_by_expert(self, experts, routing, clamp)
@@ -133,39 +139,39 @@ class GpuOps(Ops):
         return out
 
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """See `Ops`."""
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
         if not isinstance(matrix, PackedMatrix):
             return self._torch.embedding(matrix, tokens, factor)
         out = torch.empty((tokens.shape[0], matrix.shape[1]), dtype=torch.float32, device=self.device)
         dequantize_rows(matrix, tokens, factor, out)
         return out
 
-    def _stacked(self, parts: Sequence[Any]) -> PackedMatrix | Tensor | None:
-        found = stacked(parts)
-        return stacked([self.dense(part) for part in parts]) if found is None else found
+    def _stacked(self, matrices: Sequence[Any]) -> PackedMatrix | Tensor | None:
+        packed = stacked(matrices)
+        return stacked([self.dense(matrix) for matrix in matrices]) if packed is None else packed
 
     @cached_property
     def _scratch(self) -> Tensor:
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """See `Ops`."""
+        """Return a token for each row of logits [S, V], without waiting."""
         return draws.choose(logits, settings)
 
-    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """See `Ops`."""
+    def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """Return a token for each masked row, among the tokens that its mask allows."""
         return draws.choose(draws.masked(logits, masks), settings).tolist()
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """See `Ops`; uses plain torch."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`. Uses plain torch."""
         return self._torch.add_gated(out, x, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """See `Ops`."""
+        """Return rows [S] of x [T, H]."""
         return x[rows]
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """See `Ops`."""
+        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
         return DeltaRule.state_bytes(sizes, self.dtype)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
@@ -173,7 +179,7 @@ class GpuOps(Ops):
         return DeltaRule(sizes, weights, self.dtype, self.card)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `Ops`; uses plain torch."""
+        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]. Uses plain torch."""
         return self._torch.rope_tables(positions, frequencies, factor)
 
     def rotate_store(
@@ -185,31 +191,39 @@ class GpuOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `Ops`; rows with slot -1 are not stored."""
+        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries.
+
+        Rows with slot -1 are not stored.
+        """
         return rotate_store(qkv, heads, rope, cache, slots, norms)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """See `ReferenceOps.gate_mul`."""
+        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
         return gate_mul(gate_up, gate)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """See `Ops`."""
+        """Return the bytes of one KV page in one layer."""
         if self._in_bytes(head_dim):
             return kv_cache.page_bytes(kv_heads, head_dim)
         return self._torch.page_bytes(kv_heads, head_dim)
 
-    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """See `Ops`."""
-        return attention.parts_bytes(sequences, heads, kv_heads, head_dim)
+    def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Return the maximum bytes of attention's partial results before they are merged."""
+        return attention.partials_bytes(sequences, heads, kv_heads, head_dim)
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """See `Ops`; an 8-bit cache has the layout of `triton.kv_cache`, other caches that of plain torch."""
+        """Return a zeroed KV cache of one layer.
+
+        An 8-bit cache has the layout of `triton.kv_cache`, other caches that of plain torch.
+        """
         if self._in_bytes(head_dim):
             return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
         return self._torch.new_cache(kv_heads, pages, head_dim)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`; plain torch computes steps that the kernels do not support, on the same cache layout.
+        """Return the causal attention of each row over its own sequence's pages, [T, heads, D].
+
+        Plain torch computes steps that the kernels do not support, on the same cache layout.
 
         Raises:
             RuntimeError: the step is being captured and the kernels do not support it.
@@ -226,5 +240,5 @@ class GpuOps(Ops):
 
 
 def _joined(biases: Sequence[Tensor | None]) -> Tensor | None:
-    found = [bias.float() for bias in biases if bias is not None]
-    return torch.cat(found) if found else None
+    present = [bias.float() for bias in biases if bias is not None]
+    return torch.cat(present) if present else None

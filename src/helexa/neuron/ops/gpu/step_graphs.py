@@ -17,7 +17,7 @@ class Capture(Protocol):
         ...
 
 
-def again(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+def without_capture(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
     """Return `function` unchanged, for devices without graph capture."""
     return function
 
@@ -34,7 +34,10 @@ class CudaCapture:
         self._results: Tensor | None = None
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """See `Capture`; results differ only in their length. Capture the longest result first."""
+        """Return a function that repeats the captured work of `function`.
+
+        Results differ only in their length. Capture the longest result first.
+        """
         first = function()  # compiles kernels and lets libraries allocate their workspaces
         if self._results is None or len(self._results) < len(first):
             self._results = torch.empty_like(first)
@@ -60,7 +63,7 @@ class StepGraphs:
         self._capture = capture
         self._replays: dict[Bucket | None, Callable[[], Tensor]] = {}
 
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Capture a pass over `blank`, a batch of padding rows; later batches must use the same memory."""
         self._replays[blank.bucket] = self._capture(lambda: forward(blank))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.batch import Batch, Capacity
-from helexa.neuron.ops.constants import PAGE_SIZE, SPAN_POSITIONS, SPLIT_ROWS
+from helexa.neuron.ops.constants import PAGE_SIZE, SEGMENT_POSITIONS, SPLIT_ROWS
 
 _TILE = 24  # maximum number of queries that read a page together
 
@@ -19,8 +19,8 @@ class Tile(NamedTuple):
     rows: int
     position: int
     pages: int
-    first_span: int
-    spans: int
+    first_segment: int
+    segments: int
     partial: int
 
 
@@ -29,7 +29,7 @@ class Split(NamedTuple):
 
     row: int
     partial: int
-    spans: int
+    segments: int
 
 
 class AttentionPlan:
@@ -43,7 +43,7 @@ class AttentionPlan:
 
     def __init__(self, capacity: Capacity, group: int) -> None:
         self._rows_per_tile = max(_TILE // group, 1)
-        self._spans = -(-capacity.pages_per_sequence * PAGE_SIZE // SPAN_POSITIONS) * SPLIT_ROWS
+        self._spans = -(-capacity.pages_per_sequence * PAGE_SIZE // SEGMENT_POSITIONS) * SPLIT_ROWS
         self.tile_count = torch.zeros(1, dtype=torch.int64)
         self.tiles = torch.zeros(capacity.rows + self._spans, len(Tile._fields), dtype=torch.int64)
         self.split_count = torch.zeros(1, dtype=torch.int64)
@@ -52,14 +52,16 @@ class AttentionPlan:
         self._partials: dict[tuple[int, int], Tensor] = {}
 
     def partials(self, heads: int, dim: int) -> Tensor:
-        """Return memory for the partial results of split rows, float32 [spans, heads, 2 + dim].
+        """Return memory for the partial results of split rows, float32 [segments, heads, 2 + dim].
 
         All layers with the same `heads` and `dim` share the memory. Captured graphs keep the address, so the memory is
         never replaced.
         """
         if (heads, dim) not in self._partials:
-            room = np.zeros((self._spans, heads, 2 + dim), dtype=np.float32)  # pages become resident on the first write
-            self._partials[heads, dim] = torch.from_numpy(room)
+            partials = np.zeros(
+                (self._spans, heads, 2 + dim), dtype=np.float32
+            )  # pages become resident on the first write
+            self._partials[heads, dim] = torch.from_numpy(partials)
         return self._partials[heads, dim]
 
     def lay(self, batch: Batch) -> None:
@@ -67,23 +69,23 @@ class AttentionPlan:
         tiles: list[Tile] = []
         splits: list[Split] = []
         pages: list[int] = []
-        together = self._rows_per_tile
+        rows_per_tile = self._rows_per_tile
         few = len(batch.span_list) <= SPLIT_ROWS
         partial = 0
-        for span, own in zip(batch.span_list, batch.host_spans.pages, strict=True):
+        for span, page_row in zip(batch.span_list, batch.host_spans.pages, strict=True):
             first_page = len(pages)
-            pages += own[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+            pages += page_row[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
             count = span.stop - span.start
-            for start in range(0, count, together):
-                rows, position = min(together, count - start), span.prefix + start
-                spans = -(-(position + rows) // SPAN_POSITIONS)
+            for start in range(0, count, rows_per_tile):
+                rows, position = min(rows_per_tile, count - start), span.prefix + start
+                segments = -(-(position + rows) // SEGMENT_POSITIONS)
                 row = span.start + start
-                if few and count == 1 and spans > 1:
-                    splits.append(Split(row, partial, spans))
-                    tiles += [Tile(row, 1, position, first_page, s, 1, partial + s) for s in range(spans)]
-                    partial += spans
+                if few and count == 1 and segments > 1:
+                    splits.append(Split(row, partial, segments))
+                    tiles += [Tile(row, 1, position, first_page, s, 1, partial + s) for s in range(segments)]
+                    partial += segments
                 else:
-                    tiles.append(Tile(row, rows, position, first_page, 0, spans, -1))
+                    tiles.append(Tile(row, rows, position, first_page, 0, segments, -1))
         _fill(self.tile_count, [len(tiles)])
         _fill(self.tiles, tiles)
         _fill(self.split_count, [len(splits)])

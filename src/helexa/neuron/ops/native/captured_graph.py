@@ -10,21 +10,21 @@ from torch import Tensor
 from helexa.neuron.ops.native.kernel_library import Argument, KernelLibrary
 from helexa.neuron.ops.native.workspace import Workspace
 
-_KEPT_BYTES = 32 << 20  # of graphs, some 500 for 30 layers; capturing takes a tenth of the time of a small step
+_MAX_BYTES = 32 << 20  # about 500 graphs of 30 layers; capturing takes a tenth of the time of a small step
 
 
 @dataclass
-class Recording:
+class CapturedGraph:
     """A captured graph and the memory it uses.
 
     Attributes:
-        tape: the kernel calls.
+        calls: the kernel calls, as instructions of the native kernels.
         address, shape: address and shape of the result. The workspace reuses this memory between runs, since there are
             many graphs and logits are large.
         inputs: tensors that kernels read or write; they must stay allocated as long as the graph exists.
     """
 
-    tape: bytes
+    calls: bytes
     address: int
     shape: tuple[int, ...]
     inputs: list[Tensor]
@@ -36,15 +36,15 @@ class Graphs:
     def __init__(self, library: KernelLibrary, workspace: Workspace) -> None:
         self._library = library
         self._workspace = workspace
-        self._kept: OrderedDict[tuple[int, int], Recording] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], CapturedGraph] = OrderedDict()
         self._instructions: list[bytes] | None = None
         self._inputs: list[Tensor] = []
-        self._sound: bool | None = None
+        self._complete: bool | None = None
 
     @property
-    def sound(self) -> bool | None:
+    def complete(self) -> bool | None:
         """Whether captured graphs compute a complete forward pass; None before the first check."""
-        return self._sound
+        return self._complete
 
     def launch(self, kernel: str, waits: bool, arguments: Mapping[str, Argument]) -> None:
         """Record a kernel call during a capture, else run the call now (see `KernelLibrary.instruction`)."""
@@ -63,31 +63,31 @@ class Graphs:
         Args:
             inputs: tensors that the pass reads, with one row per token; their addresses must be the same in every run.
         """
-        if self._sound is None and samples:
-            self._sound = self._check(inputs, forward)
-        if not self._sound:
+        if self._complete is None and samples:
+            self._complete = self._check(inputs, forward)
+        if not self._complete:
             return forward()
         rows = inputs[0].shape[0]
-        found = self._kept.get((rows, samples))
-        result = None if found is None else self._workspace.take_again(found.address, *found.shape)
-        if found is None or result is None:
-            found, result = self._record(forward)
-            self._keep((rows, samples), found)
+        graph = self._graphs.get((rows, samples))
+        result = None if graph is None else self._workspace.take_again(graph.address, *graph.shape)
+        if graph is None or result is None:
+            graph, result = self._capture(forward)
+            self._keep((rows, samples), graph)
         else:
-            self._kept.move_to_end((rows, samples))
-        self._library.run(found.tape)
+            self._graphs.move_to_end((rows, samples))
+        self._library.run(graph.calls)
         return result
 
     @property
-    def kept_bytes(self) -> int:
+    def call_bytes(self) -> int:
         """Total bytes of the captured kernel calls."""
-        return sum(len(recording.tape) for recording in self._kept.values())
+        return sum(len(graph.calls) for graph in self._graphs.values())
 
-    def _keep(self, shape: tuple[int, int], recording: Recording) -> None:
-        self._kept[shape] = recording
-        self._kept.move_to_end(shape)
-        while self.kept_bytes > _KEPT_BYTES:
-            self._kept.popitem(last=False)
+    def _keep(self, shape: tuple[int, int], graph: CapturedGraph) -> None:
+        self._graphs[shape] = graph
+        self._graphs.move_to_end(shape)
+        while self.call_bytes > _MAX_BYTES:
+            self._graphs.popitem(last=False)
 
     def _check(self, inputs: Sequence[Tensor], forward: Callable[[], Tensor]) -> bool:
         """Return whether a captured graph computes the same result as the pass itself.
@@ -100,19 +100,19 @@ class Graphs:
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value == 0)
         self._workspace.spoil()
-        recording, result = self._record(forward)
+        graph, result = self._capture(forward)
         for tensor, value in zip(inputs, values, strict=True):
             tensor.copy_(value)
-        self._library.run(recording.tape)
+        self._library.run(graph.calls)
         return torch.equal(result, expected)
 
-    def _record(self, forward: Callable[[], Tensor]) -> tuple[Recording, Tensor]:
+    def _capture(self, forward: Callable[[], Tensor]) -> tuple[CapturedGraph, Tensor]:
         self._instructions, self._inputs = [], []
         try:
             result = forward()
-            tape = b"".join(self._instructions)
+            calls = b"".join(self._instructions)
             # `data_ptr()` of an empty tensor is always 0.
             address = result.untyped_storage().data_ptr() + int(result.storage_offset()) * result.itemsize
-            return Recording(tape, address, tuple(result.shape), self._inputs), result
+            return CapturedGraph(calls, address, tuple(result.shape), self._inputs), result
         finally:
             self._instructions = None

@@ -46,13 +46,13 @@ def native_kernels() -> KernelLibrary:
     try:
         library = cache_root(None) / "kernels" / f"{_key(compiler)}.so"
         if not library.exists():
-            with _alone(library):
+            with _compile_lock(library):
                 if not library.exists():
                     _compile(compiler, library)
         return KernelLibrary(ctypes.CDLL(str(library)), layout=_digest(_LAYOUT))
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
-        detail = said.strip().splitlines()[:1]
+        compiler_output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr
+        detail = compiler_output.strip().splitlines()[:1]
         raise Unavailable(f"{compiler} failed: {detail[0] if detail else error}") from error
     except (OSError, ConfigError, subprocess.SubprocessError) as error:
         raise Unavailable(f"the native kernels could not be built: {error}") from error
@@ -77,13 +77,13 @@ def _key(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in _sources():
         digest.update(source.read_bytes())
-    for part in (version, " ".join(_FLAGS).encode(), processor.encode(), platform.machine().encode()):
-        digest.update(b"\0" + part)
+    for item in (version, " ".join(_FLAGS).encode(), processor.encode(), platform.machine().encode()):
+        digest.update(b"\0" + item)
     return digest.hexdigest()[:32]
 
 
 @contextmanager
-def _alone(library: Path) -> Iterator[None]:
+def _compile_lock(library: Path) -> Iterator[None]:
     """Hold a file lock, so that only one of several starting engines compiles the library."""
     import fcntl
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.constants import ARGUMENT_BYTES, BFLOAT16, FLOAT16, FLOAT32, FORMAT_COUNT, LANES
-from helexa.neuron.ops.kernel_header import STRUCTS
+from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS
 from helexa.neuron.processes import heartbeat
 
 Argument = Tensor | float | None
@@ -44,7 +44,7 @@ class KernelLibrary:
         self.layout = layout
         names = [name.removesuffix("_arguments") for name in STRUCTS if name.endswith("_arguments")]
         self._kernels = {name: _Kernel(name, ctypes.cast(getattr(library, name), ctypes.c_void_p)) for name in names}
-        self._run = library.run_tape
+        self._run = library.run_graph
         self._run.argtypes = (ctypes.c_char_p, ctypes.c_int64)
         self._run.restype = ctypes.c_int64
         self._packed_bytes = library.packed_bytes
@@ -88,11 +88,11 @@ class KernelLibrary:
         """
         return self._kernels[kernel].instruction(arguments, waits)
 
-    def run(self, tape: bytes) -> None:
+    def run(self, graph: bytes) -> None:
         """Run a list of instructions to its end; all addresses in the list must be valid."""
-        count = len(tape) // INSTRUCTION_BYTES
-        if self._run(tape, count):
-            raise ValueError(f"a tape of {count} instructions is too long")
+        count = len(graph) // INSTRUCTION_BYTES
+        if self._run(graph, count):
+            raise ValueError(f"a graph of {count} instructions exceeds the limit of {CONSTANTS['MAX_INSTRUCTIONS']}")
 
     def call(self, kernel: str, **arguments: Argument) -> None:
         """Run one kernel."""
@@ -101,12 +101,12 @@ class KernelLibrary:
 
 def structure(name: str) -> type[ctypes.Structure]:
     """Return the struct `name` of kernels.h."""
-    fields = [(one.name, ctypes.c_void_p if one.pointer else _NUMBERS[one.type]) for one in STRUCTS[name]]
+    fields = [(field.name, ctypes.c_void_p if field.pointer else _NUMBERS[field.type]) for field in STRUCTS[name]]
     return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 class Instruction(ctypes.Structure):
-    """An `instruction` of tape.h."""
+    """An `instruction` of graph.h."""
 
     _fields_ = (("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", ctypes.c_uint8 * ARGUMENT_BYTES))
 
@@ -120,16 +120,21 @@ class _Kernel:
     def __init__(self, name: str, address: ctypes.c_void_p) -> None:
         self._name, self._address = name, address
         self._arguments = structure(f"{name}_arguments")
-        rest = ctypes.c_uint8 * (ARGUMENT_BYTES - ctypes.sizeof(self._arguments))
-        fields = [("run", ctypes.c_void_p), ("waits", ctypes.c_int64), ("arguments", self._arguments), ("rest", rest)]
+        padding = ctypes.c_uint8 * (ARGUMENT_BYTES - ctypes.sizeof(self._arguments))
+        fields = [
+            ("run", ctypes.c_void_p),
+            ("waits", ctypes.c_int64),
+            ("arguments", self._arguments),
+            ("padding", padding),
+        ]
         self._instruction = type(name, (ctypes.Structure,), {"_fields_": fields})
         self._fields = {
-            one.name: (one.pointer, one.nullable, _POINTEES[one.type] if one.pointer else None)
-            for one in STRUCTS[f"{name}_arguments"]
+            field.name: (field.pointer, field.nullable, _POINTEES[field.type] if field.pointer else None)
+            for field in STRUCTS[f"{name}_arguments"]
         }
 
     def instruction(self, arguments: Mapping[str, Argument], waits: bool) -> bytes:
-        """See `KernelLibrary.instruction`."""
+        """Return a call of this kernel with `arguments` (see `KernelLibrary.instruction`)."""
         if arguments.keys() != self._fields.keys():
             odd = ", ".join(sorted(arguments.keys() ^ self._fields.keys()))
             raise TypeError(f"{self._name}: arguments that are missing or unknown: {odd}")

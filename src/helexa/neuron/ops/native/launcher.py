@@ -38,14 +38,14 @@ class Launcher:
         self._graphs.launch(kernel, waits, arguments)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """See `ReferenceOps.gate_mul`."""
+        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """See `Ops.choose_rows`."""
+        """Return rows [S] of x [T, H]."""
         count, width = rows.shape[0], x.shape[1]
         out = self.take(count, width)
         self.launch("choose_rows", x=x, chosen=rows, out=out, rows=count, width=width)

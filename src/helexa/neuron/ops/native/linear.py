@@ -10,17 +10,17 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeLinear:
-    """`x @ weight.T + bias`, with the outputs of all parts concatenated."""
+    """`x @ weight.T + bias`, with the outputs of all matrices concatenated."""
 
     def __init__(
-        self, launcher: Launcher, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None
+        self, launcher: Launcher, matrices: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None
     ) -> None:
         self._launcher = launcher
         self._gate = gate
-        self._parts = parts
-        self._columns = parts[0].columns
-        self._widths = [part.outputs for part in parts]
-        self._biases = [None] * len(parts) if bias is None else bias.float().contiguous().split(self._widths)
+        self._matrices = matrices
+        self._columns = matrices[0].columns
+        self._widths = [matrix.outputs for matrix in matrices]
+        self._biases = [None] * len(matrices) if bias is None else bias.float().contiguous().split(self._widths)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map float32 [T, K] to float32 [T, N]."""
@@ -31,29 +31,31 @@ class NativeLinear:
             return out
         x = x.contiguous()
         inputs: dict[bool, Tensor] = {}
-        for plain in sorted({part.number is None for part in self._parts}):  # `quantise` reads x before it is gated
+        for plain in sorted(
+            {matrix.number is None for matrix in self._matrices}
+        ):  # `quantise` reads x before it is gated
             if plain:
                 x = launcher.gate_mul(x, self._gate) if self._gate else x
                 inputs[plain] = launcher.take(rows, columns, dtype=torch.bfloat16)
                 launcher.launch("narrow", x=x, out=inputs[plain], rows=rows, columns=columns)
             else:
                 inputs[plain] = launcher.take_rounded(rows, columns)
-                how = {"gate": GATES[self._gate], "x_bits": launcher.x_bits}
-                launcher.launch("quantise", x=x, out=inputs[plain], rows=rows, columns=columns, **how)
-        for part, bias, to in zip(self._parts, self._biases, out.split(self._widths, dim=1), strict=True):
-            plain = part.number is None
-            how = {} if plain else {"number": part.number, "x_bits": launcher.x_bits}
+                options = {"gate": GATES[self._gate], "x_bits": launcher.x_bits}
+                launcher.launch("quantise", x=x, out=inputs[plain], rows=rows, columns=columns, **options)
+        for matrix, bias, to in zip(self._matrices, self._biases, out.split(self._widths, dim=1), strict=True):
+            plain = matrix.number is None
+            options = {} if plain else {"number": matrix.number, "x_bits": launcher.x_bits}
             launcher.launch(
                 "multiply_plain" if plain else "multiply",
-                part is self._parts[-1],
+                matrix is self._matrices[-1],
                 x=inputs[plain],
-                matrix=part.data,
+                matrix=matrix.data,
                 out=to,
                 bias=bias,
                 rows=rows,
                 columns=columns,
-                outputs=part.outputs,
+                outputs=matrix.outputs,
                 stride=stride,
-                **how,
+                **options,
             )
         return out

@@ -12,7 +12,7 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 
 
 class NativeMixture:
-    """See `Mixture`. Among equal scores, the experts with lower indexes win."""
+    """A mixture of experts in native kernels. Among equal scores, the experts with lower indexes win."""
 
     def __init__(self, launcher: Launcher, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
         self._launcher = launcher
@@ -23,11 +23,11 @@ class NativeMixture:
     @staticmethod
     def fits(experts: Sequence[Expert]) -> bool:
         """Return whether the kernels support the experts: at most MAX_EXPERTS, all packed in the same format."""
-        forms = {tuple((part.number, part.outputs) for part in (*e.gate_up, e.down)) for e in experts}
+        forms = {tuple((matrix.number, matrix.outputs) for matrix in (*e.gate_up, e.down)) for e in experts}
         return len(forms) == 1 and len(experts) <= MAX_EXPERTS
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """See `MixtureOp`."""
+        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
         launcher, rows, chosen, experts = self._launcher, x.shape[0], self._routing.chosen, self._count
         if rows == 0:
             return launcher.take(*x.shape)
@@ -49,10 +49,10 @@ class NativeMixture:
         if self._clamp is not None:
             size = {"rows": len(gate_up), "width": gate_up.shape[1] // 2}
             launcher.launch("clamp_gate_up", gate_up=gate_up, **size, alpha=self._clamp.alpha, limit=self._clamp.limit)
-        made = self._down(gate_up, starts, gated=True)
+        expert_outputs = self._down(gate_up, starts, gated=True)
         out = launcher.take(*x.shape)
         size = {"rows": rows, "chosen": chosen, "width": x.shape[1]}
-        launcher.launch("sum_pairs", x=made, places=places, weights=weights, out=out, **size)
+        launcher.launch("sum_pairs", x=expert_outputs, places=places, weights=weights, out=out, **size)
         return out
 
 
@@ -60,26 +60,33 @@ class _Products:
     """One product per expert with the pairs (row, expert) that chose the expert."""
 
     def __init__(
-        self, launcher: Launcher, parts: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
+        self, launcher: Launcher, matrices_of_expert: Sequence[Sequence[PackedMatrix]], biases: Sequence[Tensor | None]
     ) -> None:
         self._launcher = launcher
-        self._parts = parts  # also keeps the memory at these addresses allocated
-        self._addresses = torch.tensor([[part.data.data_ptr() for part in own] for own in zip(*parts, strict=True)])
-        self._widths = [part.outputs for part in parts[0]]
-        found = [bias.float() for bias in biases if bias is not None]
-        self._biases = torch.stack(found).split(self._widths, dim=1) if found else [None] * len(self._widths)
+        self._matrices_of_expert = matrices_of_expert  # also keeps the memory at these addresses allocated
+        self._addresses = torch.tensor(
+            [[matrix.data.data_ptr() for matrix in stack] for stack in zip(*matrices_of_expert, strict=True)]
+        )
+        self._widths = [matrix.outputs for matrix in matrices_of_expert[0]]
+        present = [bias.float() for bias in biases if bias is not None]
+        self._biases = torch.stack(present).split(self._widths, dim=1) if present else [None] * len(self._widths)
 
     def __call__(self, x: Tensor, starts: Tensor, gated: bool) -> Tensor:
         """Map float32 [pairs, K] to float32 [pairs, N]; a gate first reduces [pairs, 2 * K] to [pairs, K]."""
-        launcher, pairs, experts, columns = self._launcher, x.shape[0], len(self._parts), self._parts[0][0].columns
+        launcher, pairs, experts, columns = (
+            self._launcher,
+            x.shape[0],
+            len(self._matrices_of_expert),
+            self._matrices_of_expert[0][0].columns,
+        )
         stride = sum(self._widths)
         out = launcher.take(pairs, stride)
         inputs: dict[bool, Tensor] = {}
-        for plain in {part.number is None for part in self._parts[0]}:
+        for plain in {matrix.number is None for matrix in self._matrices_of_expert[0]}:
             if plain:
                 inputs[plain] = launcher.take(pairs, columns, dtype=torch.bfloat16)
-                once = launcher.gate_mul(x, "silu") if gated else x
-                launcher.launch("narrow", x=once, out=inputs[plain], rows=pairs, columns=columns)
+                gated_x = launcher.gate_mul(x, "silu") if gated else x
+                launcher.launch("narrow", x=gated_x, out=inputs[plain], rows=pairs, columns=columns)
             else:
                 inputs[plain] = launcher.take_rounded(pairs, columns)
                 launcher.launch(
@@ -93,20 +100,22 @@ class _Products:
                     x_bits=launcher.x_bits,
                 )
         targets = out.split(self._widths, dim=1)
-        for part, addresses, bias, to in zip(self._parts[0], self._addresses, self._biases, targets, strict=True):
+        for matrix, addresses, bias, to in zip(
+            self._matrices_of_expert[0], self._addresses, self._biases, targets, strict=True
+        ):
             launcher.launch(
                 "multiply_experts",
-                part is self._parts[0][-1],
+                matrix is self._matrices_of_expert[0][-1],
                 starts=starts,
-                x=inputs[part.number is None],
+                x=inputs[matrix.number is None],
                 matrices=addresses,
                 out=to,
                 bias=bias,
                 experts=experts,
                 columns=columns,
-                outputs=part.outputs,
+                outputs=matrix.outputs,
                 stride=stride,
-                number=-1 if part.number is None else part.number,
+                number=-1 if matrix.number is None else matrix.number,
                 x_bits=launcher.x_bits,
             )
         return out

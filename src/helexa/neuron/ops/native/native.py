@@ -69,7 +69,7 @@ class NativeOps(Ops):
             quantised=True,
             joins=False,
             tabled=False,
-            records_state=False,
+            captures_state=False,
             gathers=False,
         )
         library.start_threads(threads)
@@ -84,7 +84,7 @@ class NativeOps(Ops):
         self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, made on first use
 
     @staticmethod
-    def refusal(config: dict[str, Any]) -> str | None:
+    def unsupported_shape(config: dict[str, Any]) -> str | None:
         """Return why the kernels do not support a model of this shape, or None if they do."""
         heads, hidden = config.get("num_attention_heads") or 1, config.get("hidden_size") or 0
         dim, group = config.get("head_dim") or hidden // heads, heads // (config.get("num_key_value_heads") or heads)
@@ -112,29 +112,32 @@ class NativeOps(Ops):
             quantised = quantize(self._library, weight, form, self._memory)
         return quantised or pack(self._library, weight, self._memory)
 
-    def linear(self, parts: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def linear(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Prepare one product per matrix; all products read the same rounded input."""
-        self.step_bytes += sum(part.data.nbytes for part in parts)
-        return NativeLinear(self._launcher, parts, bias, gate)
+        self.step_bytes += sum(matrix.data.nbytes for matrix in matrices)
+        return NativeLinear(self._launcher, matrices, bias, gate)
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """See `Ops`."""
+        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
         return packed_bytes(self._library, weight)
 
-    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """See `Ops`; products allocate no memory because they read the packed matrices."""
+    def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
+        """Return the bytes that `linear` or `mixture` allocates for these weights.
+
+        Products allocate no memory because they read the packed weights.
+        """
         return ProductBytes(0)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """Prepare a mixture in a few kernels, which also choose the experts."""
         if not NativeMixture.fits(experts):
             return expert_by_expert(self, experts, routing, clamp)
-        held = sum(part.data.nbytes for expert in experts for part in (*expert.gate_up, expert.down))
-        self.step_bytes += held * routing.chosen // len(experts)
+        weight_bytes = sum(matrix.data.nbytes for expert in experts for matrix in (*expert.gate_up, expert.down))
+        self.step_bytes += weight_bytes * routing.chosen // len(experts)
         return NativeMixture(self._launcher, experts, routing, clamp)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """See `Ops`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
         self._launch("add_gated", out=out, x=x, gate=gate, rows=out.shape[0], width=out.shape[1])
         return out
 
@@ -152,7 +155,7 @@ class NativeOps(Ops):
         return _RmsNorm(self._launcher, weight, eps)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `Ops`."""
+        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]."""
         rows, half = positions.shape[0], frequencies.shape[0]
         cos, sin = self._take(rows, half), self._take(rows, half)
         tables = {"positions": positions, "frequencies": frequencies, "cosines": cos, "sines": sin}
@@ -168,7 +171,10 @@ class NativeOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `Ops`; the queries are bfloat16."""
+        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries.
+
+        The queries are bfloat16.
+        """
         rows, dim, (cosines, sines) = qkv.shape[0], qkv.shape[2], rope
         queries = self._take(rows, heads, dim, dtype=torch.bfloat16)
         self._launch(
@@ -192,7 +198,7 @@ class NativeOps(Ops):
         return queries
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """See `ReferenceOps.gate_mul`."""
+        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
         return self._launcher.gate_mul(gate_up, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -200,32 +206,38 @@ class NativeOps(Ops):
         return self._launcher.choose_rows(x, rows)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        """See `sampling.argmax`."""
+        """Return the first largest token of each row, or `NON_FINITE`, as int64 [S]."""
         out = self._take(logits.shape[0], dtype=torch.int64)
         self._launch("argmax", x=logits, out=out, rows=logits.shape[0], width=logits.shape[1])
         return out
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """See `Ops`; a native kernel computes greedy tokens, plain torch samples the others."""
+        """Return a token for each row of logits [S, V], without waiting.
+
+        A native kernel computes greedy tokens, plain torch samples the others.
+        """
         return sampling.choose(logits.float(), settings, self.argmax)
 
-    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """See `Ops`; uses plain torch."""
-        return sampling.choose_of(logits.float(), masks, settings)
+    def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """Return a token for each masked row, among the tokens that its mask allows. Uses plain torch."""
+        return sampling.choose_masked(logits.float(), masks, settings)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """See `Ops`."""
+        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """See `Ops`; uses plain torch with the native norm."""
+        """Prepare the operator between the projections of a Gated DeltaNet layer.
+
+        Uses plain torch with the native norm.
+        """
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
         """Return the bytes of one KV page in one layer."""
         return kv_heads * (2 * head_dim * self.kv_bits // 8 + (8 if self.kv_bits == 8 else 0)) * PAGE_SIZE
 
-    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+    def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
         """Return 0: `AttentionPlan` allocates the memory of partial results."""
         return 0
 
@@ -238,7 +250,10 @@ class NativeOps(Ops):
         return torch.frombuffer(memory, dtype=torch.uint8).view(pages, kv_heads, size // kv_heads)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`; `run` fills the attention plans before."""
+        """Return the causal attention of each row over its own sequence's pages, [T, heads, D].
+
+        `run` fills the attention plans before.
+        """
         assert batch is self._batch, "attention outside `run`"
         (rows, heads, dim), kv_heads = queries.shape, cache.shape[1]
         plan = self._plans.get(heads // kv_heads)
@@ -263,21 +278,21 @@ class NativeOps(Ops):
         self._launch("combine", split_count=plan.split_count, splits=plan.splits, **both)
         return out
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
         """Run a forward pass: replay the captured graph of its shape, capture a new graph, or run the pass directly."""
         self._batch = batch
         for plan in self._plans.values():
             plan.lay(batch)
-        if not recorded:
+        if not capture:
             return forward(batch)
-        known = self._graphs.sound
+        known = self._graphs.complete
         inputs = (batch.tokens, batch.positions, batch.slots)
         logits = self._graphs.run(inputs, batch.sample_rows.shape[0], lambda: forward(batch))
-        if known is None and self._graphs.sound is False:
+        if known is None and self._graphs.complete is False:
             _log.info("the model computes outside the native kernels: steps run kernel by kernel")
         return logits
 
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
         """Raise NotImplementedError: these kernels are not `tabled`."""
         raise NotImplementedError
 
@@ -294,7 +309,7 @@ class _RmsNorm:
         self._eps = eps
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """See `NormOp`."""
+        """Add `delta` to x [T, H] in place, then return the normalized x."""
         rows, width = x.shape
         out, arguments = self._launcher.take(rows, width), {"x": x, "delta": delta, "weight": self._weight}
         self._launcher.launch("add_rms_norm", **arguments, out=out, rows=rows, width=width, eps=self._eps)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import GROUP, LANES, SPAN_GROUPS
+from helexa.neuron.ops.constants import GROUP, LANES, STRETCH_GROUPS
 from helexa.neuron.ops.native.kernel_library import TYPES, Form, KernelLibrary
 from helexa.neuron.weights.formats import GroupScale, GroupwiseTensor, Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
-_SPAN = SPAN_GROUPS * GROUP
+_STRETCH = STRETCH_GROUPS * GROUP
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class HugeMemory:
 
     def __init__(self, chunk: int = 64 << 20) -> None:
         self._chunk = chunk
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._free = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
         """Return uint8 [size], zeroed and aligned to 64 bytes."""
-        if len(self._rest) < size:
+        if len(self._free) < size:
             memory = mmap.mmap(-1, max(size, self._chunk), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-            self._rest = torch.frombuffer(memory, dtype=torch.uint8)
-        taken, self._rest = self._rest[:size], self._rest[-(-size // 64) * 64 :]
-        return taken
+            self._free = torch.frombuffer(memory, dtype=torch.uint8)
+        result, self._free = self._free[:size], self._free[-(-size // 64) * 64 :]
+        return result
 
 
 def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMatrix:
@@ -63,12 +63,12 @@ def pack(library: KernelLibrary, weight: Weight, memory: HugeMemory) -> PackedMa
     data = memory.take(library.packed_bytes(number, outputs, columns))
     size = {"matrix": data, "outputs": outputs, "columns": columns}
     if isinstance(weight, GroupwiseTensor) and form is not None:
-        unit, scale = _parts(weight.scale, form[-1])
-        minimum_unit, minimum = _parts(weight.minimum, form[-1])
+        unit, scale = _unit_and_codes(weight.scale, form[-1])
+        minimum_unit, minimum = _unit_and_codes(weight.minimum, form[-1])
         table = None if weight.table is None else (weight.table.int() + 128).byte()
-        parts = {"unit": unit, "scale": scale, "minimum_unit": minimum_unit, "minimum": minimum, "table": table}
-        parts = {name: None if part is None else part.contiguous() for name, part in parts.items()}
-        library.call("pack", codes=weight.codes.contiguous(), **parts, **size, number=number)
+        tensors = {"unit": unit, "scale": scale, "minimum_unit": minimum_unit, "minimum": minimum, "table": table}
+        tensors = {name: None if tensor is None else tensor.contiguous() for name, tensor in tensors.items()}
+        library.call("pack", codes=weight.codes.contiguous(), **tensors, **size, number=number)
     else:
         plain = weight.dequantize(torch.bfloat16) if isinstance(weight, GroupwiseTensor) else weight.bfloat16()
         library.call("pack_plain", weights=plain.contiguous(), **size)
@@ -115,11 +115,11 @@ def _form(library: KernelLibrary, weight: GroupwiseTensor) -> Form | None:
         return None
     if levels == 2:
         signed = table or weight.group_size < GROUP
-        if scale.unit.shape[-1] * _SPAN != weight.shape[1] or not _is_read_as(scale, signed):
+        if scale.unit.shape[-1] * _STRETCH != weight.shape[1] or not _is_read_as(scale, signed):
             return None
         if minimum is not None and (minimum.unit.shape != scale.unit.shape or not _is_read_as(minimum, False)):
             return None
-    units = [part.unit for part in (scale, minimum) if part is not None]
+    units = [scales.unit for scales in (scale, minimum) if scales is not None]
     for exactly in (True, False):
         for dtype in (torch.bfloat16, torch.float16, torch.float32):  # powers of two always get one format
             form = (weight.bits, levels, minimum is not None, weight.zero, weight.group_size, table, dtype)
@@ -143,5 +143,5 @@ def _holds(dtype: torch.dtype, unit: Tensor, exactly: bool) -> bool:
     return torch.allclose(unit.to(dtype).float(), unit.float(), rtol=tolerance, atol=0)
 
 
-def _parts(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+def _unit_and_codes(scale: GroupScale | None, unit: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if scale is None else (scale.unit.to(unit), scale.codes)

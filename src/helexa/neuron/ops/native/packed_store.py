@@ -25,7 +25,7 @@ from helexa.neuron.weights.gguf.files import part_names
 _log = logging.getLogger("helexa.neuron.ops")
 _LIMIT = 64 << 30
 _SMALLEST = 16 << 20  # smaller models are packed quickly
-_SPARE = 4 << 30  # disk space left free for other uses
+_RESERVED = 4 << 30  # disk space left free for other uses
 _MAX_HEADER = 16 << 20
 _READ = 16 << 20
 _ALIGNMENT = 64
@@ -46,11 +46,11 @@ class PackedStore:
         self._library = library
         self._path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:40]}.tiles"
         self._matrices: dict[str, PackedMatrix] = {}
-        self._found = False
+        self._from_disk = False
         try:
             self._matrices = self._read(threads)
-            self._found = bool(self._matrices)
-            if self._found:
+            self._from_disk = bool(self._matrices)
+            if self._from_disk:
                 os.utime(self._path)
         except FileNotFoundError:
             pass
@@ -59,8 +59,8 @@ class PackedStore:
 
     def get(self, name: str, shape: tuple[int, ...]) -> PackedMatrix | None:
         """Return the matrix `name` if the store has it in shape `shape`, else None."""
-        found = self._matrices.get(name)
-        return found if found is not None and (found.outputs, found.columns) == shape else None
+        matrix = self._matrices.get(name)
+        return matrix if matrix is not None and (matrix.outputs, matrix.columns) == shape else None
 
     def add(self, name: str, matrix: PackedMatrix) -> None:
         """Add a newly packed matrix."""
@@ -72,7 +72,7 @@ class PackedStore:
         Returns:
             None if the matrices came from disk or are smaller than `_SMALLEST` in total.
         """
-        if self._found or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
+        if self._from_disk or sum(matrix.data.nbytes for matrix in self._matrices.values()) < _SMALLEST:
             return None
         thread = threading.Thread(target=self._write, name="packed-store", daemon=True)
         thread.start()
@@ -96,12 +96,12 @@ class PackedStore:
             view = data.numpy().data
 
             def fill(at: int) -> None:
-                part = view[at : at + _READ]
-                while part:
-                    count = os.preadv(file.fileno(), [part], start + at)
+                buffer = view[at : at + _READ]
+                while buffer:
+                    count = os.preadv(file.fileno(), [buffer], start + at)
                     if count == 0:
                         raise ValueError("the file ends early")
-                    at, part = at + count, part[count:]
+                    at, buffer = at + count, buffer[count:]
                     heartbeat.beat()
 
             with ThreadPoolExecutor(threads) as pool:
@@ -113,7 +113,7 @@ class PackedStore:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             size = sum(_aligned(matrix.data.nbytes) for matrix in self._matrices.values())
-            self._make_room(size)
+            self._free_space(size)
             header: dict[str, _Entry] = {}
             offset = 0
             for name, matrix in self._matrices.items():
@@ -127,21 +127,21 @@ class PackedStore:
                     file.write(bytes(_aligned(matrix.data.nbytes) - matrix.data.nbytes))
             partial.replace(self._path)
         except OSError as error:
-            _log.warning("packed weights were not kept: %s", error)
+            _log.warning("packed weights were not saved: %s", error)
             partial.unlink(missing_ok=True)
 
-    def _make_room(self, size: int) -> None:
+    def _free_space(self, size: int) -> None:
         """Remove the least recently used files until `size` more bytes fit within the limits."""
         for stale in self._path.parent.glob("*.partial-*"):
             if time.time() - stale.stat().st_mtime > _STALE_SECONDS:
                 stale.unlink(missing_ok=True)
-        kept = sorted(_files(self._path.parent))
-        held = sum(bytes_ for _, bytes_, _ in kept)
-        while kept and (held + size > _LIMIT or shutil.disk_usage(self._path.parent).free < size + _SPARE):
-            _, bytes_, oldest = kept.pop(0)
+        stored = sorted(_files(self._path.parent))
+        total = sum(bytes_ for _, bytes_, _ in stored)
+        while stored and (total + size > _LIMIT or shutil.disk_usage(self._path.parent).free < size + _RESERVED):
+            _, bytes_, oldest = stored.pop(0)
             oldest.unlink(missing_ok=True)
-            held -= bytes_
-        if shutil.disk_usage(self._path.parent).free < size + _SPARE or size > _LIMIT:
+            total -= bytes_
+        if shutil.disk_usage(self._path.parent).free < size + _RESERVED or size > _LIMIT:
             raise OSError("too little disk space")
 
 

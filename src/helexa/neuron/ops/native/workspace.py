@@ -20,7 +20,7 @@ class Workspace:
 
     def __init__(self) -> None:
         self._free: dict[int, list[memoryview]] = defaultdict(list)
-        self._rest = memoryview(b"")
+        self._unused = memoryview(b"")
         self._blocks: dict[int, memoryview] = {}
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -29,9 +29,9 @@ class Workspace:
         size = max(_LEAST, 1 << max(count * dtype.itemsize - 1, 0).bit_length())
         free = self._free[size]
         block = free.pop() if free else self._new(size)
-        taken = self._lend(block, dtype)
-        self._blocks[taken.data_ptr()] = block
-        return taken[:count].view(shape)
+        tensor = self._lend(block, dtype)
+        self._blocks[tensor.data_ptr()] = block
+        return tensor[:count].view(shape)
 
     def take_again(self, address: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """Return an uninitialized tensor at `address`, where an earlier tensor was.
@@ -43,7 +43,7 @@ class Workspace:
         if block is None:
             return None
         free = self._free[len(block)]
-        place = next((i for i, other in enumerate(free) if other is block), None)
+        place = next((i for i, candidate in enumerate(free) if candidate is block), None)
         return None if place is None else self._lend(free.pop(place), dtype)[: math.prod(shape)].view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -64,7 +64,7 @@ class Workspace:
     def _new(self, size: int) -> memoryview:
         if size >= _CHUNK:
             return memoryview(mmap.mmap(-1, size))
-        if len(self._rest) < size:
-            self._rest = memoryview(mmap.mmap(-1, _CHUNK))
-        block, self._rest = self._rest[:size], self._rest[size:]
+        if len(self._unused) < size:
+            self._unused = memoryview(mmap.mmap(-1, _CHUNK))
+        block, self._unused = self._unused[:size], self._unused[size:]
         return block

@@ -59,28 +59,31 @@ class SpanGroups:
         self.batch = batch
         device = batch.tokens.device
         pages = [
-            own[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
-            for span, own in zip(batch.span_list, batch.host_spans.pages, strict=True)
+            span_pages[: -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)].tolist()
+            for span, span_pages in zip(batch.span_list, batch.host_spans.pages, strict=True)
         ]
         spans = list(zip(batch.span_list, pages, strict=True))
         self._chunks = [
             Chunk(
-                slice(span.start, span.stop), span.prefix, torch.tensor(own, device=device), _first_if_contiguous(own)
+                slice(span.start, span.stop),
+                span.prefix,
+                torch.tensor(span_pages, device=device),
+                _first_if_contiguous(span_pages),
             )
-            for span, own in spans
+            for span, span_pages in spans
             if span.stop - span.start > 1
         ]
         groups: list[list[tuple[int, int, list[int]]]] = []  # row, positions and pages
-        for span, own in spans:
+        for span, span_pages in spans:
             if span.stop - span.start > 1:
                 continue
-            if not groups or len(own) > 2 * len(groups[-1][0][2]):  # padding at most doubles the pages read
+            if not groups or len(span_pages) > 2 * len(groups[-1][0][2]):  # padding at most doubles the pages read
                 groups.append([])
-            groups[-1].append((span.start, span.prefix + 1, own))
+            groups[-1].append((span.start, span.prefix + 1, span_pages))
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """See `Ops.attend`."""
+        """Return the causal attention of each row over its own sequence's pages, [T, heads, D]."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)
@@ -92,7 +95,7 @@ class SpanGroups:
 def _decode_group(group: list[tuple[int, int, list[int]]], device: torch.device) -> DecodeGroup:
     rows, lengths, pages = zip(*group, strict=True)
     width = max(map(len, pages))
-    padded = [own + own[:1] * (width - len(own)) for own in pages]
+    padded = [span_pages + span_pages[:1] * (width - len(span_pages)) for span_pages in pages]
     return DecodeGroup(
         rows=slice(rows[0], rows[-1] + 1),
         pages=torch.tensor(padded, device=device),
@@ -160,8 +163,8 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     """Return the softmax over the last dimension, with optional sinks as extra scores."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
-    beside = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
-    return torch.softmax(beside, dim=-1)[..., :-1]
+    extended = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
+    return torch.softmax(extended, dim=-1)[..., :-1]
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:

@@ -49,37 +49,39 @@ class ReferenceOps(Ops):
             quantised=False,
             joins=True,
             tabled=False,
-            records_state=False,
+            captures_state=False,
             gathers=True,
         )
         self._grouped: SpanGroups | None = None  # of the latest batch: all layers share it
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """See `Ops`."""
+        """Return the store that keeps the model's prepared weights between starts, or None."""
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """See `Ops`."""
+        """Prepare a weight [N, K] for `linear` and `embedding`."""
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
-    def linear(self, parts: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """See `Ops`."""
-        weight = torch.cat([self.dense(part) for part in parts]) if len(parts) > 1 else self.dense(parts[0])
+    def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+        """Prepare `x -> x @ weight.T + bias`; the outputs of several matrices are concatenated."""
+        weight = (
+            torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
+        )
         self.step_bytes += weight.nbytes
         product = DenseLinear(weight, None if bias is None else bias.to(self.device, self.dtype))
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """See `Ops`."""
+        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
         return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
 
-    def product_bytes(self, parts: Sequence[Weight]) -> ProductBytes:
-        """See `Ops`."""
-        if len(parts) == 1 and isinstance(parts[0], Tensor):
+    def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
+        """Return the bytes that `linear` or `mixture` allocates for these weights."""
+        if len(weights) == 1 and isinstance(weights[0], Tensor):
             return ProductBytes(0)
-        return ProductBytes(sum(self.dense_bytes(part) for part in parts), dequantizing_bytes(parts))
+        return ProductBytes(sum(self.dense_bytes(weight) for weight in weights), dequantizing_bytes(weights))
 
     def dense_bytes(self, weight: Weight) -> int:
         """Return the bytes of the result of `dense`."""
@@ -92,17 +94,17 @@ class ReferenceOps(Ops):
         return weight.to(self.device, self.dtype)
 
     def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """See `Ops`."""
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
         if isinstance(matrix, GroupwiseTensor):
             return matrix.rows(tokens).dequantize(torch.float32).mul_(factor)
         return F.embedding(tokens, matrix).float() * factor
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """See `Ops`."""
+        """Prepare an RMS norm with a weight [H], float32."""
         return RmsNorm(weight, eps, self.dtype)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """See `Ops`."""
+        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]."""
         angles = positions[:, None].float() * frequencies
         return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
@@ -115,18 +117,18 @@ class ReferenceOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See `Ops`."""
-        turning = heads + cache.shape[1]
+        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries."""
+        rotated_heads = heads + cache.shape[1]
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
-            qkv[:, heads:turning] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:turning])
+            qkv[:, heads:rotated_heads] = RmsNorm(norms.key, norms.eps, self.dtype)(qkv[:, heads:rotated_heads])
         cos, sin = (table[:, None] for table in rope)  # [T, 1, R / 2]
         half = cos.shape[-1]
-        first, second, rest = qkv[:, :turning].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
-        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1).to(self.dtype)
+        first, second, unrotated = qkv[:, :rotated_heads].float().split((half, half, qkv.shape[-1] - 2 * half), dim=-1)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), dim=-1).to(self.dtype)
         slots = slots.long()
         cache[0].index_copy_(1, slots, rotated[:, heads:].transpose(0, 1))
-        cache[1].index_copy_(1, slots, qkv[:, turning:].transpose(0, 1))
+        cache[1].index_copy_(1, slots, qkv[:, rotated_heads:].transpose(0, 1))
         return rotated[:, :heads]
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
@@ -135,45 +137,45 @@ class ReferenceOps(Ops):
         return GATES[gate](first) * second
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """See `Ops`."""
+        """Prepare a mixture of experts."""
         return expert_by_expert(self, experts, routing, clamp)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """See `Ops`."""
+        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """See `Ops`."""
+        """Prepare the operator between the projections of a Gated DeltaNet layer."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """See `Ops`."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
         # On a CPU, the sigmoid of a float32 number depends on the number of elements. MPS has no float64.
         wide = gate.float() if self.device.type == "mps" else gate.double()
         return out.add_(x * wide.sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """See `Ops`."""
+        """Return rows [S] of x [T, H]."""
         return x[rows]
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """See `Ops`."""
+        """Return a token for each row of logits [S, V], without waiting."""
         return sampling.choose(logits.float(), settings, sampling.argmax)
 
-    def choose_of(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """See `Ops`."""
-        return sampling.choose_of(logits.float(), masks, settings)
+    def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
+        """Return a token for each masked row, among the tokens that its mask allows."""
+        return sampling.choose_masked(logits.float(), masks, settings)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """See `Ops`."""
+        """Return the bytes of one KV page in one layer."""
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
 
-    def parts_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """See `Ops`."""
+    def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
+        """Return the maximum bytes of attention's partial results before they are merged."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """See `Ops`."""
+        """Return a zeroed KV cache of one layer."""
         shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -184,23 +186,23 @@ class ReferenceOps(Ops):
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """See `Ops`."""
+        """Return the causal attention of each row over its own sequence's pages, [T, heads, D]."""
         if self._grouped is None or self._grouped.batch is not batch:
             self._grouped = SpanGroups(batch)
         return self._grouped.attend(queries, cache, kind)
 
-    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, recorded: bool = True) -> Tensor:
-        """See `Ops`."""
+    def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
+        """Run a forward pass and return the logits [S, vocabulary]."""
         return forward(batch)
 
-    def record(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """See `Ops`."""
+    def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
+        """Capture the forward pass of a bucket; `blank` contains only padding rows."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """See `Ops`."""
+        """Release all captured graphs and their memory."""
 
 
-def dequantizing_bytes(parts: Sequence[Weight]) -> int:
+def dequantizing_bytes(weights: Sequence[Weight]) -> int:
     """Return the maximum temporary float32 bytes for dequantizing one of the weights."""
-    return max((part.shape.numel() * 4 for part in parts if isinstance(part, GroupwiseTensor)), default=0)
+    return max((weight.shape.numel() * 4 for weight in weights if isinstance(weight, GroupwiseTensor)), default=0)

@@ -25,10 +25,12 @@ class Card:
         return self.capability >= (8, 0)
 
     @classmethod
-    def of(cls, device: torch.device) -> "Card":
+    def from_device(cls, device: torch.device) -> "Card":
         """Return the properties of a device; for a CPU with interpreted kernels, those of a small GPU."""
         if device.type != "cuda":
             return cls((8, 6), 99 << 10, 2)
-        found = torch.cuda.get_device_properties(device)
-        shared = getattr(found, "shared_memory_per_block_optin", found.shared_memory_per_block)  # AMD has one size
-        return cls((found.major, found.minor), shared, found.multi_processor_count)
+        properties = torch.cuda.get_device_properties(device)
+        shared = getattr(
+            properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+        )  # AMD has one size
+        return cls((properties.major, properties.minor), shared, properties.multi_processor_count)

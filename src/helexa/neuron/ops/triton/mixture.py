@@ -23,11 +23,11 @@ from helexa.neuron.ops.triton.products.packed import LANES, PackedMatrix, alike,
 from helexa.neuron.ops.triton.routing import arrange, route
 
 _BLOCK = 512
-_PIECE = 8  # columns of a plain matrix read per load
+_LOAD_COLUMNS = 8  # columns of a plain matrix read per load
 
 
 class GpuMixture:
-    """See `Mixture`; the results of a row are summed in the order of its scores, in float32.
+    """A mixture of experts in Triton kernels. The results of a row are summed in the order of its scores, in float32.
 
     Args:
         experts: number of experts.
@@ -57,17 +57,17 @@ class GpuMixture:
         self._card = card
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """See `MixtureOp`."""
+        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
         x, out = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
         chosen, weights = route(scores, self._routing)
         blocks = None
         if not few(chosen.numel(), self._experts, self._routing.chosen):
             blocks = arrange(chosen, self._experts, self._tiles(chosen.numel(), self._gate_up).rows)
         gate_up = self._multiply(x, self._gate_up, self._gate_up_bias, chosen, blocks)
-        made = self._multiply(_gated(gate_up, self._clamp), self._down, self._down_bias, chosen, blocks)
+        expert_outputs = self._multiply(_gated(gate_up, self._clamp), self._down, self._down_bias, chosen, blocks)
         rows, width = out.shape
         grid = (rows, -(-width // _BLOCK))
-        launch(_add_up, grid, made, weights, out, width, warps=4, CHOSEN=self._routing.chosen, BLOCK=_BLOCK)
+        launch(_add_up, grid, expert_outputs, weights, out, width, warps=4, CHOSEN=self._routing.chosen, BLOCK=_BLOCK)
         return out
 
     def _multiply(
@@ -94,17 +94,17 @@ def few(pairs: int, experts: int, chosen: int) -> bool:
     return pairs <= max(chosen, experts // 2)
 
 
-def stacked(parts: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
+def stacked(matrices: Sequence[PackedMatrix | Tensor]) -> PackedMatrix | Tensor | None:
     """Return the matrices of all experts as one matrix.
 
     Returns:
         None if the matrices have different formats, or a format without a kernel.
     """
-    packed = [part for part in parts if isinstance(part, PackedMatrix)]
-    plain = [part for part in parts if isinstance(part, Tensor)]
+    packed = [matrix for matrix in matrices if isinstance(matrix, PackedMatrix)]
+    plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
     if not packed:
-        return torch.cat(plain) if plain[0].shape[1] % _PIECE == 0 else None
-    if plain or any(part.shape[0] % LANES for part in packed) or not alike(packed):
+        return torch.cat(plain) if plain[0].shape[1] % _LOAD_COLUMNS == 0 else None
+    if plain or any(matrix.shape[0] % LANES for matrix in packed) or not alike(packed):
         return None
     return join(packed)
 
@@ -136,12 +136,12 @@ def _gate(gate_up, out, width, alpha, limit, CLAMPED: constexpr, BLOCK: constexp
 
 
 @triton.jit
-def _add_up(made, weights, out, H, CHOSEN: constexpr, BLOCK: constexpr):
+def _add_up(expert_outputs, weights, out, H, CHOSEN: constexpr, BLOCK: constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     within = column < H
     total = tl.zeros([BLOCK], tl.float32)
     for number in tl.static_range(CHOSEN):
         pair = row * CHOSEN + number
-        total += tl.load(weights + pair) * tl.load(made + pair * H + column, within, 0.0).to(tl.float32)
+        total += tl.load(weights + pair) * tl.load(expert_outputs + pair * H + column, within, 0.0).to(tl.float32)
     tl.store(out + row * H + column, total.to(out.dtype.element_ty), within)

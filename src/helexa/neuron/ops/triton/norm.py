@@ -9,7 +9,7 @@ from helexa.neuron.ops.triton.launch import launch
 
 
 class RmsNorm:
-    """See `NormOp`.
+    """Add `delta` to x [T, H] in place, then return the normalized x.
 
     Args:
         weight: [H], float32.
@@ -22,7 +22,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """See `NormOp`; each row must be contiguous."""
+        """Add `delta` to x [T, H] in place, then return the normalized x. Each row must be contiguous."""
         rows, width = x.shape
         out = torch.empty((rows, width), dtype=self._dtype, device=x.device)
         block = triton.next_power_of_2(width)

@@ -68,25 +68,25 @@ def _route(
     shares = tl.exp(score - tl.max(score, 0))
     total = tl.sum(shares, 0)
     # Clamp scores, also NaN, so that all remaining experts stay above -inf, which marks padding and chosen experts.
-    left = tl.where(expert < E, tl.where(score > -3e38, score, -3e38), float("-inf"))
+    remaining = tl.where(expert < E, tl.where(score > -3e38, score, -3e38), float("-inf"))
     slot = tl.arange(0, SLOTS)
     picked = tl.zeros([SLOTS], tl.int32)
-    parts = tl.zeros([SLOTS], tl.float32)
+    chosen_shares = tl.zeros([SLOTS], tl.float32)
     for number in range(CHOSEN):
-        best = tl.argmax(left, 0)
+        best = tl.argmax(remaining, 0)
         picked = tl.where(slot == number, best, picked)
-        parts = tl.where(slot == number, tl.sum(tl.where(expert == best, shares, 0.0), 0), parts)
-        left = tl.where(expert == best, float("-inf"), left)
+        chosen_shares = tl.where(slot == number, tl.sum(tl.where(expert == best, shares, 0.0), 0), chosen_shares)
+        remaining = tl.where(expert == best, float("-inf"), remaining)
     if not OF_ALL:
-        total = tl.sum(parts, 0) + 0.0 * total
+        total = tl.sum(chosen_shares, 0) + 0.0 * total
     to = row * CHOSEN + slot
     tl.store(chosen + to, picked, slot < CHOSEN)
-    tl.store(weights + to, parts / total, slot < CHOSEN)
+    tl.store(weights + to, chosen_shares / total, slot < CHOSEN)
 
 
 @triton.jit(do_not_specialize=["P", "B"])
 def _arrange(chosen, order, bounds, P, E, B, ROWS: constexpr, EXPERTS: constexpr, STEP: constexpr):
-    own = tl.program_id(0)
+    this_expert = tl.program_id(0)
     expert = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)
     for first in range(0, P, STEP):
@@ -94,21 +94,21 @@ def _arrange(chosen, order, bounds, P, E, B, ROWS: constexpr, EXPERTS: constexpr
         counts += tl.histogram(tl.load(chosen + pair, pair < P, E), EXPERTS)
     counts = tl.where(expert < E, counts, 0)
     blocks = (counts + ROWS - 1) // ROWS
-    place = tl.sum(tl.where(expert < own, counts, 0), 0)
-    end = place + tl.sum(tl.where(expert == own, counts, 0), 0)
-    block = tl.sum(tl.where(expert < own, blocks, 0), 0)
-    if own == E:  # unused blocks
-        for rest in range(block, B):
-            tl.store(bounds + B + rest, 0)
-            tl.store(bounds + 2 * B + rest, 0)
+    place = tl.sum(tl.where(expert < this_expert, counts, 0), 0)
+    end = place + tl.sum(tl.where(expert == this_expert, counts, 0), 0)
+    block = tl.sum(tl.where(expert < this_expert, blocks, 0), 0)
+    if this_expert == E:  # unused blocks
+        for unused in range(block, B):
+            tl.store(bounds + B + unused, 0)
+            tl.store(bounds + 2 * B + unused, 0)
     else:
         for first in range(place, end, ROWS):
-            tl.store(bounds + block, own)
+            tl.store(bounds + block, this_expert)
             tl.store(bounds + B + block, first)
             tl.store(bounds + 2 * B + block, tl.minimum(first + ROWS, end))
             block += 1
         for first in range(0, P, STEP):
             pair = first + tl.arange(0, STEP)
-            mine = (tl.load(chosen + pair, pair < P, E) == own).to(tl.int32)
-            tl.store(order + place + tl.cumsum(mine, 0) - 1, pair, mine == 1)
-            place += tl.sum(mine, 0)
+            matches = (tl.load(chosen + pair, pair < P, E) == this_expert).to(tl.int32)
+            tl.store(order + place + tl.cumsum(matches, 0) - 1, pair, matches == 1)
+            place += tl.sum(matches, 0)

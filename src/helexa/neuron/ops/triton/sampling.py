@@ -42,12 +42,12 @@ def choose(logits: Tensor, settings: Settings) -> Tensor:
         BLOCK=_BLOCK,
     )
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    found = torch.empty((rows, _CANDIDATES) if cuts else 1, device=logits.device)
+    candidates = torch.empty((rows, _CANDIDATES) if cuts else 1, device=logits.device)
     launch(
         _choose_token,
         (rows,),
         *(logits, logits.stride(0), on_device, rows, vocabulary, greatest, mass, place),
-        *(found, torch.empty(found.shape, dtype=torch.int32, device=logits.device), tokens),
+        *(candidates, torch.empty(candidates.shape, dtype=torch.int32, device=logits.device), tokens),
         warps=8,
         BLOCK=_BLOCK,
         BLOCKS=triton.next_power_of_2(blocks),
@@ -95,22 +95,22 @@ def _sum_up_blocks(logits, stride, settings, rows, VOCABULARY, greatest, mass, p
     if settings is not None:
         temperature = tl.load(settings + row)
         scale = 1.0 / tl.where(temperature > 0, temperature, 1.0)
-        sound = tl.where((largest > float("-inf")) & (largest < float("inf")), largest, 0.0)
-        tl.store(mass + at, tl.sum(tl.exp((x - sound) * scale)))
+        finite_peak = tl.where((largest > float("-inf")) & (largest < float("inf")), largest, 0.0)
+        tl.store(mass + at, tl.sum(tl.exp((x - finite_peak) * scale)))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _choose_token(
-    logits, stride, settings, rows, VOCABULARY, greatest, mass, place, found, found_tokens, chosen,
+    logits, stride, settings, rows, VOCABULARY, greatest, mass, place, candidates, candidate_tokens, chosen,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, CANDIDATES: tl.constexpr, CUTS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     count = tl.cdiv(VOCABULARY, BLOCK)
     blocks = tl.arange(0, BLOCKS)
-    there = blocks < count
-    peaks = tl.load(greatest + row * count + blocks, there, float("-inf"))
+    exists = blocks < count
+    peaks = tl.load(greatest + row * count + blocks, exists, float("-inf"))
     peak = tl.max(peaks)
-    token = tl.min(tl.where(peaks == peak, tl.load(place + row * count + blocks, there, _NONE), _NONE))
+    token = tl.min(tl.where(peaks == peak, tl.load(place + row * count + blocks, exists, _NONE), _NONE))
     if (peak == float("inf")) | (peak == float("-inf")):
         tl.store(chosen + row, -1)
         return
@@ -124,7 +124,7 @@ def _choose_token(
     top_k, top_p = tl.load(settings + rows + row), tl.load(settings + 2 * rows + row)
     min_p, share = tl.load(settings + 3 * rows + row), tl.load(settings + 4 * rows + row)
     logits += row.to(tl.int64) * stride
-    masses = tl.load(mass + row * count + blocks, there, 0.0) * tl.exp((peaks - peak) * scale)
+    masses = tl.load(mass + row * count + blocks, exists, 0.0) * tl.exp((peaks - peak) * scale)
     total = tl.sum(masses)
     if CUTS:  # noqa: SIM102 - this is decided when it is compiled
         if (top_k > 0) | (top_p < 1) | (min_p > 0):
@@ -132,28 +132,28 @@ def _choose_token(
             # Logits below `low` are never kept: enough blocks have larger logits for top-k, or the logit is too small
             # for min-p, or all logits below weigh too little for top-p. After top-k, top-p takes a share of the weight
             # of all tokens that top-k keeps, including tokens below min-p.
-            whole = top_k >= VOCABULARY
-            low = tl.where(whole, float("-inf"), _kth(peaks, top_k, peak))
+            no_top_k = top_k >= VOCABULARY
+            low = tl.where(no_top_k, float("-inf"), _kth(peaks, top_k, peak))
             small = peak + tl.log(tl.maximum(min_p, 1e-30)) * temperature - 1e-3
-            low = tl.where(whole | (top_p >= 1), tl.maximum(low, small), low)
+            low = tl.where(no_top_k | (top_p >= 1), tl.maximum(low, small), low)
             light = peak + tl.log(tl.maximum((1 - top_p) * total / VOCABULARY, 1e-30)) * temperature - 1e-3
-            low = tl.where(whole & (top_p < 1), tl.maximum(low, light), low)
-            found += row.to(tl.int64) * CANDIDATES
-            found_tokens += row.to(tl.int64) * CANDIDATES
+            low = tl.where(no_top_k & (top_p < 1), tl.maximum(low, light), low)
+            candidates += row.to(tl.int64) * CANDIDATES
+            candidate_tokens += row.to(tl.int64) * CANDIDATES
             size = 0
             for start in range(0, VOCABULARY, CANDIDATES):
                 tokens = start + tl.arange(0, CANDIDATES)
                 x = tl.load(logits + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
-                kept = ((x >= low) & (x > float("-inf"))).to(tl.int32)
-                at = size + tl.cumsum(kept, 0) - 1
-                fits = (kept > 0) & (at < CANDIDATES)
-                tl.store(found + at, x, fits)
-                tl.store(found_tokens + at, tokens, fits)
-                size += tl.sum(kept)
+                is_kept = ((x >= low) & (x > float("-inf"))).to(tl.int32)
+                at = size + tl.cumsum(is_kept, 0) - 1
+                fits = (is_kept > 0) & (at < CANDIDATES)
+                tl.store(candidates + at, x, fits)
+                tl.store(candidate_tokens + at, tokens, fits)
+                size += tl.sum(is_kept)
             tl.debug_barrier()  # values stored by other threads are read from here on
             if size <= CANDIDATES:
-                at = _draw(found, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
-                token = tl.load(found_tokens + at)
+                at = _draw(candidates, size, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
+                token = tl.load(candidate_tokens + at)
             else:
                 token = _draw(logits, VOCABULARY, low, peak, scale, total, top_k, top_p, min_p, share, CANDIDATES)
             tl.store(chosen + row, token.to(tl.int64))
@@ -161,11 +161,11 @@ def _choose_token(
     running = tl.cumsum(masses, 0)
     last = tl.max(tl.where(masses > 0, blocks, 0))
     block = tl.minimum(tl.min(tl.where((running > share * total) & (masses > 0), blocks, BLOCKS)), last)
-    before = tl.sum(tl.where(blocks < block, masses, 0.0))
+    preceding_mass = tl.sum(tl.where(blocks < block, masses, 0.0))
     tokens = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + tokens, tokens < VOCABULARY, float("-inf")).to(tl.float32)
     weights = tl.exp((x - peak) * scale)
-    passed = (before + tl.cumsum(weights, 0) > share * total) & (weights > 0)
+    passed = (preceding_mass + tl.cumsum(weights, 0) > share * total) & (weights > 0)
     last = tl.max(tl.where(weights > 0, tokens, 0))
     token = tl.minimum(tl.min(tl.where(passed, tokens, _NONE)), last)
     tl.store(chosen + row, token.to(tl.int64))
@@ -220,9 +220,9 @@ def _least(source, size, low, peak, scale, most, most_mass, CANDIDATES: tl.const
     middle = _between(low, high)
     while middle > low:
         count, mass = _above(source, size, _of_key(middle), peak, scale, CANDIDATES)
-        kept = (count < most) & (mass < most_mass)
-        high = tl.where(kept, middle, high)
-        low = tl.where(kept, low, middle)
+        is_kept = (count < most) & (mass < most_mass)
+        high = tl.where(is_kept, middle, high)
+        low = tl.where(is_kept, low, middle)
         middle = _between(low, high)
     return _of_key(high)
 
@@ -243,14 +243,14 @@ def _draw(source, size, low, peak, scale, total, top_k, top_p, min_p, share, CAN
         x = tl.load(source + at, at < size, float("-inf")).to(tl.float32)
         weights = tl.exp((x - peak) * scale)
         kept_mass += tl.sum(tl.where((x >= least) & (weights >= min_p), weights, 0.0))
-    before, token, last = 0.0, _NONE, 0
+    preceding_mass, token, last = 0.0, _NONE, 0
     for start in range(0, size, CANDIDATES):
         at = start + tl.arange(0, CANDIDATES)
         x = tl.load(source + at, at < size, float("-inf")).to(tl.float32)
         weights = tl.exp((x - peak) * scale)
         weights = tl.where((x >= least) & (weights >= min_p), weights, 0.0)
-        passed = (before + tl.cumsum(weights, 0) > share * kept_mass) & (weights > 0)
+        passed = (preceding_mass + tl.cumsum(weights, 0) > share * kept_mass) & (weights > 0)
         token = tl.minimum(token, tl.min(tl.where(passed, at, _NONE)))
         last = tl.maximum(last, tl.max(tl.where(weights > 0, at, 0)))
-        before += tl.sum(weights)
+        preceding_mass += tl.sum(weights)
     return tl.minimum(token, last)

@@ -1,17 +1,17 @@
 /* Causal attention over the paged cache. A tile of queries reads its sequence's KV pages, 64 positions at a time, and
- * rescales its softmax after each page. After every SPAN_POSITIONS positions, the result of the span is merged into
- * the result of the earlier spans. The result of a row does not depend on the other rows of the tile, or on whether
- * one item or several items compute the spans: pages and spans begin at fixed positions, and masked positions add
- * nothing. */
+ * rescales its softmax after each page. A segment is SEGMENT_POSITIONS positions. The result of each segment is merged
+ * into the result of the earlier segments. Pages and segments begin at fixed positions, and masked positions add
+ * nothing. The result of a row therefore does not depend on the other rows of the tile, or on whether one item or
+ * several items compute the segments. */
 #include "slices.h"
-#include "tape.h"
+#include "graph.h"
 
 #if SLICE == LANES
 #define TOGETHER 6 /* queries whose sums stay in registers */
-#define PARTS 4    /* slices of each query */
+#define SLICES 4    /* slices of each query */
 #else
 #define TOGETHER 4
-#define PARTS 2
+#define SLICES 2
 #endif
 #define LOG2_E 1.44269504f
 
@@ -22,82 +22,83 @@ typedef struct {
     float peak, total;
 } state;
 
-/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], for the first `parts` slices of
- * positions */
+/* scores [rows, PAGE_SIZE] = queries [rows, dim] times keys [dim / 2, PAGE_SIZE, 2], for the first `slices` slices of
+ * positions. */
 INLINE void score_rows(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
-                       const int rows, const int parts) {
-    slice acc[TOGETHER][PARTS];
+                       const int rows, const int slices) {
+    slice acc[TOGETHER][SLICES];
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) acc[r][i] = (slice){0};
+        for (int i = 0; i < slices; i++) acc[r][i] = (slice){0};
     for (int64_t d = 0; d < dim; d += 2) {
-        slice_bits part[PARTS];
-        for (int i = 0; i < parts; i++) part[i] = slice_load(keys + d * PAGE_SIZE + 2 * SLICE * i);
+        slice_bits loaded[SLICES];
+        for (int i = 0; i < slices; i++) loaded[i] = slice_load(keys + d * PAGE_SIZE + 2 * SLICE * i);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             uint32_t pair;
             memcpy(&pair, queries[r] + d, sizeof pair);
-            for (int i = 0; i < parts; i++) acc[r][i] = slice_dot2(acc[r][i], part[i], pair);
+            for (int i = 0; i < slices; i++) acc[r][i] = slice_dot2(acc[r][i], loaded[i], pair);
         }
     }
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
+        for (int i = 0; i < slices; i++) memcpy(scores[r] + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
-/* acc [rows, parts] += weights at positions p and p + 1 times the values of these positions. `seen` masks values. */
-INLINE void weigh_pair(slice (*acc)[PARTS], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
-                       int64_t dim, const uint32_t seen, const int rows, const int parts) {
-    slice_bits part[PARTS];
-    for (int i = 0; i < parts; i++) part[i] = slice_load(values + p * dim + 2 * SLICE * i) & seen;
+/* acc [rows, slices] += weights at positions p and p + 1 times the values of these positions. `mask` clears values that
+ * no query sees. */
+INLINE void weigh_pair(slice (*acc)[SLICES], bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t p,
+                       int64_t dim, const uint32_t mask, const int rows, const int slices) {
+    slice_bits loaded[SLICES];
+    for (int i = 0; i < slices; i++) loaded[i] = slice_load(values + p * dim + 2 * SLICE * i) & mask;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         uint32_t pair;
         memcpy(&pair, weights[r] + p, sizeof pair);
 #pragma GCC unroll 4
-        for (int i = 0; i < parts; i++) acc[r][i] = slice_dot2(acc[r][i], part[i], pair);
+        for (int i = 0; i < slices; i++) acc[r][i] = slice_dot2(acc[r][i], loaded[i], pair);
     }
 }
 
-/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], `parts` slices.
+/* sums [rows, dim] = sums * keep + weights [rows, PAGE_SIZE] times values [PAGE_SIZE / 2, dim, 2], `slices` slices.
  * Values after the last visible position may be NaN and are not used. */
 INLINE void weigh_rows(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums,
-                       const float *keep, int64_t visible, const int rows, const int parts) {
-    slice acc[TOGETHER][PARTS];
+                       const float *keep, int64_t visible, const int rows, const int slices) {
+    slice acc[TOGETHER][SLICES];
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) acc[r][i] = (slice)slice_load(sums + r * dim + SLICE * i) * keep[r];
-    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, parts);
-    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, parts);
+        for (int i = 0; i < slices; i++) acc[r][i] = (slice)slice_load(sums + r * dim + SLICE * i) * keep[r];
+    for (int64_t p = 0; p + 1 < visible; p += 2) weigh_pair(acc, weights, values, p, dim, 0xffffffffu, rows, slices);
+    if (visible % 2) weigh_pair(acc, weights, values, visible - 1, dim, 0xffffu, rows, slices);
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < parts; i++) memcpy(sums + r * dim + SLICE * i, acc[r] + i, sizeof acc[r][i]);
+        for (int i = 0; i < slices; i++) memcpy(sums + r * dim + SLICE * i, acc[r] + i, sizeof acc[r][i]);
 }
 
 INLINE void score_parts(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
-                        int rows, const int parts) {
+                        int rows, const int slices) {
     for (; rows >= TOGETHER; rows -= TOGETHER, queries += TOGETHER, scores += TOGETHER)
-        score_rows(queries, keys, dim, scores, TOGETHER, parts);
-    if (rows >= 4) score_rows(queries, keys, dim, scores, 4, parts), rows -= 4, queries += 4, scores += 4;
-    if (rows == 3) score_rows(queries, keys, dim, scores, 3, parts);
-    if (rows == 2) score_rows(queries, keys, dim, scores, 2, parts);
-    if (rows == 1) score_rows(queries, keys, dim, scores, 1, parts);
+        score_rows(queries, keys, dim, scores, TOGETHER, slices);
+    if (rows >= 4) score_rows(queries, keys, dim, scores, 4, slices), rows -= 4, queries += 4, scores += 4;
+    if (rows == 3) score_rows(queries, keys, dim, scores, 3, slices);
+    if (rows == 2) score_rows(queries, keys, dim, scores, 2, slices);
+    if (rows == 1) score_rows(queries, keys, dim, scores, 1, slices);
 }
 
 /* Scores of the first `visible` positions of the page; later positions are skipped. */
 static void score(const bfloat16 *const *queries, const bfloat16 *keys, int64_t dim, float (*scores)[PAGE_SIZE],
                   int rows, int64_t visible) {
-    for (; visible > 0; visible -= PARTS * SLICE, keys += 2 * PARTS * SLICE) {
-        if (visible > 3 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 4);
-        else if (visible > 2 * SLICE && PARTS == 4) score_parts(queries, keys, dim, scores, rows, 3);
+    for (; visible > 0; visible -= SLICES * SLICE, keys += 2 * SLICES * SLICE) {
+        if (visible > 3 * SLICE && SLICES == 4) score_parts(queries, keys, dim, scores, rows, 4);
+        else if (visible > 2 * SLICE && SLICES == 4) score_parts(queries, keys, dim, scores, rows, 3);
         else if (visible > SLICE) score_parts(queries, keys, dim, scores, rows, 2);
         else score_parts(queries, keys, dim, scores, rows, 1);
-        scores = (float (*)[PAGE_SIZE])(*scores + PARTS * SLICE);
+        scores = (float (*)[PAGE_SIZE])(*scores + SLICES * SLICE);
     }
 }
 
 static void weigh(bfloat16 (*weights)[PAGE_SIZE], const bfloat16 *values, int64_t dim, float *sums, const float *keep,
                   int rows, int64_t visible) {
     int64_t d = 0;
-    for (; d + PARTS * SLICE <= dim; d += PARTS * SLICE) {
+    for (; d + SLICES * SLICE <= dim; d += SLICES * SLICE) {
         int r = 0;
-#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, PARTS)
+#define WEIGH(ROWS) weigh_rows(weights + r, values + 2 * d, dim, sums + r * dim + d, keep + r, visible, ROWS, SLICES)
         for (; rows - r >= TOGETHER; r += TOGETHER) WEIGH(TOGETHER);
         if (rows - r >= 4) WEIGH(4), r += 4;
         if (rows - r == 3) WEIGH(3);
@@ -135,32 +136,32 @@ static int64_t first_seen(int64_t window, const tile *t) {
     return first < 0 ? 0 : first / PAGE_SIZE * PAGE_SIZE;
 }
 
-/* Compute the next weights of one query and update its softmax. Only positions [unseen, seen) of the page count.
- * Returns the factor for the earlier sums, as an exponent of two. */
-INLINE float weights_of(const float *scores, float scale, int32_t unseen, int32_t seen, state *s, float *added_up,
-                        bfloat16 *weights) {
-    const int masked = seen < PAGE_SIZE || unseen > 0;
-    lanes part[4], peak = all(s->peak), added = {0};
+/* Compute the next weights of one query and update its softmax. Only positions [visible_begin, visible_end)
+ * of the page count. Return the factor for the earlier sums, as an exponent of two. */
+INLINE float weights_of(const float *scores, float scale, int32_t visible_begin, int32_t visible_end, state *s,
+                        float *added_up, bfloat16 *weights) {
+    const int masked = visible_end < PAGE_SIZE || visible_begin > 0;
+    lanes score[4], peak = all(s->peak), added = {0};
     words counts[4];
     for (int i = 0; i < 4; i++) {
-        part[i] = load(scores + LANES * i) * scale;
-        counts[i] = (INDICES < seen - LANES * i) & (INDICES >= unseen - LANES * i);
-        if (masked) part[i] = where(counts[i], part[i], all(-INFINITY));
-        peak = larger(peak, part[i]);
+        score[i] = load(scores + LANES * i) * scale;
+        counts[i] = (INDICES < visible_end - LANES * i) & (INDICES >= visible_begin - LANES * i);
+        if (masked) score[i] = where(counts[i], score[i], all(-INFINITY));
+        peak = larger(peak, score[i]);
     }
-    float before = s->peak, most = s->peak = largest(peak);
+    float previous = s->peak, most = s->peak = largest(peak);
     for (int i = 0; i < 4; i++) {
-        lanes weight = power_of_two(part[i] - most);
+        lanes weight = power_of_two(score[i] - most);
         if (masked) weight = where(counts[i], weight, (lanes){0});
         added += weight;
         store_rounded(weights + LANES * i, weight);
     }
     *added_up = sum(added);
-    return before - most;
+    return previous - most;
 }
 
 /* Attend to positions [from, to) for one tile's queries and one KV head; resets `states` and `sums`. */
-static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
+static void attend_segment(const attend_arguments *a, const tile *t, int64_t kv_head, int64_t from, int64_t to,
                         state *states, float *sums) {
     static __thread float scores[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
     static __thread bfloat16 weights[MAX_QUERIES][PAGE_SIZE] __attribute__((aligned(64)));
@@ -188,9 +189,10 @@ static void attend_span(const attend_arguments *a, const tile *t, int64_t kv_hea
         int begin = (int)(skip * group), end = (int)(rows * group), count = end - begin;
         score(queries + begin, keys, dim, scores + begin, count, visible);
         for (int q = begin; q < end; q++) {
-            int64_t seen = t->position + q / group + 1 - start, unseen = seen - window;
-            keep[q] = weights_of(scores[q], scale, unseen < 0 ? 0 : (int32_t)unseen,
-                                 seen > PAGE_SIZE ? PAGE_SIZE : (int32_t)seen, states + q, added_up + q, weights[q]);
+            int64_t visible_end = t->position + q / group + 1 - start, visible_begin = visible_end - window;
+            keep[q] = weights_of(scores[q], scale, visible_begin < 0 ? 0 : (int32_t)visible_begin,
+                                 visible_end > PAGE_SIZE ? PAGE_SIZE : (int32_t)visible_end, states + q, added_up + q,
+                                 weights[q]);
         }
         for (int q = begin / LANES * LANES; q < end; q += LANES) store(keep + q, power_of_two(load(keep + q)));
         for (int q = begin; q < end; q++) states[q].total = states[q].total * keep[q] + added_up[q];
@@ -234,18 +236,19 @@ KERNEL(attend, item) {
     static __thread float all_sums[MAX_QUERIES * MAX_DIM] __attribute__((aligned(64)));
     state states[MAX_QUERIES], all_states[MAX_QUERIES];
     int count = (int)(t->rows * group);
-    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SPAN_POSITIONS;
+    int64_t end = t->position + t->rows, first = first_seen(a->window, t) / SEGMENT_POSITIONS;
     for (int q = 0; q < count; q++) all_states[q] = (state){-INFINITY, 0};
-    for (int64_t span = t->first_span; span < t->first_span + t->spans; span++) {
-        if (t->partial < 0 && span < first) continue;
-        int64_t from = span * SPAN_POSITIONS, to = from + SPAN_POSITIONS < end ? from + SPAN_POSITIONS : end;
-        attend_span(a, t, kv_head, from, to, states, sums);
+    for (int64_t segment = t->first_segment; segment < t->first_segment + t->segments; segment++) {
+        if (t->partial < 0 && segment < first) continue;
+        int64_t from = segment * SEGMENT_POSITIONS;
+        int64_t to = from + SEGMENT_POSITIONS < end ? from + SEGMENT_POSITIONS : end;
+        attend_segment(a, t, kv_head, from, to, states, sums);
         for (int q = 0; q < count; q++) {
             if (t->partial < 0) {
                 merge(all_states + q, all_sums + q * dim, states + q, sums + q * dim, dim);
                 continue;
             }
-            int64_t row = (t->partial + span - t->first_span) * a->heads + kv_head * group + q;
+            int64_t row = (t->partial + segment - t->first_segment) * a->heads + kv_head * group + q;
             memcpy(a->partials + row * (2 + dim), states + q, sizeof *states);
             memcpy(a->partials + row * (2 + dim) + 2, sums + q * dim, dim * sizeof(float));
         }
@@ -265,8 +268,8 @@ KERNEL(combine, item) {
     for (int64_t head = 0; head < heads; head++) {
         float sums[MAX_DIM];
         state s = {-INFINITY, 0}, more;
-        for (int64_t span = 0; span < row->spans; span++) {
-            const float *from = a->partials + ((row->partial + span) * heads + head) * (2 + dim);
+        for (int64_t segment = 0; segment < row->segments; segment++) {
+            const float *from = a->partials + ((row->partial + segment) * heads + head) * (2 + dim);
             memcpy(&more, from, sizeof more);
             merge(&s, sums, &more, from + 2, dim);
         }

@@ -2,26 +2,26 @@
  * pairs of an expert are consecutive rows of one product. The number of pairs per expert is known only at run time:
  * kernels read the first pair of each expert from `starts`. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 
 int64_t multiply(const multiply_arguments *, int64_t), multiply_plain(const multiply_plain_arguments *, int64_t);
 int64_t quantise(const quantise_arguments *, int64_t);
 
 /* Find the `chosen` experts with the largest scores, in ascending order; the lower index wins a tie. */
-static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t *found) {
+static void choose(const float *scores, int64_t experts, int64_t chosen, int64_t *picked) {
     float best[chosen];
     for (int64_t expert = 0; expert < experts; expert++) {
         float score = scores[expert] == scores[expert] ? scores[expert] : -INFINITY;
         int64_t place = expert < chosen ? expert : chosen;
         while (place > 0 && score > best[place - 1]) place--;
         if (place == chosen) continue;
-        for (int64_t i = (expert < chosen ? expert : chosen - 1); i > place; i--) best[i] = best[i - 1], found[i] = found[i - 1];
-        best[place] = score, found[place] = expert;
+        for (int64_t i = (expert < chosen ? expert : chosen - 1); i > place; i--) best[i] = best[i - 1], picked[i] = picked[i - 1];
+        best[place] = score, picked[place] = expert;
     }
     for (int64_t i = 1; i < chosen; i++) {
-        int64_t expert = found[i], place = i;
-        for (; place > 0 && found[place - 1] > expert; place--) found[place] = found[place - 1];
-        found[place] = expert;
+        int64_t expert = picked[i], place = i;
+        for (; place > 0 && picked[place - 1] > expert; place--) picked[place] = picked[place - 1];
+        picked[place] = expert;
     }
 }
 
@@ -31,14 +31,14 @@ KERNEL(route, item) {
     if (item < 0) return 1;
     memset(starts, 0, (experts + 1) * sizeof *starts);
     for (int64_t row = 0; row < rows; row++) {
-        const float *of = a->scores + row * experts;
-        int64_t *found = places + row * chosen;
+        const float *row_scores = a->scores + row * experts;
+        int64_t *picked = places + row * chosen;
         float *weight = a->weights + row * chosen, peak = -INFINITY, total = 0;
-        choose(of, experts, chosen, found);
-        for (int64_t i = 0; i < chosen; i++) peak = fmaxf(peak, of[found[i]]);
-        for (int64_t i = 0; i < chosen; i++) weight[i] = expf(of[found[i]] - peak), total += normalised ? weight[i] : 0;
-        for (int64_t expert = 0; expert < experts && !normalised; expert++) total += expf(of[expert] - peak);
-        for (int64_t i = 0; i < chosen; i++) weight[i] /= total, starts[found[i] + 1]++;
+        choose(row_scores, experts, chosen, picked);
+        for (int64_t i = 0; i < chosen; i++) peak = fmaxf(peak, row_scores[picked[i]]);
+        for (int64_t i = 0; i < chosen; i++) weight[i] = expf(row_scores[picked[i]] - peak), total += normalised ? weight[i] : 0;
+        for (int64_t expert = 0; expert < experts && !normalised; expert++) total += expf(row_scores[expert] - peak);
+        for (int64_t i = 0; i < chosen; i++) weight[i] /= total, starts[picked[i] + 1]++;
     }
     for (int64_t expert = 0; expert < experts; expert++) next[expert] = starts[expert], starts[expert + 1] += starts[expert];
     for (int64_t i = 0; i < rows * chosen; i++) {
@@ -58,16 +58,16 @@ INLINE int64_t each_expert(const int64_t *starts, int64_t experts, const void *a
     for (int64_t expert = 0; expert < experts; expert++) {
         int64_t start = starts[expert], count = starts[expert + 1] - start;
         if (!count) continue;
-        int64_t own = run(arguments, expert, start, count, -1);
-        if (item >= 0 && item < items + own) return run(arguments, expert, start, count, item - items);
-        items += own;
+        int64_t expert_items = run(arguments, expert, start, count, -1);
+        if (item >= 0 && item < items + expert_items) return run(arguments, expert, start, count, item - items);
+        items += expert_items;
     }
     return items;
 }
 
 INLINE int64_t quantise_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
     const quantise_experts_arguments *a = arguments;
-    quantise_arguments own = {
+    quantise_arguments one_expert = {
         .x = a->x + start * a->columns * (a->gate ? 2 : 1),
         .out = a->out + start * a->columns / GROUP * BLOCK_BYTES,
         .rows = count,
@@ -76,14 +76,14 @@ INLINE int64_t quantise_one(const void *arguments, int64_t expert, int64_t start
         .x_bits = a->x_bits,
     };
     (void)expert;
-    return quantise(&own, item);
+    return quantise(&one_expert, item);
 }
 
 KERNEL(quantise_experts, item) { return each_expert(a->starts, a->experts, a, item, quantise_one); }
 
 INLINE int64_t multiply_one(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
     const multiply_experts_arguments *a = arguments;
-    multiply_arguments own = {
+    multiply_arguments one_expert = {
         .x = (const uint8_t *)a->x + start * a->columns / GROUP * BLOCK_BYTES,
         .matrix = (const uint8_t *)a->matrices[expert],
         .out = a->out + start * a->stride,
@@ -95,12 +95,12 @@ INLINE int64_t multiply_one(const void *arguments, int64_t expert, int64_t start
         .number = a->number,
         .x_bits = a->x_bits,
     };
-    return multiply(&own, item);
+    return multiply(&one_expert, item);
 }
 
 INLINE int64_t multiply_one_plain(const void *arguments, int64_t expert, int64_t start, int64_t count, int64_t item) {
     const multiply_experts_arguments *a = arguments;
-    multiply_plain_arguments own = {
+    multiply_plain_arguments one_expert = {
         .x = (const bfloat16 *)a->x + start * a->columns,
         .matrix = (const uint8_t *)a->matrices[expert],
         .out = a->out + start * a->stride,
@@ -110,7 +110,7 @@ INLINE int64_t multiply_one_plain(const void *arguments, int64_t expert, int64_t
         .outputs = a->outputs,
         .stride = a->stride,
     };
-    return multiply_plain(&own, item);
+    return multiply_plain(&one_expert, item);
 }
 
 KERNEL(multiply_experts, item) {

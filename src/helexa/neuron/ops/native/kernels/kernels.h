@@ -10,16 +10,16 @@ typedef uint16_t bfloat16;
 
 #define LANES 16               /* numbers in a vector; rows of a weight tile */
 #define PAGE_SIZE 64           /* positions per page of the KV cache */
-#define SPAN_POSITIONS 512     /* positions per partial result of attention */
+#define SEGMENT_POSITIONS 512  /* positions per partial result of attention */
 #define SPLIT_ROWS 8           /* maximum sequences per batch for attention split among threads */
 #define MAX_DIM 256            /* largest head size */
 #define MAX_QUERIES 32         /* maximum rows of an attention tile times query heads per KV head */
 #define GROUP 32               /* columns per group of a quantized matrix */
-#define SPAN_GROUPS 8          /* groups that share a unit, in formats with two scale levels */
+#define STRETCH_GROUPS 8       /* groups that share a unit, in formats with two scale levels */
 #define BLOCK_BYTES 80         /* bytes of GROUP rounded activations */
 #define SPARE_BLOCKS 8         /* blocks that `multiply` may read after the last rounded activations */
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
-#define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a tape */
+#define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a graph */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
@@ -42,13 +42,13 @@ typedef struct {
 typedef struct {
     int64_t row, rows, position; /* first row, number of rows, position of the first row */
     int64_t pages;               /* index of the sequence's first page number */
-    int64_t first_span, spans;   /* spans to attend to */
-    int64_t partial;             /* index of the first partial result to write; -1: merge all spans and finish */
+    int64_t first_segment, segments; /* segments to attend to */
+    int64_t partial;             /* index of the first partial result to write; -1: merge all segments and finish */
 } tile;
 
-/* A row whose spans are computed as separate partial results. */
+/* A row whose segments are computed as separate partial results. */
 typedef struct {
-    int64_t row, partial, spans; /* `partial` is the index of the first partial result */
+    int64_t row, partial, segments; /* `partial` is the index of the first partial result */
 } split;
 
 /* x += delta; out = x / rms(x) * weight. */

@@ -1,5 +1,5 @@
 /* Pack quantized matrices and dequantize rows of packed matrices. */
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 /* Return the FORMAT_COUNT formats. */
@@ -11,7 +11,7 @@ int64_t packed_bytes(int64_t number, int64_t outputs, int64_t columns) {
     if (number < 0 || number >= FORMAT_COUNT) return 0;
     if (outputs < 1 || columns < 1 || outputs > most || columns > most) return 0;
     const format f = FORMATS[number];
-    if (columns % (f.levels == 2 ? SPAN_GROUPS * GROUP : GROUP)) return 0;
+    if (columns % (f.levels == 2 ? STRETCH_GROUPS * GROUP : GROUP)) return 0;
     return head_bytes(f) + (outputs + LANES - 1) / LANES * tile_bytes(f, columns);
 }
 
@@ -46,7 +46,7 @@ KERNEL(pack, tile) {
     uint8_t *to = a->matrix + head_bytes(f) + tile * tile_bytes(f, columns);
     if (f.table && tile == 0) memcpy(a->matrix, a->table, 16);
     memset(to, 0, tile_bytes(f, columns));
-    int64_t unit_bytes = f.unit == FLOAT32 ? 4 : 2, units = f.levels == 1 ? groups : groups / SPAN_GROUPS;
+    int64_t unit_bytes = f.unit == FLOAT32 ? 4 : 2, units = f.levels == 1 ? groups : groups / STRETCH_GROUPS;
     for (int64_t lane = 0; lane < LANES && tile * LANES + lane < outputs; lane++) {
         int64_t row = tile * LANES + lane;
         for (int64_t g = 0; g < groups; g++) {
@@ -57,14 +57,14 @@ KERNEL(pack, tile) {
                 if (f.minimum) memcpy(at + code_bytes(f) + 32 + 2 * lane, minimum_unit + (row * units + g) * 2, 2);
                 continue;
             }
-            uint8_t *span = to + g / SPAN_GROUPS * span_bytes(f);
-            int64_t halves = halves_of(f), of_unit = row * units + g / SPAN_GROUPS;
-            memcpy(span + unit_bytes * lane, unit + of_unit * unit_bytes, unit_bytes);
-            if (f.minimum) memcpy(span + 32 + 2 * lane, minimum_unit + of_unit * 2, 2);
+            uint8_t *stretch = to + g / STRETCH_GROUPS * stretch_bytes(f);
+            int64_t halves = halves_of(f), of_unit = row * units + g / STRETCH_GROUPS;
+            memcpy(stretch + unit_bytes * lane, unit + of_unit * unit_bytes, unit_bytes);
+            if (f.minimum) memcpy(stretch + 32 + 2 * lane, minimum_unit + of_unit * 2, 2);
             for (int64_t half = 0; half < halves; half++) {
-                int64_t from = (row * groups + g) * halves + half, i = g % SPAN_GROUPS * halves + half;
-                span[64 + i * 16 + lane] = scale[from];
-                if (f.minimum) span[64 + (SPAN_GROUPS * halves + i) * 16 + lane] = minimum[from];
+                int64_t from = (row * groups + g) * halves + half, i = g % STRETCH_GROUPS * halves + half;
+                stretch[64 + i * 16 + lane] = scale[from];
+                if (f.minimum) stretch[64 + (STRETCH_GROUPS * halves + i) * 16 + lane] = minimum[from];
             }
         }
     }
@@ -77,15 +77,15 @@ KERNEL(embed, item) {
     if (item < 0) return a->count;
     const uint8_t *tile = a->matrix + head_bytes(f) + a->tokens[item] / LANES * tile_bytes(f, columns);
     float *out = a->out + item * columns;
-    int lane = a->tokens[item] % LANES, of = lane % SLICE; /* lane of the row, and its lane within the slice */
+    int lane = a->tokens[item] % LANES, slice_lane = lane % SLICE; /* lane of the row, and its lane within the slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
         slice scale[2], minimum[2];
-        unpack_scales(f, tile, g, lane - of, scale, minimum);
-        const uint8_t *codes = lane_codes(f, tile, g, lane - of);
+        unpack_scales(f, tile, g, lane - slice_lane, scale, minimum);
+        const uint8_t *codes = lane_codes(f, tile, g, lane - slice_lane);
         for (int i = 0; i < GROUP; i++, out++) {
-            int code = (int)(quad_codes(f, codes, i / 4)[of] >> (i % 4 * 8) & 255), half = i / f.group;
-            *out = scale[half][of] * (float)((f.table ? a->matrix[code] : code) - f.zero);
-            if (f.minimum) *out += minimum[half][of];
+            int code = (int)(quad_codes(f, codes, i / 4)[slice_lane] >> (i % 4 * 8) & 255), half = i / f.group;
+            *out = scale[half][slice_lane] * (float)((f.table ? a->matrix[code] : code) - f.zero);
+            if (f.minimum) *out += minimum[half][slice_lane];
             *out *= a->factor;
         }
     }

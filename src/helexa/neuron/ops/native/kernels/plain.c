@@ -1,7 +1,7 @@
 /* Matrix products with bfloat16 weights, in tiles of 16 rows. Each lane holds two columns at once: [columns / 2, 16,
  * 2]. A row of x always goes through the same operations. */
 #include "slices.h"
-#include "tape.h"
+#include "graph.h"
 
 #define MAX_ROWS 6
 

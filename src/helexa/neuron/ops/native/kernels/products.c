@@ -3,7 +3,7 @@
  * Activations are rounded to 16 or 8 bits with one scale per 32 columns; products of codes are summed as integers.
  * With VNNI, the kernel first sums products of the upper bytes, multiplies the sums by 256 and then adds products of
  * the lower bytes, if any. A row of x goes through the same operations in the same order, independent of other rows. */
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 #define MAX_ROWS 6 /* rows of x multiplied at once; their sums stay in registers */
@@ -84,11 +84,11 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
             dot_quads(f, table, from, x, dots, 0, QUADS, rows, tiles, x_bits);
 #pragma GCC unroll 16
             for (int i = 0; i < rows * tiles; i++) {
-                const block *of = x + i / tiles;
-                if (f.table) dots[i] += f.zero / 32 * (of->first + of->second);
+                const block *activations = x + i / tiles;
+                if (f.table) dots[i] += f.zero / 32 * (activations->first + activations->second);
                 slice product = __builtin_convertvector(dots[i], slice) * scale[i % tiles][0];
-                acc[i] = slice_fused(product, fill(of->scale), acc[i]);
-                if (!f.table) acc[i] = slice_fused(minimum[i % tiles][0], fill(of->scaled_sum), acc[i]);
+                acc[i] = slice_fused(product, fill(activations->scale), acc[i]);
+                if (!f.table) acc[i] = slice_fused(minimum[i % tiles][0], fill(activations->scaled_sum), acc[i]);
             }
             continue;
         }
@@ -101,14 +101,14 @@ INLINE void multiply_slice(const format f, const uint8_t *matrix, const uint8_t 
         dot_quads(f, table, from, x, dots, QUADS / 2, QUADS / 2, rows, tiles, x_bits);
 #pragma GCC unroll 16
         for (int i = 0; i < rows * tiles; i++) {
-            const block *of = x + i / tiles;
-            dots[i] += f.zero / 32 * of->second;
+            const block *activations = x + i / tiles;
+            dots[i] += f.zero / 32 * activations->second;
             slice product = slice_fused(__builtin_convertvector(dots[i], slice), scale[i % tiles][1], products[i]);
-            acc[i] = slice_fused(product, fill(of->scale), acc[i]);
+            acc[i] = slice_fused(product, fill(activations->scale), acc[i]);
             if (f.minimum) {
-                slice shift = minimum[i % tiles][0] * (float)of->first;
-                shift = slice_fused(minimum[i % tiles][1], fill((float)of->second), shift);
-                acc[i] = slice_fused(shift, fill(of->scale * -0x1p-5f), acc[i]);
+                slice shift = minimum[i % tiles][0] * (float)activations->first;
+                shift = slice_fused(minimum[i % tiles][1], fill((float)activations->second), shift);
+                acc[i] = slice_fused(shift, fill(activations->scale * -0x1p-5f), acc[i]);
             }
         }
     }
@@ -223,10 +223,10 @@ INLINE void round_group(block *to, lanes low, lanes high, const int x_bits) {
 }
 
 INLINE void round_row(block *to, const float *from, int64_t groups, int64_t distance, const int gate, const int x_bits) {
-    const float *other = from + groups * GROUP;
-    for (int64_t g = 0; g < groups; g++, to += distance, from += GROUP, other += GROUP) {
+    const float *factor = from + groups * GROUP;
+    for (int64_t g = 0; g < groups; g++, to += distance, from += GROUP, factor += GROUP) {
         lanes low = load(from), high = load(from + LANES);
-        if (gate) low = gated(low, gate) * load(other), high = gated(high, gate) * load(other + LANES);
+        if (gate) low = gated(low, gate) * load(factor), high = gated(high, gate) * load(factor + LANES);
         round_group(to, low, high, x_bits);
     }
 }

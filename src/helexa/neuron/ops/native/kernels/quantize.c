@@ -4,7 +4,7 @@
  *
  * Each lane processes one row, so no sum crosses lanes. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 #include "tiles.h"
 
 #define STRETCH 256 /* columns processed at once: the columns that share a unit in formats with two scale levels */
@@ -70,10 +70,10 @@ INLINE lanes widened(bits half) { return (lanes)((bits)((lanes)((half & 0x7fff) 
 INLINE bits narrowed(lanes value) {
     bits sign = ((bits)value >> 16) & 0x8000, size = (bits)value & 0x7fffffff;
     bits small = (bits)((lanes)size + 0.5f) - 0x3f000000; /* the sum rounds at the last bit of a subnormal number */
-    bits whole = (size + 0xc8000fff + ((size >> 13) & 1)) >> 13;
+    bits rounded = (size + 0xc8000fff + ((size >> 13) & 1)) >> 13;
     words is_small = size < 0x38800000, fits = size < 0x477ff000;
-    whole = (whole & (bits)fits) | (0x7c00 & ~(bits)fits);
-    return (small & (bits)is_small) | (whole & ~(bits)is_small) | sign;
+    rounded = (rounded & (bits)fits) | (0x7c00 & ~(bits)fits);
+    return (small & (bits)is_small) | (rounded & ~(bits)is_small) | sign;
 }
 
 /* Write float16[16]; return the written values as float32. */
@@ -105,9 +105,9 @@ INLINE int gather(lanes *x, const uint8_t *from, int64_t width, int64_t stride, 
         }
         for (int64_t i = k; i < k + step; i++) peak = larger(peak, size_of(x[i])), total += x[i];
     }
-    words sound = (peak <= LARGEST) & (total == total); /* NaN changes the sum but not the maximum */
+    words finite = (peak <= LARGEST) & (total == total); /* NaN changes the sum but not the maximum */
     for (int lane = 0; lane < LANES; lane++)
-        if (!sound[lane]) return 0;
+        if (!finite[lane]) return 0;
     return 1;
 }
 
@@ -189,9 +189,9 @@ INLINE void put_multiples(uint8_t *unit, uint8_t *codes, lanes *values, int coun
 /* Write the scales of a stretch whose first group is `g`. */
 static void put_scales(const format f, uint8_t *tile, int64_t g, int64_t count, lanes *scale, lanes *minimum) {
     if (f.levels == 2) {
-        uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f);
-        put_multiples(span, span + 64, scale, (int)count, f.minimum ? 63.0f : -128.0f);
-        if (f.minimum) put_multiples(span + 32, span + 64 + SPAN_GROUPS * LANES, minimum, (int)count, 63.0f);
+        uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f);
+        put_multiples(stretch, stretch + 64, scale, (int)count, f.minimum ? 63.0f : -128.0f);
+        if (f.minimum) put_multiples(stretch + 32, stretch + 64 + STRETCH_GROUPS * LANES, minimum, (int)count, 63.0f);
         return;
     }
     for (int64_t i = 0; i < count; i++) {

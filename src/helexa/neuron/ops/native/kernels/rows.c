@@ -1,7 +1,7 @@
 /* Row operations around the products: normalization, activation, rotation, and rounding for products with plain
  * weights. */
 #include "lanes.h"
-#include "tape.h"
+#include "graph.h"
 
 KERNEL(add_rms_norm, row) {
     int64_t width = a->width;
@@ -47,13 +47,13 @@ KERNEL(argmax, item) {
         most = where(above, value, most);
         index = (at & above) | (index & ~above);
     }
-    int64_t found = index[0];
+    int64_t column = index[0];
     float peak = most[0];
     for (int lane = 1; lane < LANES; lane++)
-        if (most[lane] > peak || (most[lane] == peak && index[lane] < found)) peak = most[lane], found = index[lane];
+        if (most[lane] > peak || (most[lane] == peak && index[lane] < column)) peak = most[lane], column = index[lane];
     for (; i < width; i++)
-        if (x[i] > peak) peak = x[i], found = i;
-    a->out[item] = isfinite(peak) ? found : NON_FINITE;
+        if (x[i] > peak) peak = x[i], column = i;
+    a->out[item] = isfinite(peak) ? column : NON_FINITE;
     return 0;
 }
 

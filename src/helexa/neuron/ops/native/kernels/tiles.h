@@ -2,9 +2,9 @@
  * per lane; each lane holds four columns at once. A matrix is a sequence of tiles; a table, if present, is in 64
  * bytes before the first tile.
  *
- * A tile is a list of groups of 32 columns or, for formats with two scale levels, of spans of 8 groups:
+ * A tile is a list of groups of 32 columns or, for formats with two scale levels, of stretches of 8 groups:
  *   group: codes; scale, 16 bits [16]; minimum float16 [16] if present
- *   span: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16];
+ *   stretch: unit float16 [16], minimum's unit float16 [16], or unit float32 [16]; scale codes [8 * halves * 16];
  *     minimum codes of the same shape, if present; codes of 8 groups
  * The number of halves of a group is its number of scales. Codes of a group: columns 4 j to 4 j + 3 of all rows form
  * quad j, 64 bytes. With up to 6 bits, the four low bits of the quads j and j + 4 share 64 bytes, and planes with the
@@ -45,18 +45,19 @@ INLINE int64_t scale_bytes(const format f) {
     return f.levels == 1 ? 32 + 32 * f.minimum : halves_of(f) * 16 * (1 + f.minimum);
 }
 
-INLINE int64_t span_bytes(const format f) { return 64 + SPAN_GROUPS * (code_bytes(f) + scale_bytes(f)); }
+INLINE int64_t stretch_bytes(const format f) { return 64 + STRETCH_GROUPS * (code_bytes(f) + scale_bytes(f)); }
 
 /* Return the bytes of a tile of `columns` columns. */
 INLINE int64_t tile_bytes(const format f, int64_t columns) {
     int64_t groups = columns / GROUP;
-    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / SPAN_GROUPS * span_bytes(f);
+    return f.levels == 1 ? groups * (code_bytes(f) + scale_bytes(f)) : groups / STRETCH_GROUPS * stretch_bytes(f);
 }
 
 /* Return the address of the codes of group `g` of a tile. */
 INLINE const uint8_t *codes_of(const format f, const uint8_t *tile, int64_t g) {
     if (f.levels == 1) return tile + g * (code_bytes(f) + scale_bytes(f));
-    return tile + g / SPAN_GROUPS * span_bytes(f) + 64 + SPAN_GROUPS * scale_bytes(f) + g % SPAN_GROUPS * code_bytes(f);
+    const uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f);
+    return stretch + 64 + STRETCH_GROUPS * scale_bytes(f) + g % STRETCH_GROUPS * code_bytes(f);
 }
 
 /* Return quad `j` of a group from the lane that `from` points to (see `lane_codes`). */
@@ -94,14 +95,14 @@ INLINE void unpack_scales(const format f, const uint8_t *tile, int64_t g, int64_
         if (!f.table) minimum[0] = f.minimum ? slice_of_halves(at + 32 + 2 * lane) : scale[0] * (float)-f.zero;
         return;
     }
-    const uint8_t *span = tile + g / SPAN_GROUPS * span_bytes(f), *at = span + 64 + lane;
-    slice unit = load_unit(f, span, lane);
-    for (int64_t half = 0, i = g % SPAN_GROUPS * halves_of(f); half < halves_of(f); half++, i++) {
+    const uint8_t *stretch = tile + g / STRETCH_GROUPS * stretch_bytes(f), *at = stretch + 64 + lane;
+    slice unit = load_unit(f, stretch, lane);
+    for (int64_t half = 0, i = g % STRETCH_GROUPS * halves_of(f); half < halves_of(f); half++, i++) {
         int is_unsigned = f.group == GROUP && !f.table;
         scale[half] = (is_unsigned ? slice_of_unsigned(at + i * 16) : slice_of_signed(at + i * 16)) * unit;
         if (f.minimum) {
-            slice least = slice_of_halves(span + 32 + 2 * lane);
-            minimum[half] = slice_of_unsigned(at + (SPAN_GROUPS * halves_of(f) + i) * 16) * least;
+            slice least = slice_of_halves(stretch + 32 + 2 * lane);
+            minimum[half] = slice_of_unsigned(at + (STRETCH_GROUPS * halves_of(f) + i) * 16) * least;
         }
     }
 }

@@ -12,7 +12,7 @@ from helexa.neuron.ops.constants import MAX_DRAFTS, PAGE_SIZE
 from helexa.neuron.ops.triton.attention.attention_block import LOG2_E
 from helexa.neuron.ops.triton.attention.kv_cache import Paged
 from helexa.neuron.ops.triton.attention.long_attention import attend_long
-from helexa.neuron.ops.triton.attention.short_attention import LEAST_SEGMENT, attend_short, put_together
+from helexa.neuron.ops.triton.attention.short_attention import LEAST_SEGMENT, attend_short, merge_segments
 from helexa.neuron.ops.triton.card import Card
 from helexa.neuron.ops.triton.launch import launch
 
@@ -43,19 +43,19 @@ class Tile:
 
 
 def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, card: Card) -> Tensor:
-    """See `Ops.attend`; the heads of a row of `queries` must be contiguous.
+    """Return the causal attention of each row. The heads of a row of `queries` must be contiguous.
 
     The result of a row depends on its span and on one property of the batch. If the batch has a long span, or too many
     spans of several rows (a sequence with draft tokens), all spans of more than one row use the kernel for long spans.
     """
     rows, heads, dim = queries.shape
-    paged = Paged.of(cache)
+    paged = Paged.from_cache(cache)
     group = heads // paged.kv_heads
     out = torch.empty((rows, heads, dim), dtype=queries.dtype, device=queries.device)
     spans, width = batch.spans.pages.shape
     few = _few(batch, rows)
     window, factor = kind.window or _NO_WINDOW, kind.scale * LOG2_E.value
-    where = (batch.spans.starts, batch.spans.prefixes)
+    span_tables = (batch.spans.starts, batch.spans.prefixes)
     strides = (queries.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
     shape = {"PAGE": PAGE_SIZE, "DIM": dim, "GROUP": group}
 
@@ -63,21 +63,22 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
         most = min(max(batch.most_rows, 1), few)
         short = short_tile(group, dim, paged.numbers.element_size(), card)
         limit = segments(paged.kv_heads)
-        held = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
+        segment_count = min(limit, -(-width * PAGE_SIZE // LEAST_SEGMENT.value))
         split = rows if few > 1 else batch.singles
-        sums = torch.empty((split, heads, held, 2), dtype=torch.float32, device=queries.device)
-        found = torch.empty((split, heads, held, dim), dtype=torch.float32, device=queries.device)
+        sums = torch.empty((split, heads, segment_count, 2), dtype=torch.float32, device=queries.device)
+        weighted = torch.empty((split, heads, segment_count, dim), dtype=torch.float32, device=queries.device)
         tiles = -(-most // (short.rows // group))
-        shares = min(held, max(1, -(-_WAVES * card.processors // (spans * paged.kv_heads))))
+        shares = min(segment_count, max(1, -(-_WAVES * card.processors // (spans * paged.kv_heads))))
         launch(
             attend_short, (spans * tiles, paged.kv_heads, shares),
-            queries, sums, found, paged.numbers, paged.scales, batch.spans.pages, *where, width, few, most, held,
+            queries, sums, weighted,
+            paged.numbers, paged.scales, batch.spans.pages, *span_tables, width, few, most, segment_count,
             *strides, window, factor,
             **shape, TILE=short.rows, BLOCK=short.block, SEGMENTS=limit, warps=short.warps, stages=short.stages,
         )  # fmt: skip
         launch(
-            put_together, (spans * most, heads),
-            sums, found, out, kind.sinks, *where, few, most, held, out.stride(0), window,
+            merge_segments, (spans * most, heads),
+            sums, weighted, out, kind.sinks, *span_tables, few, most, segment_count, out.stride(0), window,
             DIM=dim, SEGMENTS=limit, warps=1,
         )  # fmt: skip
     if has_long(batch, rows):
@@ -85,7 +86,7 @@ def attend(queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind, ca
         tiles = -(-batch.most_rows // (long.rows // group))
         launch(
             attend_long, (tiles, paged.kv_heads, spans),
-            queries, out, paged.numbers, paged.scales, kind.sinks, batch.spans.pages, *where, width, few,
+            queries, out, paged.numbers, paged.scales, kind.sinks, batch.spans.pages, *span_tables, width, few,
             strides[0], out.stride(0), *strides[1:], window, factor,
             **shape, TILE=long.rows, BLOCK=long.block, WINDOWED=kind.window is not None,
             warps=long.warps, stages=long.stages,
@@ -102,7 +103,7 @@ def _few(batch: Batch, rows: int) -> int:
     return _FEW if batch.most_rows <= _FEW and rows <= len(batch.spans.pages) + _MOST_DRAFTED else 1
 
 
-def parts_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
+def partials_bytes(sequences: int, heads: int, kv_heads: int, dim: int) -> int:
     """Return the maximum bytes of `attend` for partial results of segments."""
     return (sequences + _MOST_DRAFTED) * heads * segments(kv_heads) * (dim + 2) * 4
 
@@ -120,10 +121,10 @@ def short_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
     rows, width = max(16, triton.next_power_of_2(group)), triton.next_power_of_2(dim)
     if not card.tensor_cores or itemsize == 4:  # sums are in registers, and loads are not prefetched
         return Tile(rows, 32 if width <= 128 else 16, 4, 1)
-    own = rows * width * (2 + 4)  # queries, and sums before they are stored
-    for room in (card.shared_memory // 2 - own, card.shared_memory - own):
+    fixed_bytes = rows * width * (2 + 4)  # queries, and sums before they are stored
+    for free_bytes in (card.shared_memory // 2 - fixed_bytes, card.shared_memory - fixed_bytes):
         for block in (PAGE_SIZE, 32) if width <= 128 else (32,):
-            ahead = room // (2 * block * width * itemsize)
+            ahead = free_bytes // (2 * block * width * itemsize)
             if ahead >= 2:
                 return Tile(rows, block, 4, min(ahead, 3) + 1)
     return Tile(rows, 16, 4, 2)
@@ -138,6 +139,8 @@ def long_tile(group: int, dim: int, itemsize: int, card: Card) -> Tile:
     if itemsize == 1:  # converting bytes to numbers needs registers, too
         rows, block = (rows, block // 2) if large else (64, block)
     rows = max(rows, triton.next_power_of_2(group))
-    own = rows * width * 2 + (rows * block * 2 if rows < 16 * warps else 0)  # queries; weights that warps exchange
-    ahead = (card.shared_memory - own) // (2 * block * width * itemsize)
+    fixed_bytes = rows * width * 2 + (
+        rows * block * 2 if rows < 16 * warps else 0
+    )  # queries; weights that warps exchange
+    ahead = (card.shared_memory - fixed_bytes) // (2 * block * width * itemsize)
     return Tile(rows, block, warps, max(2, min(3, ahead if large else ahead + 1)))

@@ -12,7 +12,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def take_block(
+def attend_block(
     running,
     queries,
     places,
@@ -46,7 +46,7 @@ def take_block(
         MASKED: whether some query does not see some of the positions.
 
     Returns:
-        `running`, updated with the block.
+        `running`, updated with the positions of the block.
     """
     largest, total, summed = running
     columns = tl.arange(0, queries.shape[1])
@@ -55,18 +55,18 @@ def take_block(
     inside = positions % PAGE
     rows = page * page_stride + inside * DIM
     numbers = cache + rows[:, None] + columns[None, :]
-    there = columns[None, :] < DIM
+    within = columns[None, :] < DIM
     if MASKED:
-        there = there & (positions < end)[:, None]
-    keys = tl.load(numbers, there, 0)
+        within = within & (positions < end)[:, None]
+    keys = tl.load(numbers, within, 0)
     scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * factor
     if scales is not None:
         # Layout of an 8-bit page: keys, values, scales of keys, scales of values.
-        beside = scales + page * (page_stride // 4) + PAGE * DIM // 2 + inside
-        scores *= tl.load(beside, positions < end, 0.0)[None, :]
+        key_scales = scales + page * (page_stride // 4) + PAGE * DIM // 2 + inside
+        scores *= tl.load(key_scales, positions < end, 0.0)[None, :]
     if MASKED:
-        seen = (positions[None, :] <= places[:, None]) & (positions[None, :] > places[:, None] - window)
-        scores = tl.where(seen, scores, float("-inf"))
+        visible = (positions[None, :] <= places[:, None]) & (positions[None, :] > places[:, None] - window)
+        scores = tl.where(visible, scores, float("-inf"))
     rising = tl.maximum(largest, tl.max(scores, 1))
     # Until a query has seen a position, its largest score is -inf.
     base = tl.where(rising == float("-inf"), 0.0, rising) if MASKED else rising
@@ -74,8 +74,8 @@ def take_block(
     shrink = tl.exp2(largest - base)
     total = total * shrink + tl.sum(weights, 1)
     if scales is not None:
-        weights *= tl.load(beside + PAGE, positions < end, 0.0)[None, :]
-    values = tl.load(numbers + values_offset, there, 0).to(queries.dtype)
+        weights *= tl.load(key_scales + PAGE, positions < end, 0.0)[None, :]
+    values = tl.load(numbers + values_offset, within, 0).to(queries.dtype)
     summed = tl.dot(weights.to(queries.dtype), values, summed * shrink[:, None], input_precision="ieee")
     return rising, total, summed
 

@@ -44,7 +44,7 @@ class Paged:
     values_offset: int
 
     @classmethod
-    def of(cls, cache: Tensor) -> "Paged":
+    def from_cache(cls, cache: Tensor) -> "Paged":
         """Return the address parameters of a cache."""
         if cache.dim() == 3:
             _, kv_heads, size = cache.shape

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, page_of, take_block, tile_of
+from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, attend_block, page_of, tile_of
 
 
 @triton.jit(do_not_specialize=("pages", "starts", "prefixes", "pages_stride", "few"))
@@ -48,11 +48,11 @@ def attend_long(
     columns = tl.arange(0, W)
     cells = present[:, None] & (columns < DIM)[None, :]
     at = (row + tokens).to(tl.int64)[:, None] * queries_stride + heads[:, None] * DIM + columns[None, :]
-    asked = tl.load(queries + at, cells, 0.0)
+    query = tl.load(queries + at, cells, 0.0)
 
     places = prefix + tokens
     end = prefix + count
-    seen = tl.minimum(prefix + first + TILE // GROUP, end)  # end of the positions that the last query sees
+    visible_end = tl.minimum(prefix + first + TILE // GROUP, end)  # end of the positions that the last query sees
     cache += kv_head.to(tl.int64) * head_stride
     if scales is not None:
         scales += kv_head.to(tl.int64) * (head_stride // 4)
@@ -61,22 +61,24 @@ def attend_long(
     total = tl.zeros([TILE], tl.float32)
     summed = tl.zeros([TILE, W], tl.float32)
     if WINDOWED:
-        whole = tl.maximum(prefix + first - window + 1, 0) // BLOCK * BLOCK
+        masked_start = tl.maximum(prefix + first - window + 1, 0) // BLOCK * BLOCK
     else:
-        whole = (prefix + first + 1) // BLOCK * BLOCK  # positions before `whole` are visible to all queries
+        masked_start = (
+            (prefix + first + 1) // BLOCK * BLOCK
+        )  # positions before `masked_start` are visible to all queries
         page = page_of(pages, 0, end, PAGE, BLOCK)
-        for start in range(0, whole, BLOCK):
-            largest, total, summed = take_block(
+        for start in range(0, masked_start, BLOCK):
+            largest, total, summed = attend_block(
                 (largest, total, summed),
-                asked, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
+                query, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
                 PAGE, DIM, BLOCK, False,
             )  # fmt: skip
             page = page_of(pages, start + BLOCK, end, PAGE, BLOCK)
-    page = page_of(pages, whole, end, PAGE, BLOCK)
-    for start in range(whole, seen, BLOCK):
-        largest, total, summed = take_block(
+    page = page_of(pages, masked_start, end, PAGE, BLOCK)
+    for start in range(masked_start, visible_end, BLOCK):
+        largest, total, summed = attend_block(
             (largest, total, summed),
-            asked, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
+            query, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
             PAGE, DIM, BLOCK, True,
         )  # fmt: skip
         page = page_of(pages, start + BLOCK, end, PAGE, BLOCK)

@@ -18,10 +18,10 @@ _HEADS = 4  # heads per program: 128 numbers each make two 16-byte loads per thr
 def rotate_store(
     qkv: Tensor, heads: int, rope: tuple[Tensor, Tensor], cache: Tensor, slots: Tensor, norms: HeadNorms | None
 ) -> Tensor:
-    """See `Ops.rotate_store`; a row with slot -1 is not stored."""
+    """Normalize and rotate queries and keys; store keys and values. A row with slot -1 is not stored."""
     rows, all_heads, dim = qkv.shape
     cos, sin = rope
-    paged = Paged.of(cache)
+    paged = Paged.from_cache(cache)
     queries = torch.empty((rows, heads, dim), dtype=qkv.dtype, device=qkv.device)
     weights = (None, None, 0.0) if norms is None else (norms.query, norms.key, norms.eps)
     strides = (qkv.stride(0), paged.head_stride, paged.page_stride, paged.values_offset)
@@ -59,64 +59,72 @@ def _rotate_store(
 ):
     row = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    there = heads < QUERIES + 2 * KV_HEADS
+    exists = heads < QUERIES + 2 * KV_HEADS
     source = qkv + row * qkv_stride + heads[:, None] * DIM
     columns = tl.arange(0, triton.next_power_of_2(HALF))
-    cells = there[:, None] & (columns < HALF)[None, :]
+    cells = exists[:, None] & (columns < HALF)[None, :]
     first = tl.load(source + columns[None, :], cells, 0.0).to(tl.float32)
     second = tl.load(source + HALF + columns[None, :], cells, 0.0).to(tl.float32)
-    others = 2 * HALF + tl.arange(0, triton.next_power_of_2(max(DIM - 2 * HALF, 1)))  # numbers that are not rotated
-    other_cells = there[:, None] & (others < DIM)[None, :]
-    rest = tl.load(source + others[None, :], other_cells, 0.0).to(tl.float32)
+    unrotated_columns = 2 * HALF + tl.arange(
+        0, triton.next_power_of_2(max(DIM - 2 * HALF, 1))
+    )  # numbers that are not rotated
+    unrotated_cells = exists[:, None] & (unrotated_columns < DIM)[None, :]
+    unrotated = tl.load(source + unrotated_columns[None, :], unrotated_cells, 0.0).to(tl.float32)
 
-    asking, turning = (heads < QUERIES)[:, None], (heads < QUERIES + KV_HEADS)[:, None]
+    is_query, is_rotated = (heads < QUERIES)[:, None], (heads < QUERIES + KV_HEADS)[:, None]
     if query_norm is not None:
-        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(rest * rest, 1)
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1) + tl.sum(unrotated * unrotated, 1)
         scale = tl.rsqrt(squares / DIM + eps)[:, None]
         dtype: tl.constexpr = qkv.dtype.element_ty
-        first = _normed(first, scale, query_norm, key_norm, columns, HALF, asking, turning, dtype)
-        second = _normed(second, scale, query_norm + HALF, key_norm + HALF, columns, HALF, asking, turning, dtype)
-        rest = _normed(rest, scale, query_norm, key_norm, others, DIM, asking, turning, dtype)
+        first = _normed(first, scale, query_norm, key_norm, columns, HALF, is_query, is_rotated, dtype)
+        second = _normed(second, scale, query_norm + HALF, key_norm + HALF, columns, HALF, is_query, is_rotated, dtype)
+        unrotated = _normed(unrotated, scale, query_norm, key_norm, unrotated_columns, DIM, is_query, is_rotated, dtype)
     cosines = tl.load(cos + row * HALF + columns, columns < HALF, 0.0)[None, :]
     sines = tl.load(sin + row * HALF + columns, columns < HALF, 0.0)[None, :]
-    turned = first * cosines - second * sines
-    second = tl.where(turning, second * cosines + first * sines, second)
-    first = tl.where(turning, turned, first)
+    rotated = first * cosines - second * sines
+    second = tl.where(is_rotated, second * cosines + first * sines, second)
+    first = tl.where(is_rotated, rotated, first)
 
-    asked = queries + (row * QUERIES + heads)[:, None] * DIM
-    asking = cells & asking
-    tl.store(asked + columns[None, :], first.to(queries.dtype.element_ty), asking)
-    tl.store(asked + HALF + columns[None, :], second.to(queries.dtype.element_ty), asking)
-    tl.store(asked + others[None, :], rest.to(queries.dtype.element_ty), other_cells & (heads < QUERIES)[:, None])
+    query_at = queries + (row * QUERIES + heads)[:, None] * DIM
+    is_query = cells & is_query
+    tl.store(query_at + columns[None, :], first.to(queries.dtype.element_ty), is_query)
+    tl.store(query_at + HALF + columns[None, :], second.to(queries.dtype.element_ty), is_query)
+    tl.store(
+        query_at + unrotated_columns[None, :],
+        unrotated.to(queries.dtype.element_ty),
+        unrotated_cells & (heads < QUERIES)[:, None],
+    )
 
     slot = tl.load(slots + row).to(tl.int64)
-    stored = there & (heads >= tl.where(slot >= 0, QUERIES, QUERIES + 2 * KV_HEADS))
+    stored = exists & (heads >= tl.where(slot >= 0, QUERIES, QUERIES + 2 * KV_HEADS))
     is_value = (heads >= QUERIES + KV_HEADS).to(tl.int64)
     kv_head = heads - QUERIES - is_value * KV_HEADS
     at = slot // PAGE * page_stride + kv_head * head_stride
     inside = slot % PAGE
     if scales is not None:
         peak = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
-        peak = tl.maximum(peak, tl.max(tl.abs(rest), 1))
+        peak = tl.maximum(peak, tl.max(tl.abs(unrotated), 1))
         inverse = tl.where(peak > 1e-30, 127.0 / peak, 0.0)[:, None]
         # A non-finite number makes the scale NaN, so the row stays non-finite as in 16-bit caches.
-        total = tl.sum(first, 1) + tl.sum(second, 1) + tl.sum(rest, 1)
+        total = tl.sum(first, 1) + tl.sum(second, 1) + tl.sum(unrotated, 1)
         step = tl.where(total == total, peak / 127.0, total)
         tl.store(scales + at // 4 + PAGE * DIM // 2 + inside + is_value * PAGE, step, stored)
         first = tl.floor(first * inverse + 0.5)
         second = tl.floor(second * inverse + 0.5)
-        rest = tl.floor(rest * inverse + 0.5)
-    kept = cache + (at + inside * DIM + is_value * values_offset)[:, None]
+        unrotated = tl.floor(unrotated * inverse + 0.5)
+    cache_at = cache + (at + inside * DIM + is_value * values_offset)[:, None]
     storing = cells & stored[:, None]
-    tl.store(kept + columns[None, :], first.to(cache.dtype.element_ty), storing)
-    tl.store(kept + HALF + columns[None, :], second.to(cache.dtype.element_ty), storing)
-    tl.store(kept + others[None, :], rest.to(cache.dtype.element_ty), other_cells & stored[:, None])
+    tl.store(cache_at + columns[None, :], first.to(cache.dtype.element_ty), storing)
+    tl.store(cache_at + HALF + columns[None, :], second.to(cache.dtype.element_ty), storing)
+    tl.store(
+        cache_at + unrotated_columns[None, :], unrotated.to(cache.dtype.element_ty), unrotated_cells & stored[:, None]
+    )
 
 
 @triton.jit
-def _normed(x, scale, query_norm, key_norm, columns, end, asking, turning, DTYPE: tl.constexpr):
+def _normed(x, scale, query_norm, key_norm, columns, end, is_query, is_rotated, DTYPE: tl.constexpr):
     """Apply the norm weights of queries and keys, with the same rounding as a separate norm kernel."""
     query_weight = tl.load(query_norm + columns, columns < end, 0.0)[None, :]
     key_weight = tl.load(key_norm + columns, columns < end, 0.0)[None, :]
-    normed = (x * scale * tl.where(asking, query_weight, key_weight)).to(DTYPE).to(tl.float32)
-    return tl.where(turning, normed, x)
+    normed = (x * scale * tl.where(is_query, query_weight, key_weight)).to(DTYPE).to(tl.float32)
+    return tl.where(is_rotated, normed, x)

@@ -9,17 +9,17 @@ number of programs or on other sequences in the batch.
 import triton
 import triton.language as tl
 
-from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, page_of, take_block, tile_of
+from helexa.neuron.ops.triton.attention.attention_block import LOG2_E, attend_block, page_of, tile_of
 
 LEAST_SEGMENT = tl.constexpr(256)
-_TAKEN = tl.constexpr(16)  # partial results merged per iteration
+_MERGED = tl.constexpr(16)  # partial results merged per iteration
 
 
 @triton.jit(do_not_specialize=("pages", "starts", "prefixes", "pages_stride", "few", "most", "segments"))
 def attend_short(
     queries,
     sums,
-    found,
+    weighted,
     cache,
     scales,
     pages,
@@ -46,7 +46,7 @@ def attend_short(
 
     Args:
         sums: [T, heads, segments, 2], largest score and sum of weights of each segment.
-        found: [T, heads, segments, DIM], weighted values of each segment.
+        weighted: [T, heads, segments, DIM], weighted values of each segment.
         few: maximum number of rows of a short span.
         most: upper bound of the rows of all short spans in the batch.
     """
@@ -64,46 +64,46 @@ def attend_short(
     end = prefix + tl.minimum(first + TOKENS, count)
     begin = tl.maximum(prefix + first - window + 1, 0)
     lowest = begin // size
-    own = tl.cdiv(tl.cdiv(end, size) - lowest, shares)
-    lowest += tl.program_id(2) * own
+    per_program = tl.cdiv(tl.cdiv(end, size) - lowest, shares)
+    lowest += tl.program_id(2) * per_program
     begin = tl.maximum(lowest * size, begin // BLOCK * BLOCK)
-    stop = tl.minimum((lowest + own) * size, end)
+    stop = tl.minimum((lowest + per_program) * size, end)
 
     tokens, heads, present = tile_of(kv_head, first, count, TILE, GROUP)
     columns = tl.arange(0, W)
     cells = present[:, None] & (columns < DIM)[None, :]
     at = (row + tokens).to(tl.int64)[:, None] * queries_stride + heads[:, None] * DIM + columns[None, :]
-    asked = tl.load(queries + at, cells, 0.0)
+    query = tl.load(queries + at, cells, 0.0)
     places = prefix + tokens
     cache += kv_head.to(tl.int64) * head_stride
     if scales is not None:
         scales += kv_head.to(tl.int64) * (head_stride // 4)
     pages += span.to(tl.int64) * pages_stride
-    parts = ((row + tokens).to(tl.int64) * (tl.num_programs(1) * GROUP) + heads) * segments
+    first_partial = ((row + tokens).to(tl.int64) * (tl.num_programs(1) * GROUP) + heads) * segments
     largest = tl.full([TILE], float("-inf"), tl.float32)
     total = tl.zeros([TILE], tl.float32)
     summed = tl.zeros([TILE, W], tl.float32)
     page = page_of(pages, begin, stop, PAGE, BLOCK)
     for start in range(begin, stop, BLOCK):
-        largest, total, summed = take_block(
+        largest, total, summed = attend_block(
             (largest, total, summed),
-            asked, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
+            query, places, cache, scales, page, start, end, window, factor, page_stride, values_offset,
             PAGE, DIM, BLOCK, True,
         )  # fmt: skip
         page = page_of(pages, start + BLOCK, stop, PAGE, BLOCK)
         complete = ((start + BLOCK) % size == 0) | (start + BLOCK >= stop)
         if complete:
-            part = parts + start // size
-            tl.store(sums + 2 * part, largest, present)
-            tl.store(sums + 2 * part + 1, total, present)
-            tl.store(found + part[:, None] * DIM + columns[None, :], summed, cells)
+            partial = first_partial + start // size
+            tl.store(sums + 2 * partial, largest, present)
+            tl.store(sums + 2 * partial + 1, total, present)
+            tl.store(weighted + partial[:, None] * DIM + columns[None, :], summed, cells)
         largest = tl.where(complete, float("-inf"), largest)  # a largest score of -inf also clears the sums
 
 
 @triton.jit(do_not_specialize=("starts", "prefixes", "few", "most", "segments"))
-def put_together(
+def merge_segments(
     sums,
-    found,
+    weighted,
     out,
     sinks,
     starts,
@@ -127,20 +127,20 @@ def put_together(
     size = _segment_size(place - token + count, SEGMENTS)
     columns = tl.arange(0, W)
     row = row.to(tl.int64) + token
-    parts = (row * tl.num_programs(1) + head) * segments
+    first_partial = (row * tl.num_programs(1) + head) * segments
     largest = float("-inf")
     total = 0.0
     summed = tl.zeros([W], tl.float32)
     if sinks is not None:
         largest = tl.load(sinks + head) * LOG2_E
         total = 1.0
-    for start in range(tl.maximum(place - window + 1, 0) // size, place // size + 1, _TAKEN):
-        number = start + tl.arange(0, _TAKEN)
-        there = number <= place // size
-        scores = tl.load(sums + 2 * (parts + number), there, float("-inf"))
-        weights = tl.load(sums + 2 * (parts + number) + 1, there, 0.0)
-        cells = there[:, None] & (columns < DIM)[None, :]
-        values = tl.load(found + (parts + number)[:, None] * DIM + columns[None, :], cells, 0.0)
+    for start in range(tl.maximum(place - window + 1, 0) // size, place // size + 1, _MERGED):
+        number = start + tl.arange(0, _MERGED)
+        exists = number <= place // size
+        scores = tl.load(sums + 2 * (first_partial + number), exists, float("-inf"))
+        weights = tl.load(sums + 2 * (first_partial + number) + 1, exists, 0.0)
+        cells = exists[:, None] & (columns < DIM)[None, :]
+        values = tl.load(weighted + (first_partial + number)[:, None] * DIM + columns[None, :], cells, 0.0)
         rising = tl.maximum(largest, tl.max(scores, 0))
         share = tl.exp2(scores - rising)
         shrink = tl.exp2(largest - rising)

@@ -37,19 +37,19 @@ def advance_chunks(
     key, value = constants["KEY"], constants["VALUE"]
     key_block, value_block = constants["KEY_BLOCK"], constants["VALUE_BLOCK"]
 
-    def room(*shape: int, dtype: torch.dtype = out.dtype) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = out.dtype) -> Tensor:
         return torch.empty(rows, *shape, dtype=dtype, device=out.device)
 
-    parts = room(2 * constants["KEY_HEADS"] * key + heads * value)
-    wanted, stale, seen = room(heads, value), room(heads, key), room(heads, CHUNK)
-    since, left = room(heads, dtype=torch.float32), room(heads, dtype=torch.float32)
+    projected = empty(2 * constants["KEY_HEADS"] * key + heads * value)
+    wanted, stale, qk_scores = empty(heads, value), empty(heads, key), empty(heads, CHUNK)
+    decay_before, decay_after = empty(heads, dtype=torch.float32), empty(heads, dtype=torch.float32)
     spans, chunks = len(batch.spans.state_slots) - batch.singles, triton.cdiv(batch.most_rows, CHUNK)
     sizes = {name: constants[name] for name in ("KEY_HEADS", "HEADS", "KEY", "VALUE", "FEW")} | {"CHUNK": CHUNK}
     precision = "tf32x3" if out.dtype == torch.float32 else "tf32"
     launch(
-        _take_rows,
+        _prepare_rows,
         (2 * constants["KEY_HEADS"] + heads, chunks, spans),
-        *(mixed, mixed_stride, kernel, cache.conv, *places, batch.singles, parts),
+        *(mixed, mixed_stride, kernel, cache.conv, *places, batch.singles, projected),
         warps=4,
         KERNEL=constants["KERNEL"],
         BLOCK=max(key_block, value_block),
@@ -58,7 +58,22 @@ def advance_chunks(
     launch(
         _solve_chunks,
         (heads, chunks, spans),
-        *(parts, b, a, b_stride, a_stride, rate, bias, *places[:3], batch.singles, wanted, stale, seen, since, left),
+        *(
+            projected,
+            b,
+            a,
+            b_stride,
+            a_stride,
+            rate,
+            bias,
+            *places[:3],
+            batch.singles,
+            wanted,
+            stale,
+            qk_scores,
+            decay_before,
+            decay_after,
+        ),
         warps=8,
         KEY_BLOCK=key_block,
         VALUE_BLOCK=value_block,
@@ -70,7 +85,7 @@ def advance_chunks(
     launch(
         _carry_states,
         (triton.cdiv(value, tile), heads, spans),
-        *(parts, wanted, stale, seen, since, left, cache.state, *places, batch.singles),
+        *(projected, wanted, stale, qk_scores, decay_before, decay_after, cache.state, *places, batch.singles),
         warps=8,
         KEY_BLOCK=key_block,
         TILE=tile,
@@ -93,15 +108,15 @@ def _rows_of(starts, settled, span, chunk, CHUNK: tl.constexpr, FEW: tl.constexp
 
     The mask is empty for short spans.
     """
-    first, own = tl.load(starts + span), tl.load(settled + span)
-    own = tl.where((own > FEW) & (tl.load(starts + span + 1) > first), own, 0)
+    first, settled_rows = tl.load(starts + span), tl.load(settled + span)
+    settled_rows = tl.where((settled_rows > FEW) & (tl.load(starts + span + 1) > first), settled_rows, 0)
     row = chunk * CHUNK + tl.arange(0, CHUNK)
-    return (first + chunk * CHUNK).to(tl.int64), row, row < own
+    return (first + chunk * CHUNK).to(tl.int64), row, row < settled_rows
 
 
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
-def _take_rows(
-    mixed, mixed_stride, kernel, ring, starts, prefixes, settled, slots, singles, parts,
+def _prepare_rows(
+    mixed, mixed_stride, kernel, ring, starts, prefixes, settled, slots, singles, projected,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -110,28 +125,29 @@ def _take_rows(
     Queries are multiplied by 1 / sqrt(Dk).
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
-    at, row, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
-    if tl.max(there.to(tl.int32)) == 0:
+    at, row, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(exists.to(tl.int32)) == 0:
         return
     MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
     is_key = head < 2 * KEY_HEADS
     start = tl.where(is_key, head * KEY, 2 * KEY_HEADS * KEY + (head - 2 * KEY_HEADS) * VALUE)
     numbers, places = tl.arange(0, BLOCK), tl.arange(0, CHUNK)
     columns = (start + numbers)[None, :]
-    within = there[:, None] & (numbers < tl.where(is_key, KEY, VALUE))[None, :]
+    within = exists[:, None] & (numbers < tl.where(is_key, KEY, VALUE))[None, :]
     ring += tl.load(slots + span).to(tl.int64) * KERNEL * MIXED
-    here = mixed + at * mixed_stride + places[:, None] * mixed_stride
+    row_at = mixed + at * mixed_stride + places[:, None] * mixed_stride
     x = convolved(
-        here, mixed_stride, ring, kernel, columns, within, row[:, None], tl.load(prefixes + span), MIXED, KERNEL
+        row_at, mixed_stride, ring, kernel, columns, within, row[:, None], tl.load(prefixes + span), MIXED, KERNEL
     )
     length = tl.rsqrt(tl.sum(x * x, 1) + 1e-6) * tl.where(head < KEY_HEADS, KEY**-0.5, 1.0)
     x *= tl.where(is_key, length, 1.0)[:, None]
-    tl.store(parts + at * MIXED + places[:, None] * MIXED + columns, x.to(parts.dtype.element_ty), within)
+    tl.store(projected + at * MIXED + places[:, None] * MIXED + columns, x.to(projected.dtype.element_ty), within)
 
 
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _solve_chunks(
-    parts, b, a, b_stride, a_stride, rate, bias, starts, prefixes, settled, singles, wanted, stale, seen, since, left,
+    projected, b, a, b_stride, a_stride, rate, bias, starts, prefixes, settled, singles, wanted, stale,
+    qk_scores, decay_before, decay_after,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, PRECISION: tl.constexpr,
     LEVELS: tl.constexpr,
@@ -140,119 +156,120 @@ def _solve_chunks(
 
     The state changes of the rows are `wanted - stale S`. The outputs of the rows are
 
-        exp(since) q S + seen (wanted - stale S)
+        decay_before q S + qk_scores (wanted - stale S)
 
-    `left` is the decay of each row's change until the end of the chunk.
+    `decay_before` is the decay of the state from the start of the chunk to each row. `decay_after` is the decay of each
+    row's change from the row to the end of the chunk.
     """
     head, span = tl.program_id(0), singles + tl.program_id(2)
-    at, _, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
-    if tl.max(there.to(tl.int32)) == 0:
+    at, _, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(exists.to(tl.int32)) == 0:
         return
     MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
     keys, values, places = tl.arange(0, KEY_BLOCK), tl.arange(0, VALUE_BLOCK), tl.arange(0, CHUNK)
-    key_within = there[:, None] & (keys < KEY)[None, :]
-    value_within = there[:, None] & (values < VALUE)[None, :]
+    key_within = exists[:, None] & (keys < KEY)[None, :]
+    value_within = exists[:, None] & (values < VALUE)[None, :]
     a, b = a + at * a_stride + head, b + at * b_stride + head
-    parts, of_head = parts + at * MIXED, at * HEADS + head
-    of_row = tl.load(a + places * a_stride, there, 0.0), tl.load(b + places * b_stride, there, 0.0)
+    projected, of_head = projected + at * MIXED, at * HEADS + head
+    of_row = tl.load(a + places * a_stride, exists, 0.0), tl.load(b + places * b_stride, exists, 0.0)
     g, beta = gates(of_row[0], of_row[1], tl.load(rate + head), tl.load(bias + head))
-    g, beta = tl.where(there, g, 0.0), tl.where(there, beta, 0.0)
+    g, beta = tl.where(exists, g, 0.0), tl.where(exists, beta, 0.0)
     later = places[:, None] > places[None, :]
     between = tl.where(later, g[:, None], 0.0)
-    tl.store(left + of_head + places * HEADS, tl.exp(tl.sum(between, 0)), there)
-    grown = tl.exp(tl.cumsum(g, 0))
-    tl.store(since + of_head + places * HEADS, grown, there)
+    tl.store(decay_after + of_head + places * HEADS, tl.exp(tl.sum(between, 0)), exists)
+    decay = tl.exp(tl.cumsum(g, 0))
+    tl.store(decay_before + of_head + places * HEADS, decay, exists)
     # Decay of a row at a later row. Sums start at each row, since differences of sums lose small decays.
     between = tl.exp(tl.cumsum(between, 0))
 
-    of_keys = parts + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
+    of_keys = projected + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
     q = tl.load(of_keys, key_within, 0.0)
     k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     scores = tl.where(places[:, None] >= places[None, :], scores * between, 0.0)
     tl.store(
-        seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :],
-        scores.to(seen.dtype.element_ty),
-        there[:, None],
+        qk_scores + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :],
+        scores.to(qk_scores.dtype.element_ty),
+        exists[:, None],
     )
     system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * beta[:, None]
     system = tl.where(later, system * between, 0.0)
     # Invert 1 + system: first the blocks on the diagonal, then pairs of inverted blocks, until one block is left. This
     # is forward substitution by blocks, which stays exact if keys repeat.
-    apart = places[:, None] ^ places[None, :]
-    inverse = tl.where(apart == 0, 1.0, tl.where(apart == 1, -system, 0.0))
+    distance = places[:, None] ^ places[None, :]
+    inverse = tl.where(distance == 0, 1.0, tl.where(distance == 1, -system, 0.0))
     for level in range(1, LEVELS):
-        part = tl.where(apart >> level == 1, -system, 0.0)
-        part = tl.dot(part, inverse, input_precision=PRECISION)
-        inverse = tl.dot(inverse, part, inverse, input_precision=PRECISION)
-    of_values = parts + 2 * KEY_HEADS * KEY + head * VALUE + places[:, None] * MIXED + values[None, :]
+        coupling = tl.where(distance >> level == 1, -system, 0.0)
+        coupling = tl.dot(coupling, inverse, input_precision=PRECISION)
+        inverse = tl.dot(inverse, coupling, inverse, input_precision=PRECISION)
+    of_values = projected + 2 * KEY_HEADS * KEY + head * VALUE + places[:, None] * MIXED + values[None, :]
     v = tl.load(of_values, value_within, 0.0).to(tl.float32) * beta[:, None]
-    found = tl.dot(inverse, v, input_precision=PRECISION).to(wanted.dtype.element_ty)
-    tl.store(wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :], found, value_within)
-    k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0).to(tl.float32) * (beta * grown)[:, None]
-    found = tl.dot(inverse, k, input_precision=PRECISION).to(stale.dtype.element_ty)
-    tl.store(stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :], found, key_within)
+    result = tl.dot(inverse, v, input_precision=PRECISION).to(wanted.dtype.element_ty)
+    tl.store(wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :], result, value_within)
+    k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0).to(tl.float32) * (beta * decay)[:, None]
+    result = tl.dot(inverse, k, input_precision=PRECISION).to(stale.dtype.element_ty)
+    tl.store(stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :], result, key_within)
 
 
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _carry_states(
-    parts, wanted, stale, seen, since, left, state, starts, prefixes, settled, slots, singles,
+    projected, wanted, stale, qk_scores, decay_before, decay_after, state, starts, prefixes, settled, slots, singles,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, KEY_BLOCK: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Carry some columns of one head's state through all chunks of a span; outputs overwrite `wanted`."""
     head, span = tl.program_id(1), singles + tl.program_id(2)
-    first, own = tl.load(starts + span), tl.load(settled + span)
-    if (own <= FEW) | (tl.load(starts + span + 1) == first):
+    first, settled_rows = tl.load(starts + span), tl.load(settled + span)
+    if (settled_rows <= FEW) | (tl.load(starts + span + 1) == first):
         return
     MIXED: tl.constexpr = 2 * KEY_HEADS * KEY + HEADS * VALUE
     keys, places = tl.arange(0, KEY_BLOCK), tl.arange(0, CHUNK)
     values = tl.program_id(0) * TILE + tl.arange(0, TILE)
     slot = tl.load(slots + span).to(tl.int64)
-    held_at = state + (slot * HEADS + head) * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
+    state_at = state + (slot * HEADS + head) * KEY * VALUE + keys[:, None] * VALUE + values[None, :]
     within = (keys < KEY)[:, None] & (values < VALUE)[None, :]
     known = keys < tl.where(tl.load(prefixes + span) > 0, KEY, 0)
-    held = tl.load(held_at, known[:, None] & (values < VALUE)[None, :], 0.0)
-    for chunk in range(tl.cdiv(own, CHUNK)):
-        at, _, there = _rows_of(starts, settled, span, chunk, CHUNK, FEW)
-        key_within = there[:, None] & (keys < KEY)[None, :]
-        value_within = there[:, None] & (values < VALUE)[None, :]
+    state_tile = tl.load(state_at, known[:, None] & (values < VALUE)[None, :], 0.0)
+    for chunk in range(tl.cdiv(settled_rows, CHUNK)):
+        at, _, exists = _rows_of(starts, settled, span, chunk, CHUNK, FEW)
+        key_within = exists[:, None] & (keys < KEY)[None, :]
+        value_within = exists[:, None] & (values < VALUE)[None, :]
         of_head = at * HEADS + head
-        of_keys = parts + at * MIXED + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
+        of_keys = projected + at * MIXED + head // (HEADS // KEY_HEADS) * KEY + places[:, None] * MIXED + keys[None, :]
         wanted_at = wanted + of_head * VALUE + places[:, None] * (HEADS * VALUE) + values[None, :]
-        grown = tl.load(since + of_head + places * HEADS, there, 0.0)
+        decay = tl.load(decay_before + of_head + places * HEADS, exists, 0.0)
         stale_at = stale + of_head * KEY + places[:, None] * (HEADS * KEY) + keys[None, :]
-        gone = tl.load(stale_at, key_within, 0.0).to(tl.float32)
-        change = tl.load(wanted_at, value_within, 0.0) - tl.dot(gone, held, input_precision=PRECISION)
-        q = tl.load(of_keys, key_within, 0.0) * grown[:, None]
-        found = tl.dot(q, held, input_precision=PRECISION)
-        seen_at = seen + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :]
-        scores = tl.load(seen_at, there[:, None], 0.0).to(tl.float32)
-        found = tl.dot(scores, change, found, input_precision=PRECISION)
-        tl.store(wanted_at, found.to(wanted.dtype.element_ty), value_within)
+        stale_rows = tl.load(stale_at, key_within, 0.0).to(tl.float32)
+        change = tl.load(wanted_at, value_within, 0.0) - tl.dot(stale_rows, state_tile, input_precision=PRECISION)
+        q = tl.load(of_keys, key_within, 0.0) * decay[:, None]
+        result = tl.dot(q, state_tile, input_precision=PRECISION)
+        qk_scores_at = qk_scores + of_head * CHUNK + places[:, None] * (HEADS * CHUNK) + places[None, :]
+        scores = tl.load(qk_scores_at, exists[:, None], 0.0).to(tl.float32)
+        result = tl.dot(scores, change, result, input_precision=PRECISION)
+        tl.store(wanted_at, result.to(wanted.dtype.element_ty), value_within)
         k = tl.load(of_keys + KEY_HEADS * KEY, key_within, 0.0)
-        k *= tl.load(left + of_head + places * HEADS, there, 0.0)[:, None]
-        last = tl.minimum(own - chunk * CHUNK, CHUNK) - 1
-        held *= tl.load(since + of_head + last * HEADS)
-        held = tl.dot(tl.trans(k), change, held, input_precision=PRECISION)
-    tl.store(held_at, held, within)
+        k *= tl.load(decay_after + of_head + places * HEADS, exists, 0.0)[:, None]
+        last = tl.minimum(settled_rows - chunk * CHUNK, CHUNK) - 1
+        state_tile *= tl.load(decay_before + of_head + last * HEADS)
+        state_tile = tl.dot(tl.trans(k), change, state_tile, input_precision=PRECISION)
+    tl.store(state_at, state_tile, within)
 
 
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
 def _gate_rows(
-    found, z, z_stride, norm, eps, starts, prefixes, settled, singles, out,
+    result, z, z_stride, norm, eps, starts, prefixes, settled, singles, out,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, CHUNK: tl.constexpr,
     FEW: tl.constexpr, VALUE_BLOCK: tl.constexpr,
 ):  # fmt: skip
     head, span = tl.program_id(0), singles + tl.program_id(2)
-    at, _, there = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
-    if tl.max(there.to(tl.int32)) == 0:
+    at, _, exists = _rows_of(starts, settled, span, tl.program_id(1), CHUNK, FEW)
+    if tl.max(exists.to(tl.int32)) == 0:
         return
     values = tl.arange(0, VALUE_BLOCK)
-    within = there[:, None] & (values < VALUE)[None, :]
+    within = exists[:, None] & (values < VALUE)[None, :]
     places = tl.arange(0, CHUNK)[:, None]
     of_head, place = (at * HEADS + head) * VALUE, places * (HEADS * VALUE) + values[None, :]
-    x = tl.load(found + of_head + place, within, 0.0).to(tl.float32)
+    x = tl.load(result + of_head + place, within, 0.0).to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 1) / VALUE + eps)[:, None] * tl.load(norm + values, values < VALUE, 0.0)[None, :]
     gate = tl.load(z + at * z_stride + head * VALUE + places * z_stride + values[None, :], within, 0.0).to(tl.float32)
     tl.store(out + of_head + place, (x * gate * tl.sigmoid(gate)).to(out.dtype.element_ty), within)

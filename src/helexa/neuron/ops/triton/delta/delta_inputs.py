@@ -10,27 +10,27 @@ TABLES = ["starts", "prefixes", "settled", "slots"]
 
 @triton.jit
 def convolved(
-    here, stride, ring, kernel, columns, within, row, prefix, MIXED: tl.constexpr, KERNEL: tl.constexpr
+    row_at, stride, ring, kernel, columns, within, row, prefix, MIXED: tl.constexpr, KERNEL: tl.constexpr
 ) -> tl.tensor:  # fmt: skip
     """Return SiLU of the convolution of some columns, for one or several rows; 0 outside the mask `within`.
 
     Args:
-        here: address of the row in the batch.
+        row_at: address of the row in the batch.
         ring: ring buffer of the sequence; position p is in row p mod K.
         row: index of the row in its span, whose first row has position `prefix`.
     """
     total = tl.zeros(within.shape, tl.float32)
     for back in tl.static_range(KERNEL):
         place = prefix + row - back
-        seen = tl.load(here - back * stride + columns, within & (place >= prefix), 0.0)
-        seen += tl.load(ring + place % KERNEL * MIXED + columns, within & (place < prefix) & (place >= 0), 0.0)
-        total += seen.to(tl.float32) * tl.load(kernel + (KERNEL - 1 - back) * MIXED + columns, within, 0.0)
+        inputs = tl.load(row_at - back * stride + columns, within & (place >= prefix), 0.0)
+        inputs += tl.load(ring + place % KERNEL * MIXED + columns, within & (place < prefix) & (place >= 0), 0.0)
+        total += inputs.to(tl.float32) * tl.load(kernel + (KERNEL - 1 - back) * MIXED + columns, within, 0.0)
     return total * tl.sigmoid(total)
 
 
 @triton.jit
 def convolved_row(
-    here, stride, ring, kernel, columns, within, place, prefix,
+    row_at, stride, ring, kernel, columns, within, place, prefix,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, TAPS: tl.constexpr, AXIS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Return the convolution of one row at position `place`; different threads load all taps at once.
@@ -43,11 +43,11 @@ def convolved_row(
     """
     taps = tl.expand_dims(tl.arange(0, TAPS), 1 - AXIS)
     columns, within = tl.expand_dims(columns, AXIS), tl.expand_dims(within, AXIS)
-    places, seen_by = place - taps, (taps < KERNEL) & within
-    seen = tl.load(here - taps * stride + columns, seen_by & (places >= prefix), 0.0)
-    seen += tl.load(ring + places % KERNEL * MIXED + columns, seen_by & (places < prefix) & (places >= 0), 0.0)
-    weight = tl.load(kernel + (KERNEL - 1 - taps) * MIXED + columns, seen_by, 0.0)
-    total = tl.sum(seen.to(tl.float32) * weight, AXIS)
+    places, tap_mask = place - taps, (taps < KERNEL) & within
+    inputs = tl.load(row_at - taps * stride + columns, tap_mask & (places >= prefix), 0.0)
+    inputs += tl.load(ring + places % KERNEL * MIXED + columns, tap_mask & (places < prefix) & (places >= 0), 0.0)
+    weight = tl.load(kernel + (KERNEL - 1 - taps) * MIXED + columns, tap_mask, 0.0)
+    total = tl.sum(inputs.to(tl.float32) * weight, AXIS)
     return total * tl.sigmoid(total)
 
 
@@ -57,6 +57,6 @@ def gates(a, b, rate, bias) -> tuple[tl.tensor, tl.tensor]:
     step = a.to(tl.float32) + bias
     # Compute log(1 + e^-|x|) accurately for small e^-|x| by correcting the rounding of 1 + y.
     small = tl.exp(-tl.abs(step))
-    grown = 1.0 + small
-    log = tl.where(grown == 1.0, small, tl.log(grown) * (small / tl.where(grown == 1.0, 1.0, grown - 1.0)))
+    one_plus = 1.0 + small
+    log = tl.where(one_plus == 1.0, small, tl.log(one_plus) * (small / tl.where(one_plus == 1.0, 1.0, one_plus - 1.0)))
     return -rate * (tl.maximum(step, 0.0) + log), tl.sigmoid(b.to(tl.float32))

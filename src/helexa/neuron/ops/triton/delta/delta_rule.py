@@ -26,7 +26,7 @@ _COLUMNS = 1024  # columns of the ring buffer that a program stores
 
 
 class DeltaRule:
-    """See `DeltaOp`."""
+    """The gated delta rule in Triton kernels, prepared with the weights of one layer."""
 
     def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, dtype: torch.dtype, card: Card) -> None:
         self._sizes = sizes
@@ -51,7 +51,7 @@ class DeltaRule:
         return sizes.kernel * sizes.mixed * dtype.itemsize + 4 * sizes.heads * sizes.key_dim * sizes.value_dim
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """See `DeltaOp`."""
+        """Return uninitialized memory for the states of `slots` sequences."""
         sizes = self._sizes
         ring = torch.empty(slots, sizes.kernel, sizes.mixed, dtype=self._dtype, device=self._device)
         state = (slots, sizes.heads, sizes.key_dim, sizes.value_dim)
@@ -60,28 +60,31 @@ class DeltaRule:
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """See `DeltaOp`; reads only device memory."""
+        """Compute one step and update the states with the settled rows; return [S, Hv * Dv].
+
+        Reads only device memory.
+        """
         sizes, weights = self._sizes, self._weights
         out = torch.empty(len(mixed), sizes.values, dtype=self._dtype, device=self._device)
         inputs = (mixed, z, b, a, mixed.stride(0), z.stride(0), b.stride(0), a.stride(0))
         shared = (weights.kernel, weights.rate, weights.bias, weights.norm, weights.eps)
-        places = _places(batch)
+        span_tables = _span_tables(batch)
         if batch.most_rows > self._constants["FEW"]:
-            advance_chunks(inputs, shared, cache, places, batch, out, self._constants)
+            advance_chunks(inputs, shared, cache, span_tables, batch, out, self._constants)
         # One thread holds 64 numbers of a 128 by 128 state.
         warps = max(1, min(8, self._constants["KEY_BLOCK"] * self._constants["VALUE_BLOCK"] // 2048))
-        spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *places, out)
-        for before, drafts in ((0, False), (batch.singles, True)):
-            grid, constants = (sizes.heads, spans - before), {"DRAFTS": drafts, **self._constants}
-            launch(_advance_rows, grid, *arguments, before, warps=warps, **constants)
-        self._remember(mixed, cache, batch)
+        spans, arguments = len(batch.spans.state_slots), (*inputs, *shared, cache.conv, cache.state, *span_tables, out)
+        for first_span, drafts in ((0, False), (batch.singles, True)):
+            grid, constants = (sizes.heads, spans - first_span), {"DRAFTS": drafts, **self._constants}
+            launch(_advance_rows, grid, *arguments, first_span, warps=warps, **constants)
+        self._store_inputs(mixed, cache, batch)
         return out if rows is None else out[rows]
 
-    def _remember(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
+    def _store_inputs(self, mixed: Tensor, cache: DeltaCache, batch: Batch) -> None:
         """Store the last convolution inputs of spans of several rows, after all programs have read the old inputs."""
         sizes, spans = self._sizes, len(batch.spans.state_slots) - batch.singles
         launch(
-            _remember_rows,
+            _store_input_rows,
             (triton.cdiv(sizes.mixed, _COLUMNS), spans),
             *(
                 mixed,
@@ -100,7 +103,7 @@ class DeltaRule:
         )
 
 
-def _places(batch: Batch) -> tuple[Tensor, ...]:
+def _span_tables(batch: Batch) -> tuple[Tensor, ...]:
     spans = batch.spans
     return spans.starts, spans.prefixes, spans.settled, spans.state_slots
 
@@ -110,18 +113,20 @@ def _multiplies_float32(card: Card) -> bool:
     return card.tensor_cores and torch.version.hip is None
 
 
-@triton.jit(do_not_specialize=["before"], do_not_specialize_on_alignment=TABLES)
+@triton.jit(do_not_specialize=["first_span"], do_not_specialize_on_alignment=TABLES)
 def _advance_rows(
     mixed, z, b, a, mixed_stride, z_stride, b_stride, a_stride, kernel, rate, bias, norm, eps,
-    ring, state, starts, prefixes, settled, slots, out, before,
+    ring, state, starts, prefixes, settled, slots, out, first_span,
     KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr, KERNEL: tl.constexpr,
     TAPS: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_BLOCK: tl.constexpr, FEW: tl.constexpr, DRAFTS: tl.constexpr,
 ):  # fmt: skip
     """Apply the rule to the settled rows of short spans, or to the draft rows of all spans without storing state."""
-    head, span = tl.program_id(0), before + tl.program_id(1)
-    first, own = tl.load(starts + span), tl.load(settled + span)
+    head, span = tl.program_id(0), first_span + tl.program_id(1)
+    first, settled_rows = tl.load(starts + span), tl.load(settled + span)
     rows = tl.load(starts + span + 1) - first
-    begin, end = (own, rows) if DRAFTS else (0, tl.where(own > FEW, 0, tl.minimum(own, rows)))
+    begin, end = (
+        (settled_rows, rows) if DRAFTS else (0, tl.where(settled_rows > FEW, 0, tl.minimum(settled_rows, rows)))
+    )
     if begin >= end:
         return
     prefix = tl.load(prefixes + span)
@@ -136,47 +141,58 @@ def _advance_rows(
     ring += slot * KERNEL * MIXED
     state += (slot * HEADS + head) * KEY * VALUE
     known = keys < tl.where(prefix + begin > 0, KEY, 0)
-    held = tl.load(state + keys[:, None] * VALUE + values[None, :], known[:, None] & value_within[None, :], 0.0)
+    state_tile = tl.load(state + keys[:, None] * VALUE + values[None, :], known[:, None] & value_within[None, :], 0.0)
     weight = tl.load(norm + values, value_within, 0.0)
     rate_here, bias_here = tl.load(rate + head), tl.load(bias + head)
     for row in range(begin, end):
         at = (first + row).to(tl.int64)
-        here = mixed + at * mixed_stride
+        row_at = mixed + at * mixed_stride
         q = convolved_row(
-            here, mixed_stride, ring, kernel, query_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
+            row_at, mixed_stride, ring, kernel, query_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
         )
         k = convolved_row(
-            here, mixed_stride, ring, kernel, key_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
+            row_at, mixed_stride, ring, kernel, key_columns, key_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 0
         )
         v = convolved_row(
-            here, mixed_stride, ring, kernel, value_columns, value_within, prefix + row, prefix, MIXED, KERNEL, TAPS, 1
+            row_at,
+            mixed_stride,
+            ring,
+            kernel,
+            value_columns,
+            value_within,
+            prefix + row,
+            prefix,
+            MIXED,
+            KERNEL,
+            TAPS,
+            1,
         )
         q *= tl.rsqrt(tl.sum(q * q) + 1e-6) * KEY**-0.5
         k *= tl.rsqrt(tl.sum(k * k) + 1e-6)
         g, beta = gates(tl.load(a + at * a_stride + head), tl.load(b + at * b_stride + head), rate_here, bias_here)
-        held *= tl.exp(g)
-        change = beta * (v - tl.sum(k[:, None] * held, 0))
-        held += k[:, None] * change[None, :]
-        found = tl.sum(q[:, None] * held, 0)
-        found *= tl.rsqrt(tl.sum(found * found) / VALUE + eps) * weight
+        state_tile *= tl.exp(g)
+        change = beta * (v - tl.sum(k[:, None] * state_tile, 0))
+        state_tile += k[:, None] * change[None, :]
+        result = tl.sum(q[:, None] * state_tile, 0)
+        result *= tl.rsqrt(tl.sum(result * result) / VALUE + eps) * weight
         gate = tl.load(z + at * z_stride + head * VALUE + values, value_within, 0.0).to(tl.float32)
-        found *= gate * tl.sigmoid(gate)
+        result *= gate * tl.sigmoid(gate)
         out_at = out + at * HEADS * VALUE + head * VALUE + values
-        tl.store(out_at, found.to(out.dtype.element_ty), value_within)
+        tl.store(out_at, result.to(out.dtype.element_ty), value_within)
     if not DRAFTS:
         settled_at = state + keys[:, None] * VALUE + values[None, :]
-        tl.store(settled_at, held, key_within[:, None] & value_within[None, :])
+        tl.store(settled_at, state_tile, key_within[:, None] & value_within[None, :])
     if (rows == 1) & (not DRAFTS):
-        here = mixed + first.to(tl.int64) * mixed_stride
+        row_at = mixed + first.to(tl.int64) * mixed_stride
         ring += prefix % KERNEL * MIXED
-        tl.store(ring + value_columns, tl.load(here + value_columns, value_within), value_within)
+        tl.store(ring + value_columns, tl.load(row_at + value_columns, value_within), value_within)
         once = keys < tl.where(head % served == 0, KEY, 0)
-        tl.store(ring + query_columns, tl.load(here + query_columns, once), once)
-        tl.store(ring + key_columns, tl.load(here + key_columns, once), once)
+        tl.store(ring + query_columns, tl.load(row_at + query_columns, once), once)
+        tl.store(ring + key_columns, tl.load(row_at + key_columns, once), once)
 
 
 @triton.jit(do_not_specialize=["singles"], do_not_specialize_on_alignment=TABLES)
-def _remember_rows(
+def _store_input_rows(
     mixed, mixed_stride, ring, starts, prefixes, settled, slots, singles,
     MIXED: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -184,11 +200,11 @@ def _remember_rows(
     first = tl.load(starts + span)
     if tl.load(starts + span + 1) == first:
         return
-    own, prefix, slot = tl.load(settled + span), tl.load(prefixes + span), tl.load(slots + span)
+    settled_rows, prefix, slot = tl.load(settled + span), tl.load(prefixes + span), tl.load(slots + span)
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ring += slot.to(tl.int64) * KERNEL * MIXED + columns
     for back in tl.static_range(1, KERNEL + 1):
-        row = own - back
+        row = settled_rows - back
         within = columns < tl.where(row >= 0, MIXED, 0)
-        seen = tl.load(mixed + (first + row).to(tl.int64) * mixed_stride + columns, within)
-        tl.store(ring + (prefix + row) % KERNEL * MIXED, seen, within)
+        inputs = tl.load(mixed + (first + row).to(tl.int64) * mixed_stride + columns, within)
+        tl.store(ring + (prefix + row) % KERNEL * MIXED, inputs, within)

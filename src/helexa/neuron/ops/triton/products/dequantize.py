@@ -27,9 +27,9 @@ def _launch(matrix: PackedMatrix, rows: Tensor | None, first: int, factor: float
     count, columns = out.shape
     pieces = columns // (LANES * fields(matrix.bits))
     grid = (-(-columns // _COLUMNS) * -(-count // block),)  # one dimension: the others allow only 65535 blocks
-    parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+    tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
     form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
-    launch(_dequantize, grid, *parts, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **form,
+    launch(_dequantize, grid, *tensors, rows, first, factor, out, count, pieces, warps=4, ROWS=block, **form,
            COLUMNS=_COLUMNS)  # fmt: skip
 
 

@@ -103,13 +103,13 @@ def multiply_tiles(
     rows, outputs = out.shape
     columns = x.shape[1]
     if isinstance(matrix, Tensor):
-        parts = (matrix, None, None, None, None)
+        tensors = (matrix, None, None, None, None)
         form = {"BITS": 16, "GROUP": 1, "ZERO": 0}
-        piece = 8
+        piece_columns = 8
     else:
-        parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+        tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
         form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
-        piece = LANES * fields(matrix.bits)
+        piece_columns = LANES * fields(matrix.bits)
     to, added = out, bias
     if cut.splits > 1:
         to, added = torch.empty((cut.splits, rows, outputs), dtype=torch.float32, device=x.device), None
@@ -117,7 +117,20 @@ def multiply_tiles(
     blocks_of_rows = -(-rows // cut.rows) if blocks is None else blocks.bounds.shape[1]
     share = rows // max(x.shape[0], 1)
     step = -(-columns // (cut.splits * cut.columns)) * cut.columns  # columns per split
-    arguments = (x, *parts, added, order, bounds, to, to.stride(-2), rows, outputs, columns // piece, step, share)
+    arguments = (
+        x,
+        *tensors,
+        added,
+        order,
+        bounds,
+        to,
+        to.stride(-2),
+        rows,
+        outputs,
+        columns // piece_columns,
+        step,
+        share,
+    )
     launch(
         _multiply,
         (blocks_of_rows, -(-outputs // cut.outputs), cut.splits),
@@ -162,11 +175,11 @@ def _multiply(
         if bias is not None:
             bias += expert * N
         place = first + tl.arange(0, ROWS)
-        there = place < end
+        exists = place < end
         rows = tl.load(order + tl.minimum(place, end - 1))
     else:
         rows = block * ROWS + tl.arange(0, ROWS)
-        there = rows < M
+        exists = rows < M
         rows = tl.minimum(rows, M - 1)
     outputs = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     matrix_rows = tl.minimum(outputs, N - 1)
@@ -182,17 +195,17 @@ def _multiply(
     if bias is not None:
         total += tl.load(bias + matrix_rows)[None, :]
     to = out + (split.to(tl.int64) * M + rows)[:, None] * out_stride + outputs[None, :]
-    tl.store(to, total.to(out.dtype.element_ty), there[:, None] & (outputs < N)[None, :])
+    tl.store(to, total.to(out.dtype.element_ty), exists[:, None] & (outputs < N)[None, :])
 
 
 @triton.jit(do_not_specialize=["M"])
-def _add_up(parts, bias, out, out_stride, M, N, SPLITS: constexpr, BLOCK: constexpr):
+def _add_up(partials, bias, out, out_stride, M, N, SPLITS: constexpr, BLOCK: constexpr):
     row = tl.program_id(0).to(tl.int64)
     outputs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     within = outputs < N
     total = tl.zeros([BLOCK], tl.float32)
     for split in tl.static_range(SPLITS):
-        total += tl.load(parts + (split * M + row) * N + outputs, within, 0.0)
+        total += tl.load(partials + (split * M + row) * N + outputs, within, 0.0)
     if bias is not None:
         total += tl.load(bias + outputs, within, 0.0)
     tl.store(out + row * out_stride + outputs, total.to(out.dtype.element_ty), within)

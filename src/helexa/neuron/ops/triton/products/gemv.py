@@ -56,8 +56,8 @@ def multiply_rows(
         return
     pieces = columns // (_LANES * fields(matrix.bits))
     warps = _warps(pieces)
-    parts = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
-    arguments = (x, *parts, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
+    tensors = (matrix.words, matrix.high, matrix.scale, matrix.minimum, matrix.table)
+    arguments = (x, *tensors, bias, experts, out, out.stride(0), rows, outputs, pieces, share)
     form = {"BITS": matrix.bits, "GROUP": matrix.group_size, "ZERO": matrix.zero}
     launch(_packed, grid, *arguments, warps=warps, CHUNKS=32 * warps, **form)
 
@@ -127,29 +127,29 @@ def _packed(
         within = first + tl.arange(0, CHUNKS) < pieces
         chunk = tl.minimum(first + tl.arange(0, CHUNKS), pieces - 1)
         for number in tl.static_range(PARTS):
-            part = tl.zeros([ROWS, CHUNKS, LANES], tl.float32)
+            partial_sums = tl.zeros([ROWS, CHUNKS, LANES], tl.float32)
             ones = tl.zeros([CHUNKS, LANES], tl.float32)
             for field in tl.static_range(number * FIELDS // PARTS, (number + 1) * FIELDS // PARTS):
                 numbers = tl.load(x + (chunk[:, None] * CHUNK + LANES * field + lane[None, :])).to(tl.float32)
                 if table is not None:
-                    found = tl.load(table + ((code_words >> (4 * field)) & 15))
-                    part += tl.reshape(found, [ROWS, CHUNKS, LANES]) * numbers[None, :, :]
+                    looked_up = tl.load(table + ((code_words >> (4 * field)) & 15))
+                    partial_sums += tl.reshape(looked_up, [ROWS, CHUNKS, LANES]) * numbers[None, :, :]
                 else:
                     shifted = code_words if field < BELOW else code_words >> WIDTH * BELOW
-                    part += _products(shifted, numbers, WIDTH * (field % BELOW), WIDTH, 1)
+                    partial_sums += _products(shifted, numbers, WIDTH * (field % BELOW), WIDTH, 1)
                     if BITS == 6:
-                        part += _products(upper, numbers, 2 * field, 2, 16)
+                        partial_sums += _products(upper, numbers, 2 * field, 2, 16)
                     ones += numbers
             group = (quad * (K // GROUP) + (chunk * PARTS + number) // PER_GROUP)[None, :] * LANES + fours[:, None]
             scales = tl.load(scale + group, within[None, :], 0.0).to(tl.float32)
-            sums = tl.sum(part, 2)
+            sums = tl.sum(partial_sums, 2)
             if table is None:
                 sums = sums * (1 / TINY)
-                one = tl.sum(ones, 1)[None, :]
+                x_sum = tl.sum(ones, 1)[None, :]
                 if minimum is not None:
-                    total += tl.load(minimum + group, within[None, :], 0.0).to(tl.float32) * one
+                    total += tl.load(minimum + group, within[None, :], 0.0).to(tl.float32) * x_sum
                 else:
-                    sums -= one * ZERO
+                    sums -= x_sum * ZERO
             total += scales * sums
     result = tl.sum(total, 1)
     if bias is not None:
@@ -168,16 +168,16 @@ def _plain(x, matrix, bias, experts, out, out_stride, T, N, pieces, share, COLUM
         if bias is not None:
             bias += expert * N
     outputs = tl.program_id(0) // T * ROWS + tl.arange(0, ROWS)
-    there = tl.minimum(outputs, N - 1)
+    matrix_rows = tl.minimum(outputs, N - 1)
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for first in range(0, K, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
         numbers = tl.load(x + columns, columns < K, 0.0).to(tl.float32)
-        weights = tl.load(matrix + there[:, None] * (pieces * 8) + columns[None, :], (columns < K)[None, :], 0.0).to(
-            tl.float32
-        )
+        weights = tl.load(
+            matrix + matrix_rows[:, None] * (pieces * 8) + columns[None, :], (columns < K)[None, :], 0.0
+        ).to(tl.float32)
         total += weights * numbers[None, :]
     result = tl.sum(total, 1)
     if bias is not None:
-        result += tl.load(bias + there)
+        result += tl.load(bias + matrix_rows)
     tl.store(out + row.to(tl.int64) * out_stride + outputs, result.to(out.dtype.element_ty), outputs < N)

@@ -18,7 +18,7 @@ _MANY = 512  # up to this row count, each 128 rows dequantize the tiles again; a
 _FEW = 8  # row count up to which each row reads the matrix, on GPUs without tensor cores in Triton
 
 
-def way(rows: int, dtype: torch.dtype, card: Card) -> str:
+def kernel_for(rows: int, dtype: torch.dtype, card: Card) -> str:
     """Return the kernel for a product of `rows` rows: `rows` (one by one), `tiles`, or `plain` (cuBLAS).
 
     For a given kernel and tile shape (up to 16 rows, up to 64 rows, and above), the result of a row does not depend on
@@ -30,18 +30,20 @@ def way(rows: int, dtype: torch.dtype, card: Card) -> str:
 
 
 class PackedLinear:
-    """`x @ weight.T + bias` for packed matrices, with the outputs of all parts concatenated.
+    """`x @ weight.T + bias` for packed matrices, with the outputs of all matrices concatenated.
 
     Args:
-        parts: matrices; matrices of the same format are joined into one product.
+        matrices: matrices of the same format are joined into one product.
         bias: float32, for the concatenated outputs.
         scratch: uint8 [SCRATCH_BYTES].
     """
 
-    def __init__(self, parts: Sequence[PackedMatrix], bias: Tensor | None, scratch: Tensor, card: Card) -> None:
-        self._matrices = joined(parts)
+    def __init__(self, matrices: Sequence[PackedMatrix], bias: Tensor | None, scratch: Tensor, card: Card) -> None:
+        self._matrices = joined(matrices)
         widths = [matrix.shape[0] for matrix in self._matrices]
-        self._biases = [None] * len(widths) if bias is None else [part.contiguous() for part in bias.split(widths)]
+        self._biases = (
+            [None] * len(widths) if bias is None else [segment.contiguous() for segment in bias.split(widths)]
+        )
         self._outputs = sum(widths)
         self._scratch = scratch
         self._card = card
@@ -64,7 +66,7 @@ class PackedLinear:
 
     def _multiply(self, x: Tensor, matrix: PackedMatrix, bias: Tensor | None, out: Tensor) -> None:
         rows = x.shape[0]
-        match way(rows, x.dtype, self._card):
+        match kernel_for(rows, x.dtype, self._card):
             case "rows":
                 multiply_rows(x, matrix, bias, out)
             case "tiles":
@@ -79,18 +81,18 @@ class PackedLinear:
         for first in range(0, outputs, most):
             weight = scratch[: min(most, outputs - first) * columns].view(-1, columns)
             dequantize(matrix, first, weight)
-            part = out[:, first : first + weight.shape[0]]
-            torch.mm(x, weight.T, out=part)
+            target = out[:, first : first + weight.shape[0]]
+            torch.mm(x, weight.T, out=target)
             if bias is not None:
-                part += bias[first : first + weight.shape[0]]
+                target += bias[first : first + weight.shape[0]]
 
 
-def joined(parts: Sequence[PackedMatrix]) -> list[PackedMatrix]:
+def joined(matrices: Sequence[PackedMatrix]) -> list[PackedMatrix]:
     """Return the same rows in as few matrices as possible."""
     runs: list[list[PackedMatrix]] = []
-    for part in parts:
-        if runs and alike([*runs[-1], part]):
-            runs[-1].append(part)
+    for matrix in matrices:
+        if runs and alike([*runs[-1], matrix]):
+            runs[-1].append(matrix)
         else:
-            runs.append([part])
+            runs.append([matrix])
     return [join(run) for run in runs]

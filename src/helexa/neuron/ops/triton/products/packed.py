@@ -54,7 +54,7 @@ class PackedMatrix:
     @property
     def nbytes(self) -> int:
         """Bytes of the packed matrix."""
-        return sum(part.nbytes for part in (self.words, self.high, self.scale, self.minimum) if part is not None)
+        return sum(tensor.nbytes for tensor in (self.words, self.high, self.scale, self.minimum) if tensor is not None)
 
 
 def fields(bits: int) -> int:
@@ -78,7 +78,7 @@ def pack(weight: GroupwiseTensor) -> PackedMatrix | None:
     scale, minimum = weight.scale.values(), None
     if weight.minimum is not None:
         minimum = weight.minimum.values() - weight.zero * scale
-    dtype = _dtype([part for part in (scale, minimum) if part is not None])
+    dtype = _dtype([numbers for numbers in (scale, minimum) if numbers is not None])
     repeats = weight.group_size // group
     return PackedMatrix(
         words=_words(weight.codes, bits),
@@ -120,36 +120,38 @@ def _layout(weight: GroupwiseTensor) -> tuple[int, int] | None:
     return bits, group
 
 
-def alike(parts: Sequence[PackedMatrix]) -> bool:
+def alike(matrices: Sequence[PackedMatrix]) -> bool:
     """Return whether the matrices can be stacked into one matrix."""
-    first, *others = parts
-    return all(part.shape[0] % LANES == 0 for part in parts[:-1]) and all(_same_form(first, part) for part in others)
-
-
-def join(parts: Sequence[PackedMatrix]) -> PackedMatrix:
-    """Stack matrices that are `alike` into one matrix."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    dtype = functools.reduce(torch.promote_types, (part.scale.dtype for part in parts))
-    highs = [part.high for part in parts if part.high is not None]
-    minima = [part.minimum for part in parts if part.minimum is not None]
-    return replace(
-        first,
-        words=torch.cat([part.words for part in parts]),
-        high=torch.cat(highs) if highs else None,
-        scale=torch.cat([part.scale.to(dtype) for part in parts]),
-        minimum=torch.cat([part.to(dtype) for part in minima]) if minima else None,
+    first, *remaining = matrices
+    return all(matrix.shape[0] % LANES == 0 for matrix in matrices[:-1]) and all(
+        _same_form(first, matrix) for matrix in remaining
     )
 
 
-def _same_form(one: PackedMatrix, other: PackedMatrix) -> bool:
+def join(matrices: Sequence[PackedMatrix]) -> PackedMatrix:
+    """Stack matrices that are `alike` into one matrix."""
+    first = matrices[0]
+    if len(matrices) == 1:
+        return first
+    dtype = functools.reduce(torch.promote_types, (matrix.scale.dtype for matrix in matrices))
+    highs = [matrix.high for matrix in matrices if matrix.high is not None]
+    minima = [matrix.minimum for matrix in matrices if matrix.minimum is not None]
+    return replace(
+        first,
+        words=torch.cat([matrix.words for matrix in matrices]),
+        high=torch.cat(highs) if highs else None,
+        scale=torch.cat([matrix.scale.to(dtype) for matrix in matrices]),
+        minimum=torch.cat([minimum.to(dtype) for minimum in minima]) if minima else None,
+    )
+
+
+def _same_form(first: PackedMatrix, second: PackedMatrix) -> bool:
     def form(matrix: PackedMatrix) -> tuple[object, ...]:
         return matrix.shape[1], matrix.bits, matrix.group_size, matrix.zero, matrix.minimum is not None
 
-    if one.table is None or other.table is None:
-        return form(one) == form(other) and one.table is other.table
-    return form(one) == form(other) and torch.equal(one.table, other.table)
+    if first.table is None or second.table is None:
+        return form(first) == form(second) and first.table is second.table
+    return form(first) == form(second) and torch.equal(first.table, second.table)
 
 
 def _words(codes: Tensor, bits: int) -> Tensor:
@@ -178,10 +180,10 @@ def _by_fours(values: Tensor, repeats: int, dtype: torch.dtype) -> Tensor:
 
 def _dtype(numbers: Sequence[Tensor]) -> torch.dtype:
     """Return the smallest dtype for scales and minimums; powers of two always get the same dtype."""
-    if all(torch.equal(part.bfloat16().float(), part) for part in numbers):
+    if all(torch.equal(tensor.bfloat16().float(), tensor) for tensor in numbers):
         return torch.bfloat16
-    for part in numbers:
-        slack = part.abs().amax() * _ROUNDING / 8
-        if not bool(((part.half().float() - part).abs() <= part.abs() * _ROUNDING + slack).all()):
+    for tensor in numbers:
+        slack = tensor.abs().amax() * _ROUNDING / 8
+        if not bool(((tensor.half().float() - tensor).abs() <= tensor.abs() * _ROUNDING + slack).all()):
             return torch.float32
     return torch.float16

@@ -1,7 +1,7 @@
-/* A tape is a captured graph: a list of kernel calls that run one after another. All threads share the items of a
+/* A graph is a list of kernel calls that run one after another. All threads share the items of a
  * call. */
-#ifndef TAPE_H
-#define TAPE_H
+#ifndef GRAPH_H
+#define GRAPH_H
 
 #include "kernels.h"
 

@@ -1,15 +1,15 @@
-/* The thread pool and the execution of tapes. The pool is independent of torch's threads. Each thread has a
+/* The thread pool and the execution of graphs. The pool is independent of torch's threads. Each thread has a
  * contiguous range of items, which it reads from memory in order, and then takes single items of the other threads. A
  * core that the system takes away for a while therefore delays only one item. A thread sleeps after it has polled for
  * a while: an idle core makes the system move waiting threads to it. */
-#include "tape.h"
+#include "graph.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define LOOKS 1500 /* polls of a flag before a thread sleeps */
+#define POLLS 1500 /* polls of a flag before a thread sleeps */
 
 typedef _Atomic int64_t counter;
 
@@ -21,10 +21,10 @@ typedef struct {
 } signal_count;
 
 static counter *counters[MAX_THREADS]; /* per thread and instruction: items taken of the thread's range */
-static const instruction *tape;
+static const instruction *graph;
 static int64_t length, crew = 1;
 static int64_t unwatched[8] __attribute__((aligned(64))); /* a cache line, since threads read adjacent data */
-static volatile int64_t *progress = unwatched; /* written by the thread that runs the tape, read by another process */
+static volatile int64_t *progress = unwatched; /* written by the thread that runs the graph, read by another process */
 static _Atomic int64_t arrived;
 static signal_count meetings = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
 static signal_count ready = {.mutex = PTHREAD_MUTEX_INITIALIZER, .grown = PTHREAD_COND_INITIALIZER};
@@ -42,7 +42,7 @@ static void grow(signal_count *signal) {
 }
 
 static void wait_beyond(signal_count *signal, int64_t number) {
-    for (int look = 0; look < LOOKS; look++) {
+    for (int poll = 0; poll < POLLS; poll++) {
         if (atomic_load_explicit(&signal->number, memory_order_acquire) > number) return;
 #ifdef __x86_64__
         __builtin_ia32_pause();
@@ -69,15 +69,15 @@ static void meet(void) {
 }
 
 static void play(int64_t self) {
-    const instruction *now = tape; /* after the last `meet`, `tape` and `length` may change */
+    const instruction *now = graph; /* after the last `meet`, `graph` and `length` may change */
     int64_t count = length;
     for (int64_t i = 0; i < count; i++, now++) {
         int64_t items = now->run(now->arguments, -1);
-        for (int64_t other = 0; other < crew; other++) {
-            int64_t owner = (self + other) % crew, taken;
+        for (int64_t offset = 0; offset < crew; offset++) {
+            int64_t owner = (self + offset) % crew, claimed;
             int64_t first = items * owner / crew, last = items * (owner + 1) / crew;
-            while ((taken = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
-                now->run(now->arguments, first + taken);
+            while ((claimed = atomic_fetch_add_explicit(&counters[owner][i], 1, memory_order_relaxed)) < last - first) {
+                now->run(now->arguments, first + claimed);
                 if (self == 0) ++*progress;
             }
         }
@@ -96,7 +96,7 @@ static void *work(void *self) {
     return NULL;
 }
 
-/* Start or enlarge the pool; return its number of threads. Must not be called while a tape runs. */
+/* Start or enlarge the pool; return its number of threads. Must not be called while a graph runs. */
 int64_t start_threads(int64_t count) {
     if (count > MAX_THREADS) count = MAX_THREADS;
     if (!counters[0]) counters[0] = calloc(MAX_INSTRUCTIONS, sizeof(counter));
@@ -111,18 +111,18 @@ int64_t start_threads(int64_t count) {
     return counters[0] ? crew : 0;
 }
 
-/* Set the address whose counter grows with each finished item and instruction. Must not be called while a tape runs. */
+/* Set the address whose counter grows with each finished item and instruction. Do not call while a graph runs. */
 void report_progress(int64_t *where) { progress = where; }
 
-/* Run a tape to its end. Only one thread at a time may call this function. Returns 0, or -1 if the tape is too long. */
-int64_t run_tape(const instruction *instructions, int64_t count) {
+/* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call `run_graph`. */
+int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;
     if (count == 1 && instructions->run(instructions->arguments, -1) == 1) { /* a single item needs no other threads */
         instructions->run(instructions->arguments, 0);
         ++*progress;
         return 0;
     }
-    tape = instructions, length = count;
+    graph = instructions, length = count;
     for (int64_t i = 0; i < crew; i++) memset((void *)counters[i], 0, count * sizeof(counter));
     if (crew > 1) grow(&jobs);
     play(0);
