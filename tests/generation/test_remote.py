@@ -85,7 +85,7 @@ def test_the_environment_names_server_key_and_model(gateway, monkeypatch):
 
 def test_a_busy_server_is_asked_again_when_it_says(gateway, monkeypatch):
     busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
-    gateway.refusal = (429, {"Retry-After": "0"}, busy)
+    gateway.error_response = (429, {"Retry-After": "0"}, busy)
     with pytest.raises(helexa.EngineError, match="busy") as raised:
         helexa.generate("hi", target=gateway.url, model="m")
     assert raised.value.retryable
@@ -101,7 +101,7 @@ def test_a_busy_server_is_asked_again_when_it_says(gateway, monkeypatch):
     ],
 )
 def test_what_breaks_off_is_no_answer_and_what_makes_no_sense_is_passed_over(gateway, pieces, kind, message):
-    gateway.pieces = pieces
+    gateway.chunks = pieces
     if kind is None:
         assert helexa.generate("hi", target=gateway.url, model="m").text == message
     else:
@@ -110,10 +110,10 @@ def test_what_breaks_off_is_no_answer_and_what_makes_no_sense_is_passed_over(gat
 
 
 def test_an_interrupted_thread_lets_the_server_know(gateway):
-    gateway.pieces = ["one", "WAIT"]
+    gateway.chunks = ["one", "WAIT"]
     with helexa.stream("hi", target=gateway.url, model="m") as stream:
         assert next(iter(stream)).text == "one"
-    assert gateway.gone.wait(20)
+    assert gateway.client_disconnected.wait(20)
 
 
 def test_where_nobody_listens(unused_tcp_port):
@@ -128,7 +128,7 @@ def test_a_batch_for_nobody_fails_at_once_and_not_once_for_each_prompt(unused_tc
 
 def test_a_server_that_goes_away_takes_with_it_only_what_is_not_answered(gateway):
     model = helexa.load("m", target=gateway.url)
-    gateway.pieces = ["DROP"]
+    gateway.chunks = ["DROP"]
     with pytest.raises(helexa.UnreachableError, match="broke"):
         model.generate("hi")
     gateway.close()
