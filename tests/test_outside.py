@@ -75,10 +75,8 @@ def test_listed_failure_of_a_skipped_program_is_ignored():
 def test_table_counts_outcomes_and_gives_reasons_of_skips():
     from results import table
 
-    result_table = table(
-        [result(("plain", "passed"), ("streamed", "failed", "a|b"), ("forced", "skipped", "no tools"))]
-    )
-    assert result_table.splitlines() == [
+    text = table([result(("plain", "passed"), ("streamed", "failed", "a|b"), ("forced", "skipped", "no tools"))])
+    assert text.splitlines() == [
         "| Program | Version | Passed | Failed | Skipped |",
         "| --- | --- | --- | --- | --- |",
         "| openai | 1.0 | 1 | 1 | 1 (no tools) |",

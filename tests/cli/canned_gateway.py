@@ -10,8 +10,8 @@ class CannedGateway:
     """Listens on a free local port until closed.
 
     Attributes:
-        chunks: the stream that answers each chat request: a string is a content delta, a dict a raw chunk. "WAIT" stalls
-            until the client disconnects; "DROP" closes the connection.
+        chunks: the stream that answers each chat request: a string is a content delta, a dict a raw chunk.
+            "WAIT" stalls until the client disconnects; "DROP" closes the connection.
         response_limit: number of chat requests that are answered, None for all; later requests stall like "WAIT".
         error_response: (status, headers, envelope) to send instead of `chunks`.
         request_received: set when a chat request arrives.

@@ -230,9 +230,7 @@ def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub
     assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "org/dense"]
     mirror["NEURON_HARNESS__TORCH__DEFAULT_SOURCE"] = "huggingface"
     assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "mirror:org/dense"]
-    assert (
-        helexa("show", "mirror:org/dense", **mirror).returncode == 1
-    )  # the model exists, but its config.json is empty
+    assert helexa("show", "mirror:org/dense", **mirror).returncode == 1  # its config.json is empty
     assert helexa("rm", "--yes", "mirror:org/dense", **mirror).returncode == 0
     assert not path.exists()
 
