@@ -29,7 +29,7 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 
 import torch
-from plain_gguf import plain_copy
+from support.plain_gguf import plain_copy
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step

@@ -75,7 +75,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
     os.environ.update(ENVIRONMENT | os.environ)
     import psutil
-    from local_model import local_path
+    from support.local_model import local_path
 
     from helexa.neuron.engine.execution.step_builder import build_step
     from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import commit, machine
+from support.machine import commit, machine
 
 from helexa.bench.client import Client, dialect_of, open_session
 from helexa.bench.measurement.clock import SystemClock

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison import OURS, Comparison
-from local_model import local_path
-from machine import commit, machine, versions
-from rows import ROWS, parse_rows
+from support.comparison import OURS, Comparison
+from support.local_model import local_path
+from support.machine import commit, machine, versions
+from support.rows import ROWS, parse_rows
 
 from helexa.core.errors import HelexaError
 

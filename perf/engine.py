@@ -22,8 +22,8 @@ os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine pro
 
 import msgspec
 import torch
-from local_model import local_path
-from rows import DECODE_STEPS, Row, parser, prompt, report
+from support.local_model import local_path
+from support.rows import DECODE_STEPS, Row, parser, prompt, report
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.execution.step_builder import build_step

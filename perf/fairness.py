@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import aiohttp
-from serving import Answer, ask, client_session, node, run, say, verdict
+from support.output import run, say, verdict
+from support.servers import Answer, ask, client_session, node
 
 BAR = 2.0
 

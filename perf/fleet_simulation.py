@@ -18,9 +18,9 @@ import json
 import math
 from dataclasses import dataclass
 
-from fleet_policies import LruFifo, Ours
-from fleet_traffic import conversations, models
-from fleet_world import NODES_MB, Outcome, World
+from support.fleet_policies import LruFifo, Ours
+from support.fleet_traffic import conversations, models
+from support.fleet_world import NODES_MB, Outcome, World
 
 from helexa.cortex.config import GatewaySection
 

@@ -10,38 +10,16 @@ end of the answer (`total_ms`). The last line, `overhead`, has the medians of th
 """
 
 import argparse
-import asyncio
 import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
-import aiohttp
-from serving import Answer, ask, client_session, free_port, get, node, run, say, server
+from support.gateways import cortex_config, gateway_serves
+from support.output import run, say
+from support.servers import Answer, ask, client_session, free_port, node, server
 
 PROMPT = "The capital of France is"
 WARM_UP = 10
-
-
-async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Wait until the gateway has discovered the model on the node."""
-    async with asyncio.timeout(60):
-        while True:
-            nodes = (await get(session, f"{url}/api/nodes") or {"nodes": []})["nodes"]
-            if any(model == info["id"] for one in nodes if one["healthy"] for info in one["models"]):
-                return
-            await asyncio.sleep(0.05)
-
-
-def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Path:
-    """Write a gateway's configuration; `more` is appended TOML."""
-    (folder / "models.toml").touch()
-    path = folder / "cortex.toml"
-    path.write_text(
-        f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
-        f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n' + more
-    )
-    return path
 
 
 async def measure(model: str, requests: int, tokens: int) -> None:

@@ -32,10 +32,10 @@ from typing import Any
 
 import aiohttp
 import psutil
-from gateway_load import BODY, CAPPED, load, nginx
-from gateway_overhead import cortex_config, gateway_serves
-from serving import client_session, free_port, say
 from starlette.types import ASGIApp, Receive, Scope, Send
+from support.gateways import BODY, CAPPED, cortex_config, gateway_serves, load, nginx
+from support.output import say
+from support.servers import client_session, free_port
 
 from helexa.core import catalogue
 from helexa.cortex import config, gateway

@@ -12,7 +12,7 @@ import time
 import numpy
 import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
-from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
+from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 CACHE_GIB = 1
 

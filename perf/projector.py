@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from local_model import local_path
+from support.local_model import local_path
 
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput

@@ -19,9 +19,9 @@ import random
 from pathlib import Path
 from statistics import median
 
-from rows import prompt
-from scenario import ask, engine, parser, require_context
-from serving import run, say, verdict
+from support.output import run, say, verdict
+from support.rows import prompt
+from support.scenario import ask, engine, parser, require_context
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient

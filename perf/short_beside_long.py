@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
-from rows import prompt
-from scenario import GREEDY, engine, parser, require_context
-from serving import run, say, verdict
+from support.output import run, say, verdict
+from support.rows import prompt
+from support.scenario import GREEDY, engine, parser, require_context
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient

@@ -28,9 +28,9 @@ from statistics import fmean
 from typing import Any
 
 import aiohttp
-from local_model import local_path
-from machine import machine
-from soak_node import FAULTS, SoakNode
+from support.local_model import local_path
+from support.machine import machine
+from support.soak_node import FAULTS, SoakNode
 
 BACK_SECONDS = 10.0
 MEMORY_TOLERANCE = 0.05

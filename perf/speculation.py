@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from scenario import GREEDY, Answer, ask, engine, parser
-from serving import run, say, verdict
+from support.output import run, say, verdict
+from support.scenario import GREEDY, Answer, ask, engine, parser
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient

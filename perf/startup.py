@@ -25,8 +25,9 @@ from statistics import median
 
 import aiohttp
 import psutil
-from local_model import local_path
-from serving import (
+from support.local_model import local_path
+from support.output import run, say, verdict
+from support.servers import (
     LOAD_SECONDS,
     POLL_SECONDS,
     ask,
@@ -35,11 +36,8 @@ from serving import (
     free_port,
     get,
     require_alive,
-    run,
-    say,
     served_model,
     server,
-    verdict,
 )
 
 from helexa.core.errors import HelexaError

@@ -31,8 +31,9 @@ import psutil
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from gateway_overhead import cortex_config
-from serving import free_port, run, say, server, verdict
+from support.gateways import cortex_config
+from support.output import run, say, verdict
+from support.servers import free_port, server
 
 LIMITS = ((1024, 1024), (1024, 16384))
 NODE_SECONDS = 1.0

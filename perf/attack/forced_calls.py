@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from random_tools import Answer, Task, problem, random_task, write_random_model
 
 sys.path.append(str(Path(__file__).parents[1]))
-from gateway_overhead import cortex_config
-from serving import client_session, free_port, get, require_alive, run, say, server
+from support.gateways import cortex_config
+from support.output import run, say
+from support.random_tools import Answer, Task, problem, random_task, write_random_model
+from support.servers import client_session, free_port, get, require_alive, server
 
 ROUTES = [*itertools.product(("chat", "responses", "messages"), (False, True))]
 PROMPT = "Use a tool."

@@ -17,7 +17,7 @@ float32 on the CPU, with the same quantized weights. The checks of each model ar
   in spreads; for sampled requests, the distance of the uniform number from the token's interval of the cumulative
   distribution. A gap above `bound` is a failure. `first` is the first difference: request, position and both tokens.
   `worst` is the largest gap from the first difference on.
-- `quantised`: the device quantizes matrices to the same codes as the CPU.
+- `quantized`: the device quantizes matrices to the same codes as the CPU.
 
 A scheduling variant also fails if it had no effect (no overlapped step, no preempted sequence, and so on), or if KV
 pages are not free at the end. Every line is JSON; the last line has the verdict. The exit status is 1 if a check
@@ -33,11 +33,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import measure
 import numpy as np
 import torch
-from answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, logits_of
-from made_models import AGREEING, TINY_AGREEING, DistinctModel
+from gpu_support import timing
+from gpu_support.answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, logits_of
+from gpu_support.random_models import AGREEING, TINY_AGREEING, DistinctModel
 from torch import Tensor
 
 from helexa.neuron.engine.execution.runner import Runner
@@ -90,13 +90,13 @@ the head. For sampled tokens, the error of logits is divided by the temperature.
 
 
 def main() -> None:
-    arguments = measure.arguments(__doc__, _add_arguments)
+    arguments = timing.arguments(__doc__, _add_arguments)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     report = Report()
     if torch.device(arguments.device).type == "cuda":
         report.line("", "device", True, name=torch.cuda.get_device_name(), torch=torch.__version__)
-    with report.failing("", "quantised"):
-        quantised(torch.device(arguments.device), report)
+    with report.failing("", "quantized"):
+        quantized(torch.device(arguments.device), report)
     for name in arguments.models or (INTERPRETED if arguments.device == "cpu" else CASES):
         with report.failing(name, "all"):
             Agreement(name, arguments, report).check()
@@ -353,16 +353,16 @@ class Agreement:
         return logits_of(self._reference, prompt, tokens)
 
 
-def quantised(device: torch.device, report: Report) -> None:
+def quantized(device: torch.device, report: Report) -> None:
     """Compare quantization on the device with quantization on the CPU."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
     for name, form in FORMS.items():
         there, here = quantize(weight.to(device), form), quantize(weight, form)
         if there is None or here is None:
-            raise RuntimeError(f"{name}: the matrix cannot be quantised")
+            raise RuntimeError(f"{name}: the matrix cannot be quantized")
         same = float((there.codes.cpu() == here.codes).double().mean())
         off = float((there.to(torch.device("cpu")).dequantize() - here.dequantize()).square().mean().sqrt())
-        report.line("", "quantised", same > 0.999 and off < 1e-3, form=name, same=same, off=off)
+        report.line("", "quantized", same > 0.999 and off < 1e-3, form=name, same=same, off=off)
 
 
 def _shares(row: Tensor) -> Tensor:

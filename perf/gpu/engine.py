@@ -61,8 +61,8 @@ class Bench:
     """One device and its measured limits."""
 
     def __init__(self, device: str, tiny: bool, folder: Path) -> None:
-        import measure
         import torch
+        from gpu_support import timing
 
         from helexa.neuron.engine.loading.device import usable_device
 
@@ -70,8 +70,8 @@ class Bench:
         self._device = usable_device(device)
         narrow = device == "cpu" or torch.cuda.get_device_capability(self._device) < (8, 0)
         self._dtype = torch.float16 if narrow else torch.bfloat16  # the interpreter's bfloat16 is wrong
-        self._copies: Callable[[], float] = lambda: measure.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
-        self._products: Callable[[], float] = lambda: measure.matmul_rate(
+        self._copies: Callable[[], float] = lambda: timing.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
+        self._products: Callable[[], float] = lambda: timing.matmul_rate(
             self._device, self._dtype, 64 if tiny else 8192
         )
 
@@ -210,13 +210,13 @@ class Bench:
         Engine(self._folder, self._options(""), {}).decode(1, 8, 1)
 
     def _write(self) -> None:
-        from made_models import MadeModel
+        from gpu_support.random_models import MadeModel
 
         if not (self._folder / "config.json").exists():
             MadeModel(self._configs()["8B"]).write(self._folder)
 
     def _configs(self) -> dict[str, dict[str, Any]]:
-        from made_models import CONFIGS, TINY
+        from gpu_support.random_models import CONFIGS, TINY
 
         return TINY if self._tiny else CONFIGS
 
@@ -253,7 +253,7 @@ class Engine:
 
     def __init__(self, folder: Path | None, options: Any, config: dict[str, Any]) -> None:
         import msgspec
-        from made_models import MadeModel
+        from gpu_support.random_models import MadeModel
 
         from helexa.neuron.engine.kv_cache.page_pool import PagePool
         from helexa.neuron.engine.kv_cache.state_pool import StatePool

@@ -10,7 +10,7 @@ def line(engine, row, tok_s, **more):
 
 
 def compared(*lines):
-    from comparison import Comparison
+    from support.comparison import Comparison
 
     return Comparison(lines)
 
@@ -70,7 +70,7 @@ def test_helexa_alone_needs_no_peer():
 
 
 def test_row_names_are_parsed():
-    from rows import parse_rows
+    from support.rows import parse_rows
 
     rows = [(row.name, row.sequences, row.context) for row in parse_rows("decode@4,decode@1:7700,prefill@512")]
     assert rows == [("decode@4", 4, 64), ("decode@1:7700", 1, 7700), ("prefill@512", 0, 512)]
@@ -78,14 +78,14 @@ def test_row_names_are_parsed():
 
 @pytest.mark.parametrize("name", ["decode", "decode@0", "decode@1:", "prefill@512:64", "prefill@-1", "encode@4", ""])
 def test_invalid_row_name_is_rejected(name):
-    from rows import parse_rows
+    from support.rows import parse_rows
 
     with pytest.raises(argparse.ArgumentTypeError, match="is no row"):
         parse_rows(f"decode@1,{name}")
 
 
 def test_prompts_have_distinct_prefixes():
-    from rows import prompt
+    from support.rows import prompt
 
     prompts = [prompt(64) for _ in range(100)]
     assert len({tuple(prompt[:8]) for prompt in prompts}) == 100

@@ -32,8 +32,8 @@ def test_equal_seeds_give_equal_runs(simulation):
 
 
 def test_alternating_models_are_served_in_batches(simulation):
-    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
-    policies = importlib.import_module("fleet_policies")
+    traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
+    policies = importlib.import_module("support.fleet_policies")
     catalogue = Catalogue.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
     turn = traffic.Turn(100, 50, 0.0)
     abab = [traffic.Conversation(f"c{i}", "AB"[i % 2], 4.0 * i, (turn,)) for i in range(40)]
@@ -46,8 +46,8 @@ def test_alternating_models_are_served_in_batches(simulation):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_request_is_served_by_a_small_fleet(simulation, seed):
-    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
-    policies = importlib.import_module("fleet_policies")
+    traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
+    policies = importlib.import_module("support.fleet_policies")
     rng = random.Random(seed)
     catalogue = traffic.models(12)
     nodes = {"large": 41_000, "small": rng.randint(5_000, 25_000)}

@@ -17,7 +17,7 @@ async def test_forced_calls_are_valid_or_truncated(
     tmp_path: Path, qwen2_5_tokenizer: Path, llama3_2_tokenizer: Path, mistral_nemo_tokenizer: Path
 ) -> None:
     from forced_calls import attack, stack
-    from random_tools import random_task, write_random_model
+    from support.random_tools import random_task, write_random_model
 
     tasks = [random_task(number, seed=1) for number in range(TOOLS)]
     async with stack() as running:

@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from made_models import DistinctModel
 from torch import Tensor
 
+from gpu_support.random_models import DistinctModel
 from helexa.neuron.engine.execution import runner as runner_module
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step

@@ -3,14 +3,13 @@
 import random
 from collections.abc import Sequence
 
-from fleet_world import Queue, Request, World
-
 from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, load_spec
 from helexa.cortex.lifecycle.swap_queue import Wanted, decide
 from helexa.cortex.routing.router import route
+from support.fleet_world import Queue, Request, World
 
 
 class Ours:

@@ -7,11 +7,10 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from local_model import local_path
-
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
+from support.local_model import local_path
 
 GREEDY = SamplingParams(temperature=0)
 

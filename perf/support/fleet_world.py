@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from fleet_traffic import Conversation, Turn
-
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
@@ -21,6 +19,7 @@ from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.memory import Change, MemoryBook, beyond
 from helexa.cortex.lifecycle.placement import Cold
+from support.fleet_traffic import Conversation, Turn
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
 SLOTS = 8

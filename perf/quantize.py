@@ -1,6 +1,6 @@
 """Measure time and memory of loading and quantizing a bfloat16 checkpoint, as JSON lines.
 
-usage: python perf/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
+usage: python perf/quantize.py [--quant q4k] [--runs 3] [--folder FOLDER]
 
 The script writes a random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) to a temporary folder, or uses
 the checkpoint in FOLDER. Then the script runs these measurements in turns, `--runs` times, with a cold and a warm page
@@ -34,7 +34,7 @@ from statistics import median
 import psutil
 import torch
 from safetensors.torch import save_file
-from serving import say, verdict
+from support.output import say, verdict
 
 TIME_BAR, MEMORY_BAR = 3.0, 1.35
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2

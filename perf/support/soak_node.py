@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import aiohttp
 import psutil
-from serving import free_port
+
+from support.servers import free_port
 
 STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
