@@ -26,7 +26,7 @@ from statistics import median
 
 import psutil
 from support.gateways import BODY, CAPPED, KEY, PATH, cortex_config, gateway_serves, load, nginx
-from support.output import say, verdict
+from support.output import print_line, print_verdict
 from support.servers import client_session, free_port, server
 
 LARGE = BODY | {"messages": [{"role": "user", "content": "a word and another " * 10_500}]}
@@ -46,8 +46,9 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
     try:
         yield psutil.Process(process.pid)
     finally:
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            one.kill()
+        server_process = psutil.Process(process.pid)
+        for member in [*server_process.children(recursive=True), server_process]:
+            member.kill()
         process.wait()
 
 
@@ -79,13 +80,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
             idle, per_stream = asyncio.run(memory(urls["cortex"], cortex, arguments.streams))
             processes = {"node": psutil.Process(mock.pid), "nginx": plain, "cortex": cortex}
             if arguments.litellm:
-                with litellm(arguments.litellm, folder, ports["litellm"], urls["node"]) as other:
-                    asyncio.run(_answers(urls["litellm"]))
-                    _rounds(arguments, folder, urls, processes | {"litellm": other})
+                with litellm(arguments.litellm, folder, ports["litellm"], urls["node"]) as litellm_process:
+                    asyncio.run(_until_answered(urls["litellm"]))
+                    _rounds(arguments, folder, urls, processes | {"litellm": litellm_process})
             else:
                 _rounds(arguments, folder, urls, processes)
-        verdict("resident memory idle, MiB", idle, "<= 120", idle <= 120)
-        verdict(f"resident memory a stream of {arguments.streams}, MiB", per_stream, "<= 1", per_stream <= 1)
+        print_verdict("resident memory idle, MiB", idle, "<= 120", idle <= 120)
+        print_verdict(f"resident memory a stream of {arguments.streams}, MiB", per_stream, "<= 1", per_stream <= 1)
     finally:
         mock.terminate()
         mock.wait()
@@ -100,30 +101,30 @@ def _rounds(
         "alone": (BODY, 1, ["node", "cortex"]),
         "large": (LARGE, 1, ["node", "cortex"]),
     }
-    seen: dict[tuple[str, str], list[dict[str, float]]] = {}
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         for row, (body, connections, names) in rows.items():
             for name in names:
                 got = load(urls[name], processes[name], folder, body, connections, arguments.seconds)
-                seen.setdefault((row, name), []).append(got)
-    middle = {key: {unit: median(run[unit] for run in runs) for unit in runs[0]} for key, runs in seen.items()}
+                results.setdefault((row, name), []).append(got)
+    middle = {key: {unit: median(run[unit] for run in runs) for unit in runs[0]} for key, runs in results.items()}
     for (row, name), figures in middle.items():
-        say(row=row, server=name, **figures)
+        print_line(row=row, server=name, **figures)
     _judge(middle)
 
 
 def _judge(middle: dict[tuple[str, str], dict[str, float]]) -> None:
     for row, bar in (("json", 12.0), ("stream", 2.0)):
         ratio = middle[row, "cortex"]["cpu_us"] / middle[row, "nginx"]["cpu_us"]
-        verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
+        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
         if (row, "litellm") in middle:
             faster = middle[row, "cortex"]["rps"] / middle[row, "litellm"]["rps"]
-            verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
+            print_verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
             cheaper = middle[row, "litellm"]["cpu_us"] / middle[row, "cortex"]["cpu_us"]
-            verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
+            print_verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
     for row, bar in (("alone", 0.5), ("large", 3.0)):
         added = middle[row, "cortex"]["p50_ms"] - middle[row, "node"]["p50_ms"]
-        verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
+        print_verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
 
 
 async def _ready(url: str) -> None:
@@ -131,7 +132,7 @@ async def _ready(url: str) -> None:
         await gateway_serves(session, url, "m")
 
 
-async def _answers(url: str) -> None:
+async def _until_answered(url: str) -> None:
     async with client_session() as session, asyncio.timeout(120):
         while True:
             try:

@@ -14,8 +14,8 @@ has each round's `tok_s`. The last line, `ratio`, is the last row's rate divided
 import argparse
 from statistics import median
 
-from support.output import run, say
-from support.servers import Row, ask_side_by_side, client_session, node
+from support.output import print_line, run
+from support.servers import Row, client_session, node, stream_concurrently
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
@@ -23,20 +23,20 @@ async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None
     runs: dict[int, list[Row]] = {streams: [] for streams in rows}
     async with client_session() as session, node(model, session) as (_, url, served):
         for streams in rows:
-            await ask_side_by_side(session, url, served, streams, 8)  # warm up
+            await stream_concurrently(session, url, served, streams, 8)  # warm up
         for _ in range(rounds):
             for streams in rows:
-                runs[streams].append(await ask_side_by_side(session, url, served, streams, tokens))
-    for streams, found in runs.items():
-        say(
+                runs[streams].append(await stream_concurrently(session, url, served, streams, tokens))
+    for streams, row_runs in runs.items():
+        print_line(
             row=f"stream@{streams}",
-            tok_s=median(row.tok_s for row in found),
-            ttft_ms=median(row.ttft_ms for row in found),
-            tpot_ms=median(row.tpot_ms for row in found),
-            runs=[row.tok_s for row in found],
+            tok_s=median(row.tok_s for row in row_runs),
+            ttft_ms=median(row.ttft_ms for row in row_runs),
+            tpot_ms=median(row.tpot_ms for row in row_runs),
+            runs=[row.tok_s for row in row_runs],
         )
-    one, many = runs[rows[0]], runs[rows[-1]]
-    say(row="ratio", value=median(b.tok_s / a.tok_s for a, b in zip(one, many, strict=True)))
+    first_row, last_row = runs[rows[0]], runs[rows[-1]]
+    print_line(row="ratio", value=median(b.tok_s / a.tok_s for a, b in zip(first_row, last_row, strict=True)))
 
 
 def main() -> None:

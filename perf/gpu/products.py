@@ -73,7 +73,7 @@ def main() -> None:
             for rows in TINY_ROWS[:2] if tiny else EXPERT_ROWS:
                 x = torch.randn(rows, hidden, dtype=dtype, device=device)
                 scores = torch.randn(rows, count, dtype=dtype, device=device)
-                took = timing.seconds(lambda: [one(x, scores) for one in mixtures], device) / len(mixtures)  # noqa: B023
+                took = timing.seconds(lambda: [op(x, scores) for op in mixtures], device) / len(mixtures)  # noqa: B023
                 met = 1 - (1 - chosen / count) ** rows  # share of experts that at least one row uses
                 read, flops = ops.step_bytes / len(mixtures) * count / chosen * met, 6 * rows * chosen * hidden * inner
                 report(took, read, flops, shape=f"{shape} experts", form=form, rows=rows)
@@ -82,10 +82,10 @@ def main() -> None:
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
     """Return operators that together read at least `read` bytes."""
-    made = [make()]
+    operators = [make()]
     while ops.step_bytes < read:
-        made.append(make())
-    return made
+        operators.append(make())
+    return operators
 
 
 def linear(ops: "GpuOps", form: str, outputs: int, columns: int) -> "LinearOp":

@@ -25,19 +25,19 @@ async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -
     async with asyncio.timeout(60):
         while True:
             nodes = (await get(session, f"{url}/api/nodes") or {"nodes": []})["nodes"]
-            if any(model == info["id"] for one in nodes if one["healthy"] for info in one["models"]):
+            if any(model == info["id"] for process in nodes if process["healthy"] for info in process["models"]):
                 return
             await asyncio.sleep(0.05)
 
 
-def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Path:
+def cortex_config(folder: Path, port: int, node_url: str, extra: str = "") -> Path:
     """Write a gateway's configuration; `more` is appended TOML."""
     (folder / "models.toml").touch()
     path = folder / "cortex.toml"
     path.write_text(
         f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
         f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n' + more
+        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n' + extra
     )
     return path
 
@@ -63,8 +63,8 @@ def nginx(folder: Path, port: int, node: str) -> Iterator[psutil.Process]:
 
 def cpu_seconds(process: psutil.Process) -> float:
     """Return the CPU time of a process and its descendants."""
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    times = [process.cpu_times() for process in (process, *process.children(recursive=True))]
+    return sum(process.user + process.system for process in times)
 
 
 def load(
@@ -76,7 +76,7 @@ def load(
         'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
         f'wrk.headers["authorization"] = "Bearer {KEY}"\nwrk.body = [[{json.dumps(body)}]]\n'
     )
-    before = cpu_seconds(process)
+    cpu_before = cpu_seconds(process)
     command = [
         "wrk",
         "-t1",
@@ -90,7 +90,7 @@ def load(
         url + PATH,
     ]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    spent = cpu_seconds(process) - before
+    spent = cpu_seconds(process) - cpu_before
     if failed := re.search(r"Non-2xx.*|Socket errors.*", out):
         raise SystemExit(f"{url}: {failed[0]}")
     rate, middle = re.search(r"Requests/sec:\s+(\S+)", out), re.search(r"50%\s+([\d.]+)(us|ms|s)", out)

@@ -7,14 +7,14 @@ import signal
 from typing import Any
 
 
-def say(**line: object) -> None:
+def print_line(**line: object) -> None:
     """Print one JSON line; numbers are rounded."""
     print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
 
 
-def verdict(row: str, value: float, bar: str, holds: bool) -> None:
+def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
     """Print a verdict: the figure, the threshold, and whether the figure meets the threshold."""
-    say(verdict=row, value=value, bar=bar, holds=holds)
+    print_line(verdict=row, value=value, bar=bar, holds=holds)
 
 
 def run(work: Any) -> None:
@@ -28,5 +28,5 @@ def run(work: Any) -> None:
 
 def _rounded(value: object) -> object:
     if isinstance(value, list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return round(value, 3) if isinstance(value, float) else value

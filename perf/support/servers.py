@@ -26,11 +26,11 @@ _serial = itertools.count(1)
 
 
 @dataclass(frozen=True)
-class Answer:
+class StreamTiming:
     """One streamed answer: token count, and the times (`time.perf_counter`) of request, first and last token."""
 
     tokens: int
-    asked: float
+    requested: float
     first: float
     last: float
 
@@ -63,11 +63,11 @@ def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
             sys.stderr.writelines(log.readlines()[-20:])
             raise
         finally:
-            everybody = [family, *_children(family)]
+            processes = [family, *_children(family)]
             process.send_signal(signal.SIGTERM)
-            _, left = psutil.wait_procs(everybody, timeout=END_SECONDS)
-            for one in left:
-                one.kill()
+            _, remaining = psutil.wait_procs(processes, timeout=END_SECONDS)
+            for survivor in remaining:
+                survivor.kill()
             process.wait()
 
 
@@ -108,7 +108,9 @@ async def get(session: aiohttp.ClientSession, url: str) -> Any:
         return None
 
 
-async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int) -> Answer:
+async def stream_completion(
+    session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int
+) -> StreamTiming:
     """Stream one greedy answer of exactly `tokens` tokens."""
     body = {
         "model": model,
@@ -119,7 +121,7 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    asked = time.perf_counter()
+    requested = time.perf_counter()
     first, tail = 0.0, b""
     async with session.post(f"{url}/v1/completions", json=body) as response:
         if response.status != 200:
@@ -132,18 +134,18 @@ async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str,
     *_, end, done, _ = tail.split(b"\n\n")
     if done != b"data: [DONE]" or b'"usage"' not in end:
         raise SystemExit(f"the stream broke off: {end.decode(errors='replace')}")
-    return Answer(json.loads(end.removeprefix(b"data: "))["usage"]["completion_tokens"], asked, first, last)
+    return StreamTiming(json.loads(end.removeprefix(b"data: "))["usage"]["completion_tokens"], requested, first, last)
 
 
-async def ask_side_by_side(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
+async def stream_concurrently(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
     """Stream several answers concurrently."""
     prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
-    answers = await asyncio.gather(*(ask(session, url, model, prompt, tokens) for prompt in prompts))
-    seconds = max(answer.last for answer in answers) - min(answer.asked for answer in answers)
+    timings = await asyncio.gather(*(stream_completion(session, url, model, prompt, tokens) for prompt in prompts))
+    seconds = max(timing.last for timing in timings) - min(timing.requested for timing in timings)
     return Row(
-        tok_s=sum(answer.tokens for answer in answers) / seconds,
-        ttft_ms=median(1000 * (answer.first - answer.asked) for answer in answers),
-        tpot_ms=median(1000 * (answer.last - answer.first) / max(answer.tokens - 1, 1) for answer in answers),
+        tok_s=sum(timing.tokens for timing in timings) / seconds,
+        ttft_ms=median(1000 * (timing.first - timing.requested) for timing in timings),
+        tpot_ms=median(1000 * (timing.last - timing.first) / max(timing.tokens - 1, 1) for timing in timings),
     )
 
 

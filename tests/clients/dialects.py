@@ -222,16 +222,16 @@ async def messages(stack: SayingStack, request: Request, *, stream: bool) -> Res
         stop_sequences=[request.stop] if request.stop else None,
         extra_body=_present(n=request.n, seed=request.seed),
     )
-    arguments: dict[str, Any] = {"model": MODEL, "messages": turns, "max_tokens": request.max_tokens, **fields}
+    options: dict[str, Any] = {"model": MODEL, "messages": turns, "max_tokens": request.max_tokens, **fields}
     arguments_text: dict[int, str] = {}
     if stream:
-        async with stack.anthropic.messages.stream(**arguments) as events:
+        async with stack.anthropic.messages.stream(**options) as events:
             async for event in events:
                 if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
                     arguments_text[event.index] = arguments_text.get(event.index, "") + event.delta.partial_json
             message = await events.get_final_message()
     else:
-        message = await stack.anthropic.messages.create(**arguments)
+        message = await stack.anthropic.messages.create(**options)
     completion = Completion()
     for index, block in enumerate(message.content):
         if block.type == "text":

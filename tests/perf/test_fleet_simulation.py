@@ -41,7 +41,7 @@ def test_alternating_models_are_served_in_batches(simulation):
     def swaps(policy):
         return world.World(catalogue, policy, abab, {"n": 12000}).run().evictions
 
-    assert 0 < 2 * swaps(policies.Ours(1)) <= swaps(policies.LruFifo(1))
+    assert 0 < 2 * swaps(policies.HelexaPolicy(1)) <= swaps(policies.LruFifo(1))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -57,6 +57,6 @@ def test_every_request_is_served_by_a_small_fleet(simulation, seed):
         swap_wait_secs=rng.choice((0, 30, 90)),
         strategy=rng.choice(("lru", "priority")),
     )
-    outcome = world.World(catalogue, policies.Ours(seed, eviction), conversations, nodes).run()
+    outcome = world.World(catalogue, policies.HelexaPolicy(seed, eviction), conversations, nodes).run()
     assert len(outcome.ttfts) == sum(len(conversation.turns) for conversation in conversations)
     assert max(outcome.waits) < simulation.LONGEST_WAIT_SECS
