@@ -57,11 +57,11 @@ class Scheduling:
     def expected_counters(self) -> list[str]:
         """Counters of `Results` that must not be 0 with this scheduling."""
         wanted = {
-            "recorded": self.captured,
+            "captured": self.captured,
             "ahead": self.overlap,
             "preempted": self.few_pages,
             "cached": self.reuse_prefixes,
-            "kept": self.drafts,
+            "accepted": self.drafts,
         }
         return [name for name, required in wanted.items() if required]
 
