@@ -41,7 +41,7 @@ class Gaps:
 
     def add(self, streams: list[TimedAnswer], long: TimedAnswer) -> None:
         """Add one round."""
-        begin, end = long.asked, long.arrivals[0]
+        begin, end = long.requested_at, long.arrivals[0]
         self.ttft.append(long.ttft_ms)
         start = max(stream.arrivals[0] for stream in streams)  # from here on, all streams decode
         for stream in streams:

@@ -207,7 +207,7 @@ class World:
             prefill = (request.prompt - cached) * instance.size_mb / PREFILL_TOKENS_MB
             decode = request.turn.answer_tokens * instance.size_mb / DECODE_TOKENS_MB
             self.outcome.ttfts.append(self.now + prefill - request.arrived_at)
-            self._at(self.now + prefill + decode, lambda instance=request: self._done(instance, instance))
+            self._at(self.now + prefill + decode, lambda request=request: self._done(instance, request))
 
     def _done(self, instance: Instance, request: Request) -> None:
         request.fleet_changes.close()
