@@ -27,13 +27,13 @@ _CSV = "text/csv; charset=utf-8; header=present"
 
 def routes() -> list[Route]:
     """Return the routes of all queries below `/api/` and `/api/v1/`, of the export, and of the OpenAPI document."""
-    found = [
-        Route(f"{base}/{question.path}", partial(_answer, question), methods=["GET"])
-        for question in QUESTIONS
+    handlers = [
+        Route(f"{base}/{query.path}", partial(_query_response, query), methods=["GET"])
+        for query in QUESTIONS
         for base in ("/api", "/api/v1")
     ]
     return [
-        *found,
+        *handlers,
         Route("/api/v1/export/runs", _export, methods=["GET"]),
         Route("/openapi.json", _document, methods=["GET"]),
     ]
@@ -47,14 +47,14 @@ async def refuse_api_error(_request: Request, error: Exception) -> Response:
     return Response(text + "\n", status, _CORS | headers, "text/plain")
 
 
-async def _answer(question: ApiQuery, request: Request) -> Response:
-    parameters = {**question.parameters, "format": _FORMAT} if question.table else question.parameters
+async def _query_response(query: ApiQuery, request: Request) -> Response:
+    parameters = {**query.parameters, "format": _FORMAT} if query.table else query.parameters
     query = read_query(request.query_params, parameters)
     encode = to_csv if query.get("format") == "csv" else _to_json
 
     def find(archive: Archive) -> bytes:
         try:
-            return encode(question.answer(archive, query))
+            return encode(query.answer(archive, query))
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 

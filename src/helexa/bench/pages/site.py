@@ -167,8 +167,8 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 async def _show(page: Page, request: Request) -> Response:
-    given = {**request.query_params, **{name: str(value) for name, value in request.path_params.items()}}
-    query = read_query(given, page.parameters)
+    arguments = {**request.query_params, **{name: str(value) for name, value in request.path_params.items()}}
+    query = read_query(arguments, page.parameters)
     root = request.app.state.root_path
 
     def find(archive: Archive) -> str:

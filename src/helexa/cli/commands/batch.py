@@ -78,16 +78,16 @@ def answer_file(
 
 
 def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: BatchProgress) -> None:
-    asked: dict[int, Item] = {}
+    items: dict[int, Item] = {}
 
     def requests() -> Iterator[Request | GenerationError]:
         for item in read_prompts(path, ask):
-            asked[item.index] = item
+            items[item.index] = item
             yield item.request
 
     with closing(blocking_each(across(Blocking(), model.results(requests(), parallel)))) as results:
         for index, result in results:
-            print(json_text(result_record(asked.pop(index), result)), flush=True)
+            print(json_text(result_record(items.pop(index), result)), flush=True)
             tally.count(index, result)
 
 

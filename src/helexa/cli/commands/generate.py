@@ -86,10 +86,10 @@ def generate(
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel are for --prompts", USAGE)
-    asked = question(prompt, file or ())
+    prompt_text = question(prompt, file or ())
     ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
-    answers = print_answers(ready, asked, options, n=n, form=form, stream=not no_stream)
+    answers = print_answers(ready, prompt_text, options, n=n, form=form, stream=not no_stream)
     report(answers, stats=stats, quiet=quiet)
     return 0
 

@@ -105,7 +105,9 @@ def up(
 
 def _check_ports(host: str, ports: dict[str, int]) -> None:
     for option, port in ports.items():
-        twin = next((other for other in ports if other != option and ports[other] == port), None)
+        twin = next(
+            (other_option for other_option in ports if other_option != option and ports[other_option] == port), None
+        )
         if twin:
             raise CommandError(f"{option} and {twin} are both {port}; they need different ports", USAGE)
     for option, port in ports.items():

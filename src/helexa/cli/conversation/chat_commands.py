@@ -27,7 +27,7 @@ _HELP = """\
 \"""                 begins and ends a text of several lines
 Ctrl-C stops an answer; at the prompt, pressed twice, it leaves."""
 
-_WHOLE = ("max_tokens", "top_k", "seed")
+_INTEGER_SETTINGS = ("max_tokens", "top_k", "seed")
 _UNSET = "default"
 _YES, _NO = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
 
@@ -109,14 +109,14 @@ class ChatCommands:
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}
         from helexa.cli.local.local_model import models_here
 
-        kept = {model.name: False for model in models_here() if model.path}
-        return {**kept, self.target.model: True}
+        loaded_by_name = {model.name: False for model in models_here() if model.path}
+        return {**loaded_by_name, self.target.model: True}
 
     def _retry(self, _: str) -> None:
-        question = self._conversation.take_back()
-        if question is None:
+        message = self._conversation.take_back()
+        if message is None:
             raise CommandError("nothing to ask again")
-        self._answer(question)
+        self._answer(message)
 
     def _stats(self, _: str) -> None:
         last = self._conversation.last
@@ -150,6 +150,6 @@ def _setting(name: str, value: str) -> Any:
             case "think":
                 raise ValueError
             case _:
-                return int(value) if name in _WHOLE else float(value)
+                return int(value) if name in _INTEGER_SETTINGS else float(value)
     except ValueError:
         raise CommandError(f"'{value}' is no value for {name}") from None
