@@ -49,16 +49,16 @@ async def refuse_api_error(_request: Request, error: Exception) -> Response:
 
 async def _query_response(query: ApiQuery, request: Request) -> Response:
     parameters = {**query.parameters, "format": _FORMAT} if query.table else query.parameters
-    query = read_query(request.query_params, parameters)
-    encode = to_csv if query.get("format") == "csv" else _to_json
+    arguments = read_query(request.query_params, parameters)
+    encode = to_csv if arguments.get("format") == "csv" else _to_json
 
     def find(archive: Archive) -> bytes:
         try:
-            return encode(query.answer(archive, query))
+            return encode(query.answer(archive, arguments))
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 
-    body = await _desk(request).ask(find)
+    body = await _executor(request).ask(find)
     return Response(body, media_type=_CSV if encode is to_csv else "application/json", headers=_CORS)
 
 
@@ -66,19 +66,19 @@ async def _export(request: Request) -> Response:
     query = read_query(request.query_params, {**RUN_FILTERS, "format": _FORMAT})
     kind = query["format"]
     return StreamingResponse(
-        _all_runs(_desk(request), query, to_csv if kind == "csv" else None),
+        _all_runs(_executor(request), query, to_csv if kind == "csv" else None),
         media_type=_CSV if kind == "csv" else "application/x-ndjson",
         headers=_CORS | {"content-disposition": f'attachment; filename="runs.{"csv" if kind == "csv" else "jsonl"}"'},
     )
 
 
 async def _all_runs(
-    desk: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
+    executor: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
 ) -> AsyncIterator[bytes]:
     """Yield the runs that match the filters, one page at a time."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
-        page = await desk.ask(partial(_page, query, offset))
+        page = await executor.ask(partial(_page, query, offset))
         if table is not None:
             yield table(page, head=offset == 0)
         else:
@@ -98,5 +98,5 @@ def _to_json(answer: object) -> bytes:
     return orjson.dumps(answer)
 
 
-def _desk(request: Request) -> QueryExecutor:
-    return request.app.state.desk
+def _executor(request: Request) -> QueryExecutor:
+    return request.app.state.query_executor

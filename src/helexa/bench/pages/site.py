@@ -177,7 +177,7 @@ async def _show(page: Page, request: Request) -> Response:
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 
-    return Response(await request.app.state.desk.ask(find), media_type="text/html")
+    return Response(await request.app.state.query_executor.ask(find), media_type="text/html")
 
 
 def _asset(root: str, name: str) -> str:

@@ -95,11 +95,13 @@ def latest(
         and (model is None or names.models[cell.model_id].name == model)
         and (not kinds or names.scenarios[cell.scenario_id].kind in kinds)
     ]
-    cells = [
+    latest_cells = [
         LatestCell(cell, names, archive.answer(("runs", cell), lambda cell=cell: _runs(archive, cell)))
         for cell in cells
     ]
-    return sorted(cells, key=lambda one: (one.target, one.model, scenario_order(names, one.cell.scenario_id)))
+    return sorted(
+        latest_cells, key=lambda cell: (cell.target, cell.model, scenario_order(names, cell.cell.scenario_id))
+    )
 
 
 def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:
