@@ -82,7 +82,7 @@ def test_file_of_prompts(helexa, gateway, tmp_path):
     assert "line 4: it is no JSON" in lines[2]["error"]["message"]
     assert result.returncode == 1
     assert "2 answers in " in result.stderr
-    assert result.stderr.endswith("prompts without an answer: 2; their lines say why\n")
+    assert result.stderr.endswith("failed prompts: 2; their lines have the errors\n")
     assert sorted(contents(gateway)) == ["one", "two"]
 
 
@@ -91,7 +91,7 @@ def test_batch_from_stdin_resumes_its_output_file(helexa, gateway, tmp_path):
     result = helexa("generate", "--prompts", "-", "--output", str(output), stdin='"one"\n"two"\n')
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     result = helexa("generate", "--prompts", "-", "--output", str(output), stdin='"one"\n"two"\n"three"\n')
-    assert (result.returncode, result.stderr) == (0, "prompts answered before: 2\n")
+    assert (result.returncode, result.stderr) == (0, "prompts already answered: 2\n")
     assert [json.loads(line)["index"] for line in output.read_text().splitlines()] == [0, 1, 2]
     assert sorted(contents(gateway)) == ["one", "three", "two"]
     result = helexa("generate", "--prompts", "-", "-o", str(output), "--system", "x", stdin='"one"\n')
@@ -111,9 +111,9 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
     ("arguments", "message"),
     [
         (["hi", "there", "-m", "x"], "the model is given twice"),
-        (["hi", "--json", "--jsonl"], "two forms of the same"),
-        (["hi", "--prompts", "x"], "--prompts has prompts of its own"),
-        (["hi", "-o", "x"], "are for --prompts"),
+        (["hi", "--json", "--jsonl"], "exclude each other"),
+        (["hi", "--prompts", "x"], "--prompts reads prompts from a file"),
+        (["hi", "-o", "x"], "need --prompts"),
         (["hi", "-n", "0"], "-n"),
         (["hi", "--schema", "nowhere.json"], "nowhere.json: No such file"),
         (["hi", "--schema", "{"], "--schema: is not JSON"),

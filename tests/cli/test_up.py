@@ -109,7 +109,7 @@ def test_equal_ports_are_wrong_usage(helexa):
         (["--model", "no/such/name"], "'no/such/name' is not a model source"),
         (["--model", "./missing.gguf"], "missing.gguf: no such file"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
-        (["--host", "a..b"], "cannot listen on a..b: there can be no such host"),
+        (["--host", "a..b"], "cannot listen on a..b: the host name is invalid"),
     ],
 )
 def test_invalid_model_or_host_is_rejected_before_start(helexa, ports, arguments, message):
@@ -126,7 +126,7 @@ def test_models_with_equal_names_are_wrong_usage(helexa, ports, tmp_path):
         file.touch()
     result = helexa("up", *ports, "--model", str(files[0]), "--model", str(files[1]))
     assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "helexa: two models would both be called 'tiny'; start one of them, or rename its file\n"
+    assert result.stderr == "helexa: two models would have the id 'tiny'; start one of them, or rename its file\n"
 
 
 def test_configuration_escapes_model_names(tmp_path):

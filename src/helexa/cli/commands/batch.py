@@ -69,11 +69,11 @@ def answer_file(
                 options["schema"] = ask.schema.schema
             summary = model.batch_file(path, output, max_parallel=parallel, on_result=tally.count, **options)
             if summary.kept and not quiet:
-                note(f"prompts answered before: {summary.kept}")
+                note(f"prompts already answered: {summary.kept}")
     if stats:
         note(str(tally))
     if tally.failed:
-        note(f"prompts without an answer: {tally.failed}; their lines say why")
+        note(f"failed prompts: {tally.failed}; their lines have the errors")
     return 1 if tally.failed else 0
 
 

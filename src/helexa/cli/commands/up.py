@@ -70,7 +70,7 @@ def up(
     models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
     ids = [one.id for one in models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
-        raise CommandError(f"two models would both be called '{twin}'; start one of them, or rename its file", USAGE)
+        raise CommandError(f"two models would have the id '{twin}'; start one of them, or rename its file", USAGE)
     if insecure and api_key is not None:
         raise CommandError("--insecure and --api-key contradict each other", USAGE)
     key = None if api_key is None else checked_key(api_key)
@@ -118,7 +118,7 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except UnicodeError:
-            raise CommandError(f"cannot listen on {address}: there can be no such host") from None
+            raise CommandError(f"cannot listen on {address}: the host name is invalid") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"

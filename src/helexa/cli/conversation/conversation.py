@@ -117,7 +117,7 @@ def _read(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
     match content:
         case {"system": str() | None as system, "messages": [*turns]} if all(map(_is_turn, turns)):
             return system, turns
-    raise CommandError(f"{path} holds no conversation")
+    raise CommandError(f"{path} does not contain a conversation")
 
 
 def _is_turn(turn: object) -> bool:

@@ -52,7 +52,7 @@ class Repl:
                     self._interrupts += 1
                     if self._interrupts > 1:
                         return 0
-                    print(dim("Ctrl-C again, or Ctrl-D, leaves", sys.stdout))
+                    print(dim("press Ctrl-C again or Ctrl-D to exit", sys.stdout))
                 except (HelexaError, OSError) as error:
                     print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
 
