@@ -14,11 +14,11 @@ def with_table(page: str, result: str) -> str:
     Raises:
         ValueError: a mark is missing.
     """
-    before, found, rest = page.partition(BEGIN)
-    _, ended, after = rest.partition(END)
-    if not (found and ended):
+    head, begin_marker, remainder = page.partition(BEGIN)
+    _, ended, tail = remainder.partition(END)
+    if not (begin_marker and ended):
         raise ValueError(f"{PAGE} lacks the marks {BEGIN.strip()} and {END.strip()}")
-    return before + BEGIN + results.client_table(result, programs.load().known_failures) + END + after
+    return head + BEGIN + results.client_table(result, programs.load().known_failures) + END + tail
 
 
 if __name__ == "__main__":

@@ -88,14 +88,14 @@ class Programs:
         Raises:
             ValueError: no program matches.
         """
-        found = [
+        selected = [
             program
             for program in self.programs
             if part in (None, program.part) and (names is None or program.name in names)
         ]
-        if not found:
+        if not selected:
             raise ValueError(f"no program of part {part!r} has a name in {names}")
-        return found
+        return selected
 
 
 def load(path: Path = FOLDER / "programs.toml") -> Programs:

@@ -39,19 +39,19 @@ def main() -> None:
 def one_start() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as home:
         environ = {"HOME": home, "HELEXA_ACP_BASE_URL": "http://127.0.0.1:9/v1", "HELEXA_ACP_MODEL": "none"}
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         start = time.perf_counter()
         process = subprocess.Popen(
             [sys.executable, "-m", "helexa.acp"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=kept | environ,
+            env=environment | environ,
         )
         with process:
-            ask(process, 1, "initialize", protocolVersion=1, clientCapabilities={})
+            request(process, 1, "initialize", protocolVersion=1, clientCapabilities={})
             initialized = time.perf_counter() - start
-            ask(process, 2, "session/new", cwd=str(Path(home).resolve()), mcpServers=[])
+            request(process, 2, "session/new", cwd=str(Path(home).resolve()), mcpServers=[])
             opened = time.perf_counter() - start
             used = psutil.Process(process.pid).cpu_times()
             process.kill()
@@ -62,7 +62,7 @@ def one_start() -> dict[str, float]:
     }
 
 
-def ask(process: subprocess.Popen[bytes], id: int, method: str, **params: Any) -> None:
+def request(process: subprocess.Popen[bytes], id: int, method: str, **params: Any) -> None:
     """Send a request and wait for its result."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n")

@@ -29,7 +29,7 @@ from helexa.neuron.engine.ipc.environment import ENVIRONMENT
 os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine process
 
 import torch
-from plain_gguf import plain_copy
+from support.plain_gguf import plain_copy
 from torch import Tensor
 
 from helexa.neuron.engine.execution.step_builder import build_step
@@ -41,7 +41,7 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.ops.constants import PAGE_SIZE
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 STEPS = 32
 NEAR_TIE = 0.05
 PROMPTS = [
@@ -49,24 +49,24 @@ PROMPTS = [
     "Once upon a time, in a small village by the sea, there lived an old fisherman who",
     "def fibonacci(n: int) -> int:\n    ",
     "Die drei häufigsten Gründe, warum Züge zu spät kommen, sind",
-    (HERE / "sample.txt").read_text() * 2,
+    (FOLDER / "sample.txt").read_text() * 2,
 ]
 
 
-def ask(model: Path, python: str) -> list[dict[str, Any]]:
+def oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
     """Return the oracle's line for each prompt."""
     script = "oracle_transformers.py" if model.is_dir() else "oracle_llama_cpp.py"
-    command = [python, str(HERE / script), str(model), str(STEPS)]
+    command = [python, str(FOLDER / script), str(model), str(STEPS)]
     done = subprocess.run(command, input=json.dumps(PROMPTS), stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"prompt"')]
 
 
-def ask_plain(model: Path, python: str) -> list[dict[str, Any]]:
+def plain_oracle_lines(model: Path, python: str) -> list[dict[str, Any]]:
     """Return the oracle's lines for a copy of the model with float32 weights."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "plain.gguf"
         plain_copy(model, copy)
-        return ask(copy, python)
+        return oracle_lines(copy, python)
 
 
 class Engine:
@@ -123,16 +123,16 @@ def main() -> None:
     arguments = command.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
-    lines = (ask_plain if arguments.plain else ask)(arguments.model, arguments.oracle)
+    lines = (plain_oracle_lines if arguments.plain else oracle_lines)(arguments.model, arguments.oracle)
     worst = 0.0
     for dtype in arguments.dtypes.split(","):
         options = EngineOptions(dtype=dtype, speculation=False, prefix_reuse="off", max_sequences=1)
         engine = Engine(arguments.model, options)
         for number, line in enumerate(lines):
-            found = compare(line, *engine.follow(line["prompt"]))
+            comparison = compare(line, *engine.follow(line["prompt"]))
             about = {"dtype": dtype, "kernels": engine.kernels, "prompt": number, "length": len(line["prompt"])}
-            print(json.dumps(about | found), flush=True)
-            worst = max(worst, found.get("gap", 0.0))
+            print(json.dumps(about | comparison), flush=True)
+            worst = max(worst, comparison.get("gap", 0.0))
     raise SystemExit(worst > NEAR_TIE)
 
 

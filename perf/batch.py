@@ -51,7 +51,7 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
     done: list[int] = []
     with helexa.load(model, target="private") as loaded:
         loaded.batch(prompts(width), max_parallel=width, max_tokens=2, temperature=0)  # warm up
-        before = _cpu(me)
+        cpu_before = _cpu(me)
         begin = time.perf_counter()
         results = loaded.batch(
             prompts(count), max_parallel=width, max_tokens=tokens, temperature=0, on_result=on_result
@@ -59,7 +59,7 @@ def library(model: str, count: int, width: int, tokens: int) -> None:
         seconds = time.perf_counter() - begin
         cpu = _cpu(me)
     generated = sum(result.usage.completion for result in results)
-    spent = {name: round(cpu[name] - before[name], 2) for name in cpu}
+    spent = {name: round(cpu[name] - cpu_before[name], 2) for name in cpu}
     _say(
         "library",
         generated,
@@ -75,7 +75,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
 
     os.environ.update(ENVIRONMENT | os.environ)
     import psutil
-    from local_model import local_path
+    from support.local_model import local_path
 
     from helexa.neuron.engine.execution.step_builder import build_step
     from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
@@ -92,7 +92,7 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
     stops = sorted(text.tokenizer.eos_ids)
     scheduler = Scheduler(options, PagePool(runner.facts.kv_pages, PAGE_SIZE))
     me = psutil.Process()
-    before, begin = _cpu(me), time.perf_counter()
+    cpu_before, begin = _cpu(me), time.perf_counter()
     waiting, running, generated = enumerate(ids), 0, 0
     while True:
         while running < width and (item := next(waiting, None)) is not None:
@@ -110,23 +110,23 @@ def engine(model: str, count: int, width: int, tokens: int) -> None:
             generated += len(output.tokens)
             running -= output.finish is not None
     seconds, cpu = time.perf_counter() - begin, _cpu(me)
-    spent = {"engine": round(cpu["library"] - before["library"], 2)}
+    spent = {"engine": round(cpu["library"] - cpu_before["library"], 2)}
     _say("engine", generated, seconds, prompt_tokens=sum(map(len, ids)), cpu_s=spent)
 
 
 def _cpu(process: "psutil.Process") -> dict[str, float]:
     """Return the CPU seconds of the process and of its children."""
-    own = process.cpu_times()
-    spent = {"library": own.user + own.system}
+    own_cpu = process.cpu_times()
+    spent = {"library": own_cpu.user + own_cpu.system}
     children = [child.cpu_times() for child in process.children(recursive=True)]
     if children:
         spent["engine"] = sum(child.user + child.system for child in children)
     return spent
 
 
-def _say(what: str, tokens: int, seconds: float, **more: object) -> None:
-    line = {"what": what, "tok_s": round(tokens / seconds, 1), "tokens": tokens, "seconds": round(seconds, 2)}
-    print(json.dumps(line | more), flush=True)
+def _say(subject: str, tokens: int, seconds: float, **figures: object) -> None:
+    line = {"what": subject, "tok_s": round(tokens / seconds, 1), "tokens": tokens, "seconds": round(seconds, 2)}
+    print(json.dumps(line | figures), flush=True)
 
 
 def main() -> None:
@@ -137,16 +137,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--only", choices=("library", "engine"), help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.only:
-        measure = library if asked.only == "library" else engine
-        measure(asked.model, asked.prompts, asked.width, asked.tokens)
+    arguments = parser.parse_args()
+    if arguments.only:
+        measure = library if arguments.only == "library" else engine
+        measure(arguments.model, arguments.prompts, arguments.width, arguments.tokens)
         return
     best = {"engine": 0.0, "library": 0.0}
-    for what in ("engine", "library") * asked.rounds:
-        run = subprocess.run([sys.executable, *sys.argv, "--only", what], check=True, stdout=subprocess.PIPE, text=True)
+    for subject in ("engine", "library") * arguments.rounds:
+        run = subprocess.run(
+            [sys.executable, *sys.argv, "--only", subject], check=True, stdout=subprocess.PIPE, text=True
+        )
         print(run.stdout, end="", flush=True)
-        best[what] = max(best[what], json.loads(run.stdout)["tok_s"])
+        best[subject] = max(best[subject], json.loads(run.stdout)["tok_s"])
     ratio = best["library"] / best["engine"]
     print(json.dumps({"ratio": round(ratio, 3), "bar": BAR, "held": ratio >= BAR}))
 

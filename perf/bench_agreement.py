@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from machine import commit, machine
+from support.machine import commit, machine
 
 from helexa.bench.client import Client, dialect_of, open_session
 from helexa.bench.measurement.clock import SystemClock
@@ -58,7 +58,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Taken:
+class TurnResults:
     """Results of a tool in a turn: values per request, and one throughput."""
 
     ttft_s: list[float]
@@ -66,28 +66,28 @@ class Taken:
     output_tps: float
 
 
-async def ours(load: Load) -> Taken:
+async def run_helexa_bench(load: Load) -> TurnResults:
     """Run a turn of helexa-bench's client: `load.concurrency` users share a list of questions."""
-    questions = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
+    prompts = iter([PromptRequest(load.model, [Turn("user", p)], load.max_tokens, True) for p in load.prompts()])
     async with open_session() as session:
         client = Client(session, load.endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
 
         async def user() -> list[RequestRecord]:
-            return [await client.ask(question) for question in questions]
+            return [await client.ask(prompt) for prompt in prompts]
 
-        records = [one for each in await asyncio.gather(*(user() for _ in range(load.concurrency))) for one in each]
+        records = [item for each in await asyncio.gather(*(user() for _ in range(load.concurrency))) for item in each]
     failed = [record for record in records if record.status != "ok"]
     if failed:
         raise SystemExit(f"{len(failed)} requests of helexa-bench failed; the first: {failed[0].error}")
-    found = [measure(record) for record in records]
-    return Taken(
-        [one.ttft_s for one in found if one.ttft_s is not None],
-        [one.tpot_s for one in found if one.tpot_s is not None],
+    measures = [measure(record) for record in records]
+    return TurnResults(
+        [item.ttft_s for item in measures if item.ttft_s is not None],
+        [item.tpot_s for item in measures if item.tpot_s is not None],
         measure_run(records).totals["output_tps"],
     )
 
 
-def theirs(load: Load, program: Path, folder: Path) -> Taken:
+def run_guidellm(load: Load, program: Path, folder: Path) -> TurnResults:
     """Run a turn of guidellm."""
     data, report = folder / "prompts.jsonl", folder / "report.json"
     lines = [json.dumps({"prompt": text, "output_tokens_count": load.max_tokens}) for text in load.prompts()]
@@ -110,14 +110,14 @@ def theirs(load: Load, program: Path, folder: Path) -> Taken:
         raise SystemExit(f"guidellm completed {len(rows)} of {load.requests} requests")
     times = [row["info"]["timings"] for row in rows]
     tokens = [row["output_metrics"]["text_tokens"] for row in rows]
-    span = max(time["request_end"] for time in times) - min(time["request_start"] for time in times)
-    return Taken(
+    duration = max(time["request_end"] for time in times) - min(time["request_start"] for time in times)
+    return TurnResults(
         [time["first_token_iteration"] - time["request_start"] for time in times],
         [
             (time["last_token_iteration"] - time["first_token_iteration"]) / (n - 1)
             for time, n in zip(times, tokens, strict=True)
         ],
-        sum(tokens) / span,
+        sum(tokens) / duration,
     )
 
 
@@ -134,7 +134,7 @@ def installed(folder: Path) -> Path:
     return program
 
 
-def medians(turns: Sequence[Taken]) -> dict[str, float]:
+def medians(turns: Sequence[TurnResults]) -> dict[str, float]:
     """Return medians over all requests of all turns; for throughput, over turns."""
     return {
         "ttft_s": statistics.median(value for turn in turns for value in turn.ttft_s),
@@ -165,26 +165,28 @@ def main() -> None:
         wanted.max_tokens,
     )
     program = installed(wanted.guidellm.absolute())
-    asyncio.run(ours(load))  # warm up
-    turns: dict[str, list[Taken]] = {"helexa-bench": [], "guidellm": []}
+    asyncio.run(run_helexa_bench(load))  # warm up
+    turns: dict[str, list[TurnResults]] = {"helexa-bench": [], "guidellm": []}
     with tempfile.TemporaryDirectory() as folder:
         for number in range(wanted.turns):
-            turns["helexa-bench"].append(asyncio.run(ours(load)))
-            turns["guidellm"].append(theirs(load, program, Path(folder)))
+            turns["helexa-bench"].append(asyncio.run(run_helexa_bench(load)))
+            turns["guidellm"].append(run_guidellm(load, program, Path(folder)))
             print(f"turn {number + 1} of {wanted.turns}", file=sys.stderr, flush=True)
-    found = {tool: medians(taken) for tool, taken in turns.items()}
-    ratios = {name: found["helexa-bench"][name] / found["guidellm"][name] for name in MEASURES}
+    tool_medians = {tool: medians(results) for tool, results in turns.items()}
+    ratios = {name: tool_medians["helexa-bench"][name] / tool_medians["guidellm"][name] for name in MEASURES}
     print(f"{'':12}{'helexa-bench':>14}{'guidellm':>12}{'ratio':>8}")
     for name in MEASURES:
-        print(f"{name:12}{found['helexa-bench'][name]:14.4f}{found['guidellm'][name]:12.4f}{ratios[name]:8.3f}")
+        print(
+            f"{name:12}{tool_medians['helexa-bench'][name]:14.4f}{tool_medians['guidellm'][name]:12.4f}{ratios[name]:8.3f}"
+        )
     if wanted.out:
         snapshot: dict[str, Any] = {
             "load": load.__dict__ | {"turns": wanted.turns},
             "tools": {"guidellm": GUIDELLM, "helexa": commit()},
             "machine": machine(),
-            "medians": found,
+            "medians": tool_medians,
             "ratios": ratios,
-            "turns": {tool: [turn.__dict__ for turn in taken] for tool, taken in turns.items()},
+            "turns": {tool: [turn.__dict__ for turn in results] for tool, results in turns.items()},
         }
         wanted.out.write_text(json.dumps(snapshot, indent=1))
     worst = max(abs(ratio - 1) for ratio in ratios.values())

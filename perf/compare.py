@@ -22,15 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comparison import OURS, Comparison
-from local_model import local_path
-from machine import commit, machine, versions
-from rows import ROWS, parse_rows
+from support.comparison import OURS, Comparison
+from support.local_model import local_path
+from support.machine import commit, machine, versions
+from support.rows import ROWS, parse_rows
 
 from helexa.core.errors import HelexaError
 
 TURN_SECONDS = 3600.0
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class Peer:
 
     def version(self, python: str) -> str | None:
         """Return the package version of an interpreter, or None if the package is missing."""
-        asked = f"import importlib.metadata as m; print(m.version({self.package!r}))"
+        code = f"import importlib.metadata as m; print(m.version({self.package!r}))"
         try:
-            found = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False, timeout=60)
+            completed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return found.stdout.strip() or None
+        return completed.stdout.strip() or None
 
     def install(self, folder: Path) -> str:
         """Create a virtual environment with the package if missing; return its interpreter."""
@@ -69,14 +69,16 @@ PEERS = {
 def run_engine(command: list[str]) -> tuple[list[dict[str, Any]], str | None]:
     """Run an engine's script; return its lines, and the reason for a failure or None."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command, check=False, capture_output=True, text=True, errors="replace", timeout=TURN_SECONDS
         )
     except subprocess.TimeoutExpired:
         return [], f"it took longer than {TURN_SECONDS:.0f} s"
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"engine"')]
-    said = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines, (said[-1] if said else f"exit code {done.returncode}") if done.returncode else None
+    lines = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith('{"engine"')]
+    error_lines = [line for line in completed.stderr.splitlines() if line.strip()]
+    return lines, (
+        error_lines[-1] if error_lines else f"exit code {completed.returncode}"
+    ) if completed.returncode else None
 
 
 def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dict[str, str]]:
@@ -84,7 +86,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
 
     A peer that fails is skipped in the following turns.
     """
-    found, failures = Comparison(), dict[str, str]()
+    comparison, failures = Comparison(), dict[str, str]()
     for turn in range(1, turns + 1):
         for engine, command in commands.items():
             if engine in failures:
@@ -92,7 +94,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
             begin = time.perf_counter()
             lines, failure = run_engine(command)
             for line in lines:
-                found.add(line)
+                comparison.add(line)
             print(f"turn {turn} of {turns}: {engine}, {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
             if failure is None:
                 continue
@@ -100,7 +102,7 @@ def compare(commands: dict[str, list[str]], turns: int) -> tuple[Comparison, dic
                 raise SystemExit(f"{engine} failed: {failure}")
             print(f"{engine} failed: {failure}", file=sys.stderr, flush=True)
             failures[engine] = failure
-    return found, failures
+    return comparison, failures
 
 
 def peer_argument(text: str) -> tuple[str, str]:
@@ -143,8 +145,8 @@ def main() -> None:
         pythons |= {name: PEERS[name].install(arguments.install_peers / name) for name in wanted}
     rows = ",".join(row.name for row in arguments.rows)
     tail = [str(model), "--rows", rows, "--threads", str(arguments.threads)]
-    commands = {OURS: [sys.executable, str(HERE / "engine.py"), *tail]}
-    commands |= {name: [python, str(HERE / PEERS[name].script), *tail] for name, python in pythons.items()}
+    commands = {OURS: [sys.executable, str(FOLDER / "engine.py"), *tail]}
+    commands |= {name: [python, str(FOLDER / PEERS[name].script), *tail] for name, python in pythons.items()}
     head = {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "model": {"name": model.name, "bytes": model.stat().st_size},
@@ -154,11 +156,11 @@ def main() -> None:
         "commit": commit(),
         "versions": versions() | {name: PEERS[name].version(python) for name, python in pythons.items()},
     }
-    found, failures = compare(commands, arguments.turns)
+    comparison, failures = compare(commands, arguments.turns)
     if arguments.out:
-        snapshot = head | {"failures": failures, "rows": found.snapshot()}
+        snapshot = head | {"failures": failures, "rows": comparison.snapshot()}
         arguments.out.write_text(json.dumps(snapshot, indent=1) + "\n")
-    print(found.table())
+    print(comparison.table())
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine pro
 
 import msgspec
 import torch
-from local_model import local_path
-from rows import DECODE_STEPS, Row, parser, prompt, report
+from support.local_model import local_path
+from support.rows import DECODE_STEPS, Row, parser, prompt, report
 
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.execution.step_builder import build_step
@@ -47,10 +47,10 @@ class Engine:
     def measure(self, row: Row) -> None:
         """Run a row and print its line."""
         facts, kernels = self._runner.facts, self._runner.ops.name
-        room = facts.kv_pages * PAGE_SIZE
-        if row.context + DECODE_STEPS > facts.context_length or row.positions > room:
+        positions_total = facts.kv_pages * PAGE_SIZE
+        if row.context + DECODE_STEPS > facts.context_length or row.positions > positions_total:
             raise SystemExit(
-                f"{row.name}: the model has a context of {facts.context_length}, its cache {room} positions"
+                f"{row.name}: the model has a context of {facts.context_length}, its cache {positions_total} positions"
             )
         if not row.sequences:
             rate = max(self.prefill(row) for _ in range(row.tries))
@@ -59,7 +59,7 @@ class Engine:
         bandwidth = self._read_bandwidth()
         weights = facts.step_bytes
         positions = row.sequences * (row.context + DECODE_STEPS // 2)
-        kv = positions * facts.kv_bytes // room
+        kv = positions * facts.kv_bytes // positions_total
         report(
             "helexa",
             row,
@@ -77,12 +77,12 @@ class Engine:
         sequences = list(scheduler.waiting)
         while any(sequence.generated == 0 for sequence in sequences):
             self._step(scheduler)
-        before = sum(sequence.generated for sequence in sequences)
+        generated_before = sum(sequence.generated for sequence in sequences)
         begin = time.perf_counter()
         for _ in range(DECODE_STEPS):
             self._step(scheduler)
         seconds = time.perf_counter() - begin
-        return (sum(sequence.generated for sequence in sequences) - before) / seconds
+        return (sum(sequence.generated for sequence in sequences) - generated_before) / seconds
 
     def prefill(self, row: Row) -> float:
         """Return the prompt tokens per second until the first token."""

@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import aiohttp
-from serving import Answer, ask, client_session, node, run, say, verdict
+from support.output import print_line, print_verdict, run
+from support.servers import StreamTiming, client_session, node, stream_completion
 
 BAR = 2.0
 
@@ -35,13 +36,13 @@ _lengths = random.Random(1)
 class Row:
     """The light principal's answers, and the other clients' tokens per second in each round."""
 
-    answers: list[Answer] = field(default_factory=list[Answer])
+    answers: list[StreamTiming] = field(default_factory=list[StreamTiming])
     others_tok_s: list[float] = field(default_factory=list[float])
 
     @property
     def seconds(self) -> list[float]:
         """Return the duration of each answer."""
-        return [answer.last - answer.asked for answer in self.answers]
+        return [timing.last - timing.requested for timing in self.answers]
 
 
 def session_of(account: str) -> aiohttp.ClientSession:
@@ -56,33 +57,39 @@ def prompt() -> str:
     return f"Story number {next(_serial)}, told by an old sailor:"
 
 
-async def keep_asking(session: aiohttp.ClientSession, url: str, model: str, tokens: int, ended: list[Answer]) -> None:
+async def keep_asking(
+    session: aiohttp.ClientSession, url: str, model: str, tokens: int, ended: list[StreamTiming]
+) -> None:
     """Send requests until cancelled."""
     while True:
-        ended.append(await ask(session, url, model, prompt(), _lengths.randint(tokens // 2, tokens * 3 // 2)))
+        ended.append(
+            await stream_completion(session, url, model, prompt(), _lengths.randint(tokens // 2, tokens * 3 // 2))
+        )
 
 
-async def beside(
-    others: int,
+async def measure_with_crowd(
+    crowd_size: int,
     heavy: aiohttp.ClientSession,
     light: aiohttp.ClientSession,
     url: str,
     model: str,
     tokens: int,
     count: int,
-) -> tuple[list[Answer], float]:
+) -> tuple[list[StreamTiming], float]:
     """Return `count` answers of the light principal next to `others` clients, and the clients' tokens per second."""
-    ended: list[Answer] = []
-    crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(others)]
+    ended: list[StreamTiming] = []
+    crowd = [asyncio.create_task(keep_asking(heavy, url, model, tokens, ended)) for _ in range(crowd_size)]
     try:
-        await ask(light, url, model, prompt(), tokens)
-        begin, before = time.perf_counter(), len(ended)
-        answers = [await ask(light, url, model, prompt(), tokens) for _ in range(count)]
-        others_tok_s = sum(answer.tokens for answer in ended[before:]) / (time.perf_counter() - begin)
+        await stream_completion(light, url, model, prompt(), tokens)
+        begin, ended_before = time.perf_counter(), len(ended)
+        answers = [await stream_completion(light, url, model, prompt(), tokens) for _ in range(count)]
+        others_tok_s = sum(timing.tokens for timing in ended[ended_before:]) / (time.perf_counter() - begin)
     finally:
         for task in crowd:
             task.cancel()
-        failures = [one for one in await asyncio.gather(*crowd, return_exceptions=True) if isinstance(one, SystemExit)]
+        failures = [
+            error for error in await asyncio.gather(*crowd, return_exceptions=True) if isinstance(error, SystemExit)
+        ]
     if failures:
         raise failures[0]
     return answers, others_tok_s
@@ -97,23 +104,23 @@ async def measure(model: str, crowd: int, rounds: int, count: int, tokens: int, 
         session_of(accounts[1]) as light,
         node(model, light) as (_, url, served),
     ):
-        for others in rows:
-            await beside(others, heavy, light, url, served, 8, 1)  # warm up
+        for crowd_size in rows:
+            await measure_with_crowd(crowd_size, heavy, light, url, served, 8, 1)  # warm up
         for _ in range(rounds):
-            for others, row in rows.items():
-                answers, tok_s = await beside(others, heavy, light, url, served, tokens, count)
+            for crowd_size, row in rows.items():
+                answers, tok_s = await measure_with_crowd(crowd_size, heavy, light, url, served, tokens, count)
                 row.answers += answers
                 row.others_tok_s.append(tok_s)
-    for others, row in rows.items():
-        say(
-            row=f"beside@{others}",
+    for crowd_size, row in rows.items():
+        print_line(
+            row=f"beside@{crowd_size}",
             seconds=median(row.seconds),
-            ttft_ms=median(1000 * (answer.first - answer.asked) for answer in row.answers),
+            ttft_ms=median(1000 * (timing.first - timing.requested) for timing in row.answers),
             others_tok_s=median(row.others_tok_s),
             runs=row.seconds,
         )
     ratio = median(rows[crowd].seconds) / median(rows[1].seconds)
-    verdict(f"latency beside {crowd} clients / beside one", ratio, f"<= {BAR}", ratio <= BAR)
+    print_verdict(f"latency beside {crowd} clients / beside one", ratio, f"<= {BAR}", ratio <= BAR)
 
 
 def main() -> None:
@@ -125,8 +132,12 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--together", action="store_true")
-    asked = parser.parse_args()
-    run(measure(asked.model, asked.crowd, asked.rounds, asked.answers, asked.tokens, asked.together))
+    arguments = parser.parse_args()
+    run(
+        measure(
+            arguments.model, arguments.crowd, arguments.rounds, arguments.answers, arguments.tokens, arguments.together
+        )
+    )
 
 
 if __name__ == "__main__":

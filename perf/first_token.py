@@ -22,7 +22,7 @@ PRIVATE_BAR, SERVER_BAR = 3.0, 0.5
 
 def run(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
     """Return the seconds to the first token, and the total CPU seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    usage_before = resource.getrusage(resource.RUSAGE_CHILDREN)
     begin = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environ) as process:
         assert process.stdout is not None
@@ -31,8 +31,8 @@ def run(command: list[str], environ: dict[str, str]) -> tuple[float, float]:
         process.stdout.read()
     if process.returncode or not first:
         raise SystemExit(f"helexa generate ended with {process.returncode}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    usage_after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return seconds, usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime
 
 
 def main() -> None:
@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="helexa/small")
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--url")
-    asked = parser.parse_args()
-    target = ["--url", asked.url] if asked.url else ["--private"]
+    arguments = parser.parse_args()
+    target = ["--url", arguments.url] if arguments.url else ["--private"]
     command = [
         sys.executable,
         "-m",
@@ -49,14 +49,14 @@ def main() -> None:
         "generate",
         "hi",
         "--model",
-        asked.model,
+        arguments.model,
         "--max-tokens",
         "8",
         "--quiet",
         *target,
     ]
-    runs = [run(command, dict(os.environ)) for _ in range(asked.runs + 1)][1:]
-    bar = SERVER_BAR if asked.url else PRIVATE_BAR
+    runs = [run(command, dict(os.environ)) for _ in range(arguments.runs + 1)][1:]
+    bar = SERVER_BAR if arguments.url else PRIVATE_BAR
     seconds = [round(first, 3) for first, _ in runs]
     middle = median(seconds)
     spent = [round(cpu, 2) for _, cpu in runs]

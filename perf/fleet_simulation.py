@@ -18,9 +18,9 @@ import json
 import math
 from dataclasses import dataclass
 
-from fleet_policies import LruFifo, Ours
-from fleet_traffic import conversations, models
-from fleet_world import NODES_MB, Outcome, World
+from support.fleet_policies import HelexaPolicy, LruFifo
+from support.fleet_traffic import conversations, models
+from support.fleet_world import NODES_MB, Outcome, World
 
 from helexa.cortex.config import GatewaySection
 
@@ -40,7 +40,7 @@ def compare(seed: int, minutes: float, per_minute: float, count: int) -> Compari
     """Run both policies on the traffic of one seed."""
     catalogue = models(count)
     traffic = conversations(seed, catalogue, 60 * minutes, per_minute)
-    ours = World(catalogue, Ours(seed), traffic, NODES_MB).run()
+    ours = World(catalogue, HelexaPolicy(seed), traffic, NODES_MB).run()
     return Comparison(ours, World(catalogue, LruFifo(seed), traffic, NODES_MB).run())
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
-from rows import prompt
-from scenario import Answer, ask, engine, parser, require_context
-from serving import run, say, verdict
+from support.output import print_line, print_verdict, run
+from support.rows import prompt
+from support.scenario import TimedAnswer, ask, engine, parser, require_context
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
@@ -39,9 +39,9 @@ class Gaps:
     overall: list[float] = field(default_factory=list[float])
     ttft: list[float] = field(default_factory=list[float])
 
-    def add(self, streams: list[Answer], long: Answer) -> None:
+    def add(self, streams: list[TimedAnswer], long: TimedAnswer) -> None:
         """Add one round."""
-        begin, end = long.asked, long.arrivals[0]
+        begin, end = long.requested_at, long.arrivals[0]
         self.ttft.append(long.ttft_ms)
         start = max(stream.arrivals[0] for stream in streams)  # from here on, all streams decode
         for stream in streams:
@@ -55,15 +55,15 @@ class Gaps:
                     self.window.append(gap)
 
 
-async def round_of(client: EngineClient, streams: int, length: int) -> tuple[list[Answer], Answer]:
+async def round_of(client: EngineClient, streams: int, length: int) -> tuple[list[TimedAnswer], TimedAnswer]:
     """Start the streams, then the prompt; end the streams some time after the prompt's first token."""
-    answers = [Answer() for _ in range(streams)]
-    room = client.ready.context_length - STREAM_CONTEXT
-    tasks = [asyncio.create_task(ask(client, prompt(STREAM_CONTEXT), room, answer=one)) for one in answers]
+    answers = [TimedAnswer() for _ in range(streams)]
+    longest = client.ready.context_length - STREAM_CONTEXT
+    tasks = [asyncio.create_task(ask(client, prompt(STREAM_CONTEXT), longest, answer=answer)) for answer in answers]
     try:
-        await reached(answers, [QUIET_TOKENS] * streams, tasks)
+        await wait_for_tokens(answers, [QUIET_TOKENS] * streams, tasks)
         long = await ask(client, prompt(length), 1)
-        await reached(answers, [len(one.tokens) + QUIET_TOKENS for one in answers], tasks)
+        await wait_for_tokens(answers, [len(answer.tokens) + QUIET_TOKENS for answer in answers], tasks)
     finally:
         for task in tasks:
             task.cancel()
@@ -71,7 +71,9 @@ async def round_of(client: EngineClient, streams: int, length: int) -> tuple[lis
     return answers, long
 
 
-async def reached(answers: list[Answer], tokens: list[int], tasks: list[asyncio.Task[Answer]]) -> None:
+async def wait_for_tokens(
+    answers: list[TimedAnswer], tokens: list[int], tasks: list[asyncio.Task[TimedAnswer]]
+) -> None:
     """Wait until every stream has `tokens` tokens, or a stream has ended."""
     while any(len(answer.tokens) < count for answer, count in zip(answers, tokens, strict=True)):
         for task in tasks:
@@ -88,12 +90,12 @@ async def measure(model: Path, threads: int, rounds: int, streams: int, length: 
         require_context(client, length + 1)
         for _ in range(rounds):
             gaps.add(*await round_of(client, streams, length))
-    for row, found in (("quiet", gaps.quiet), ("window", gaps.window), ("overall", gaps.overall)):
-        say(row=row, p50_ms=median(found), p99_ms=p99(found), max_ms=max(found), gaps=len(found))
-    say(row="prompt", ttft_ms=median(gaps.ttft), runs=gaps.ttft)
-    say(row="window_p99_over_quiet_p50", value=p99(gaps.window) / median(gaps.quiet))
-    ratio = max(p99(found) / median(found) for found in (gaps.window, gaps.overall))
-    verdict("inter-token gap, p99 / p50", ratio, f"< {BAR}", ratio < BAR)
+    for row, gaps_ms in (("quiet", gaps.quiet), ("window", gaps.window), ("overall", gaps.overall)):
+        print_line(row=row, p50_ms=median(gaps_ms), p99_ms=p99(gaps_ms), max_ms=max(gaps_ms), gaps=len(gaps_ms))
+    print_line(row="prompt", ttft_ms=median(gaps.ttft), runs=gaps.ttft)
+    print_line(row="window_p99_over_quiet_p50", value=p99(gaps.window) / median(gaps.quiet))
+    ratio = max(p99(gaps_ms) / median(gaps_ms) for gaps_ms in (gaps.window, gaps.overall))
+    print_verdict("inter-token gap, p99 / p50", ratio, f"< {BAR}", ratio < BAR)
 
 
 def p99(values: list[float]) -> float:

@@ -16,8 +16,6 @@ use medians over the rounds; nginx shows the current cost of forwarding bytes on
 
 import argparse
 import asyncio
-import json
-import re
 import shutil
 import subprocess
 import tempfile
@@ -27,35 +25,12 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from gateway_overhead import cortex_config, gateway_serves
-from serving import client_session, free_port, say, server, verdict
+from support.gateways import BODY, CAPPED, KEY, PATH, cortex_config, gateway_serves, load, nginx
+from support.output import print_line, print_verdict
+from support.servers import client_session, free_port, server
 
-KEY = "benchmark"
-PATH = "/v1/chat/completions"
-CAPPED = f'[[entitlements.keys]]\nkey = "{KEY}"\naccount_id = "benchmark"\nhard_cap = {10**12}\n'
-BODY = {"model": "m", "messages": [{"role": "user", "content": "hello there, how are you?"}], "max_tokens": 64}
 LARGE = BODY | {"messages": [{"role": "user", "content": "a word and another " * 10_500}]}
 MEBIBYTE = 1 << 20
-_UNITS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-
-
-@contextmanager
-def nginx(folder: Path, port: int, node: str) -> Iterator[psutil.Process]:
-    config = folder / "nginx.conf"
-    config.write_text(
-        f"worker_processes 1; pid {folder}/nginx.pid; error_log {folder}/nginx.log; daemon off;\n"
-        f"events {{ worker_connections 4096; }}\n"
-        f"http {{ access_log off; client_max_body_size 64m; client_body_buffer_size 1m;\n"
-        f"upstream node {{ server {node.removeprefix('http://')}; keepalive 64; }}\n"
-        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://node; proxy_http_version 1.1;\n"
-        f'proxy_set_header Connection ""; proxy_buffering off; }} }} }}\n'
-    )
-    process = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(config)])
-    try:
-        yield psutil.Process(process.pid)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @contextmanager
@@ -71,51 +46,10 @@ def litellm(python: str, folder: Path, port: int, node: str) -> Iterator[psutil.
     try:
         yield psutil.Process(process.pid)
     finally:
-        for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-            one.kill()
+        server_process = psutil.Process(process.pid)
+        for member in [*server_process.children(recursive=True), server_process]:
+            member.kill()
         process.wait()
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """Return the CPU time of a process and its descendants."""
-    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
-
-
-def load(
-    url: str, process: psutil.Process, folder: Path, body: dict[str, object], connections: int, seconds: float
-) -> dict[str, float]:
-    """Run wrk once; return requests per second, median milliseconds and CPU microseconds per request."""
-    script = folder / "wrk.lua"
-    script.write_text(
-        'wrk.method = "POST"\nwrk.headers["content-type"] = "application/json"\n'
-        f'wrk.headers["authorization"] = "Bearer {KEY}"\nwrk.body = [[{json.dumps(body)}]]\n'
-    )
-    before = cpu_seconds(process)
-    command = [
-        "wrk",
-        "-t1",
-        f"-c{connections}",
-        f"-d{seconds}s",
-        "--timeout",
-        "30s",
-        "--latency",
-        "-s",
-        str(script),
-        url + PATH,
-    ]
-    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    spent = cpu_seconds(process) - before
-    if failed := re.search(r"Non-2xx.*|Socket errors.*", out):
-        raise SystemExit(f"{url}: {failed[0]}")
-    rate, middle = re.search(r"Requests/sec:\s+(\S+)", out), re.search(r"50%\s+([\d.]+)(us|ms|s)", out)
-    count = re.search(r"(\d+) requests in", out)
-    assert rate and middle and count, out
-    return {
-        "rps": float(rate[1]),
-        "p50_ms": float(middle[1]) * _UNITS[middle[2]],
-        "cpu_us": spent / int(count[1]) * 1e6,
-    }
 
 
 async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float, float]:
@@ -146,13 +80,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> None:
             idle, per_stream = asyncio.run(memory(urls["cortex"], cortex, arguments.streams))
             processes = {"node": psutil.Process(mock.pid), "nginx": plain, "cortex": cortex}
             if arguments.litellm:
-                with litellm(arguments.litellm, folder, ports["litellm"], urls["node"]) as other:
-                    asyncio.run(_answers(urls["litellm"]))
-                    _rounds(arguments, folder, urls, processes | {"litellm": other})
+                with litellm(arguments.litellm, folder, ports["litellm"], urls["node"]) as litellm_process:
+                    asyncio.run(_until_answered(urls["litellm"]))
+                    _rounds(arguments, folder, urls, processes | {"litellm": litellm_process})
             else:
                 _rounds(arguments, folder, urls, processes)
-        verdict("resident memory idle, MiB", idle, "<= 120", idle <= 120)
-        verdict(f"resident memory a stream of {arguments.streams}, MiB", per_stream, "<= 1", per_stream <= 1)
+        print_verdict("resident memory idle, MiB", idle, "<= 120", idle <= 120)
+        print_verdict(f"resident memory a stream of {arguments.streams}, MiB", per_stream, "<= 1", per_stream <= 1)
     finally:
         mock.terminate()
         mock.wait()
@@ -167,30 +101,30 @@ def _rounds(
         "alone": (BODY, 1, ["node", "cortex"]),
         "large": (LARGE, 1, ["node", "cortex"]),
     }
-    seen: dict[tuple[str, str], list[dict[str, float]]] = {}
+    results: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(arguments.rounds):
         for row, (body, connections, names) in rows.items():
             for name in names:
                 got = load(urls[name], processes[name], folder, body, connections, arguments.seconds)
-                seen.setdefault((row, name), []).append(got)
-    middle = {key: {unit: median(run[unit] for run in runs) for unit in runs[0]} for key, runs in seen.items()}
+                results.setdefault((row, name), []).append(got)
+    middle = {key: {unit: median(run[unit] for run in runs) for unit in runs[0]} for key, runs in results.items()}
     for (row, name), figures in middle.items():
-        say(row=row, server=name, **figures)
+        print_line(row=row, server=name, **figures)
     _judge(middle)
 
 
 def _judge(middle: dict[tuple[str, str], dict[str, float]]) -> None:
     for row, bar in (("json", 12.0), ("stream", 2.0)):
         ratio = middle[row, "cortex"]["cpu_us"] / middle[row, "nginx"]["cpu_us"]
-        verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
+        print_verdict(f"{row}, processor time / nginx", ratio, f"<= {bar}", ratio <= bar)
         if (row, "litellm") in middle:
             faster = middle[row, "cortex"]["rps"] / middle[row, "litellm"]["rps"]
-            verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
+            print_verdict(f"{row}, requests per second / LiteLLM", faster, ">= 30", faster >= 30)
             cheaper = middle[row, "litellm"]["cpu_us"] / middle[row, "cortex"]["cpu_us"]
-            verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
+            print_verdict(f"{row}, LiteLLM / processor time", cheaper, ">= 30", cheaper >= 30)
     for row, bar in (("alone", 0.5), ("large", 3.0)):
         added = middle[row, "cortex"]["p50_ms"] - middle[row, "node"]["p50_ms"]
-        verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
+        print_verdict(f"{row}, milliseconds added", added, f"<= {bar}", added <= bar)
 
 
 async def _ready(url: str) -> None:
@@ -198,7 +132,7 @@ async def _ready(url: str) -> None:
         await gateway_serves(session, url, "m")
 
 
-async def _answers(url: str) -> None:
+async def _until_answered(url: str) -> None:
     async with client_session() as session, asyncio.timeout(120):
         while True:
             try:

@@ -10,44 +10,22 @@ end of the answer (`total_ms`). The last line, `overhead`, has the medians of th
 """
 
 import argparse
-import asyncio
 import tempfile
 from pathlib import Path
 from statistics import median, quantiles
 
-import aiohttp
-from serving import Answer, ask, client_session, free_port, get, node, run, say, server
+from support.gateways import cortex_config, gateway_serves
+from support.output import print_line, run
+from support.servers import StreamTiming, client_session, free_port, node, server, stream_completion
 
 PROMPT = "The capital of France is"
 WARM_UP = 10
 
 
-async def gateway_serves(session: aiohttp.ClientSession, url: str, model: str) -> None:
-    """Wait until the gateway has discovered the model on the node."""
-    async with asyncio.timeout(60):
-        while True:
-            nodes = (await get(session, f"{url}/api/nodes") or {"nodes": []})["nodes"]
-            if any(model == info["id"] for one in nodes if one["healthy"] for info in one["models"]):
-                return
-            await asyncio.sleep(0.05)
-
-
-def cortex_config(folder: Path, port: int, node_url: str, more: str = "") -> Path:
-    """Write a gateway's configuration; `more` is appended TOML."""
-    (folder / "models.toml").touch()
-    path = folder / "cortex.toml"
-    path.write_text(
-        f'models_config = "models.toml"\n[gateway]\nlisten = "127.0.0.1:{port}"\nmetrics_listen = "127.0.0.1:0"\n'
-        f'[ledger]\nurl = "sqlite:{folder}/cortex.db"\n'
-        f'[[neurons]]\nname = "node"\nendpoint = "{node_url}"\n' + more
-    )
-    return path
-
-
 async def measure(model: str, requests: int, tokens: int) -> None:
     """Send requests in pairs, then print the results."""
     port = free_port()
-    ways: dict[str, list[Answer]] = {"direct": [], "gateway": []}
+    routes: dict[str, list[StreamTiming]] = {"direct": [], "gateway": []}
     with tempfile.TemporaryDirectory() as folder:
         async with client_session() as session, node(model, session) as (_, node_url, served):
             config = cortex_config(Path(folder), port, node_url)
@@ -55,36 +33,36 @@ async def measure(model: str, requests: int, tokens: int) -> None:
             with server("helexa.cortex", "serve", "-c", str(config)):
                 await gateway_serves(session, urls["gateway"], served)
                 for number in range(WARM_UP + requests):
-                    for way in list(ways)[:: 1 if number % 2 else -1]:
-                        answer = await ask(session, urls[way], served, PROMPT, tokens)
+                    for route in list(routes)[:: 1 if number % 2 else -1]:
+                        timing = await stream_completion(session, urls[route], served, PROMPT, tokens)
                         if number >= WARM_UP:
-                            ways[way].append(answer)
-    for way, answers in ways.items():
-        first, total = first_ms(answers), total_ms(answers)
-        say(
-            row=way,
+                            routes[route].append(timing)
+    for route, timings in routes.items():
+        first, total = first_ms(timings), total_ms(timings)
+        print_line(
+            row=route,
             ttft_ms=median(first),
             ttft_p90_ms=quantiles(first, n=10)[-1],
             total_ms=median(total),
             total_p90_ms=quantiles(total, n=10)[-1],
         )
-    say(
+    print_line(
         row="overhead",
-        ttft_ms=median_difference(first_ms(ways["gateway"]), first_ms(ways["direct"])),
-        total_ms=median_difference(total_ms(ways["gateway"]), total_ms(ways["direct"])),
+        ttft_ms=median_difference(first_ms(routes["gateway"]), first_ms(routes["direct"])),
+        total_ms=median_difference(total_ms(routes["gateway"]), total_ms(routes["direct"])),
         requests=requests,
         tokens=tokens,
     )
 
 
-def first_ms(answers: list[Answer]) -> list[float]:
+def first_ms(timings: list[StreamTiming]) -> list[float]:
     """Return the milliseconds to the first token."""
-    return [1000 * (answer.first - answer.asked) for answer in answers]
+    return [1000 * (timing.first - timing.requested) for timing in timings]
 
 
-def total_ms(answers: list[Answer]) -> list[float]:
+def total_ms(timings: list[StreamTiming]) -> list[float]:
     """Return the milliseconds to the end of the answer."""
-    return [1000 * (answer.last - answer.asked) for answer in answers]
+    return [1000 * (timing.last - timing.requested) for timing in timings]
 
 
 def median_difference(longer: list[float], shorter: list[float]) -> float:

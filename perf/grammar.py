@@ -23,8 +23,8 @@ os.environ.update(ENVIRONMENT | os.environ)  # same environment as an engine pro
 import msgspec
 import torch
 from llguidance import LLMatcher
-from local_model import local_path
-from rows import prompt
+from support.local_model import local_path
+from support.rows import prompt
 
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step

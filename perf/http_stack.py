@@ -32,10 +32,10 @@ from typing import Any
 
 import aiohttp
 import psutil
-from gateway_load import BODY, CAPPED, load, nginx
-from gateway_overhead import cortex_config, gateway_serves
-from serving import client_session, free_port, say
 from starlette.types import ASGIApp, Receive, Scope, Send
+from support.gateways import BODY, CAPPED, cortex_config, gateway_serves, load, nginx
+from support.output import print_line
+from support.servers import client_session, free_port
 
 from helexa.core import catalogue
 from helexa.cortex import config, gateway
@@ -64,7 +64,7 @@ ROWS: dict[str, tuple[dict[str, Any], int]] = {  # body and connections
 }
 
 
-class AiohttpAnswer:
+class AiohttpResponse:
     """The parts of an aiohttp response that the gateway reads."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
@@ -93,9 +93,11 @@ class AiohttpUpstream:
 
     async def ask(
         self, method: bytes, base: str, path: str, headers: Sequence[tuple[bytes, bytes]], body: bytes, **_: object
-    ) -> AiohttpAnswer:
-        own = [(name.decode(), value.decode()) for name, value in headers]
-        return AiohttpAnswer(await self._session.request(method.decode(), base + path, headers=own, data=body))
+    ) -> AiohttpResponse:
+        own_headers = [(name.decode(), value.decode()) for name, value in headers]
+        return AiohttpResponse(
+            await self._session.request(method.decode(), base + path, headers=own_headers, data=body)
+        )
 
     async def close(self) -> None:
         await self._session.close()
@@ -108,22 +110,22 @@ class Relay:
         self._upstream, self._node = upstream, node
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body, more = b"", True
-        while more:
+        body, more_body = b"", True
+        while more_body:
             message = await receive()
-            body, more = body + message["body"], message["more_body"]
+            body, more_body = body + message["body"], message["more_body"]
         sent = [(b"content-type", b"application/json")]
-        answer = await self._upstream.ask(b"POST", self._node, scope["path"], sent, body)
+        response = await self._upstream.ask(b"POST", self._node, scope["path"], sent, body)
         try:
-            headers = [pair for pair in answer.headers if pair[0] in (b"content-type", b"content-length")]
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            more = True
-            while more:
-                chunk = await answer.chunk()
-                more = not answer.complete
-                await send({"type": "http.response.body", "body": chunk, "more_body": more})
+            headers = [pair for pair in response.headers if pair[0] in (b"content-type", b"content-length")]
+            await send({"type": "http.response.start", "status": response.status, "headers": headers})
+            more_body = True
+            while more_body:
+                chunk = await response.chunk()
+                more_body = not response.complete
+                await send({"type": "http.response.body", "body": chunk, "more_body": more_body})
         finally:
-            answer.close()
+            response.close()
 
 
 class Served:
@@ -194,10 +196,10 @@ def stack(name: str, app: str, folder: Path, node: str) -> Iterator[tuple[str, p
     try:
         yield f"http://127.0.0.1:{port}", family
     finally:
-        everybody = [family, *family.children(recursive=True)]
+        processes = [family, *family.children(recursive=True)]
         process.terminate()
-        for one in psutil.wait_procs(everybody, timeout=5)[1]:
-            one.kill()
+        for survivor in psutil.wait_procs(processes, timeout=5)[1]:
+            survivor.kill()
         process.wait()
 
 
@@ -239,17 +241,17 @@ def measure(app: str, seconds: float, rounds: int, folder: Path) -> None:
                     url, process = stacks[name]
                     runs.setdefault((row, name), []).append(load(url, process, folder, body, connections, seconds))
     for (row, name), figures in sorted(runs.items(), key=lambda item: list(ROWS).index(item[0][0])):
-        cpu = [one["cpu_us"] for one in figures]
-        own = [one["cpu_us"] for one in runs[row, STACKS[0]]]
-        ratios = sorted(a / b for a, b in zip(cpu, own, strict=True))
-        more = {} if row == "json" else {"event_us": median(cpu) / EVENTS}
-        say(
+        cpu = [entry["cpu_us"] for entry in figures]
+        baseline = [entry["cpu_us"] for entry in runs[row, STACKS[0]]]
+        ratios = sorted(a / b for a, b in zip(cpu, baseline, strict=True))
+        extra = {} if row == "json" else {"event_us": median(cpu) / EVENTS}
+        print_line(
             row=row,
             stack=name,
             cpu_us=median(cpu),
             runs=[min(cpu), max(cpu)],
-            **more,
-            rps=median(one["rps"] for one in figures),
+            **extra,
+            rps=median(entry["rps"] for entry in figures),
             ratio=median(ratios),
             ratios=[ratios[0], ratios[-1]],
         )

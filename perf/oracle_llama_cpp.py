@@ -34,13 +34,13 @@ class Oracle:
         request = urllib.request.Request(
             f"{self._server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request) as reply:
-            return json.load(reply)["tokens"]
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)["tokens"]
 
     def follow(self, prompt: list[int], steps: int) -> dict[str, Any]:
         """Return the output line of a prompt."""
-        asked = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
-        places = self._server.handle_completions(asked)["choices"][0]["logprobs"]["content"]
+        request = {"prompt": prompt, "max_tokens": steps, "temperature": 0, "logprobs": 2}
+        places = self._server.handle_completions(request)["choices"][0]["logprobs"]["content"]
         tops = [place["top_logprobs"] for place in places]
         return {
             "prompt": prompt,

@@ -23,8 +23,8 @@ class Oracle:
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self._config = self._model.config.get_text_config()
-        found = (folder / "tokenizer.json").exists()
-        self._tokenizer = AutoTokenizer.from_pretrained(folder) if found else None
+        has_tokenizer = (folder / "tokenizer.json").exists()
+        self._tokenizer = AutoTokenizer.from_pretrained(folder) if has_tokenizer else None
 
     def tokenize(self, text: str, steps: int) -> list[int]:
         """Return token ids, including the special tokens at the beginning, truncated to leave room for the steps."""
@@ -41,12 +41,12 @@ class Oracle:
         line: dict[str, Any] = {"prompt": prompt, "tokens": [], "best": [], "gap": []}
         ids, cache = torch.tensor([prompt]), None
         for _ in range(steps):
-            found = self._model(ids, past_key_values=cache, use_cache=True)
-            logprobs, best = found.logits[0, -1].log_softmax(-1).topk(2)
+            output = self._model(ids, past_key_values=cache, use_cache=True)
+            logprobs, best = output.logits[0, -1].log_softmax(-1).topk(2)
             line["tokens"].append(int(best[0]))
             line["best"].append(best.tolist())
             line["gap"].append(float(logprobs[0] - logprobs[1]))
-            ids, cache = best[:1].view(1, 1), found.past_key_values
+            ids, cache = best[:1].view(1, 1), output.past_key_values
         return line
 
 

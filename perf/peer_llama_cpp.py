@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import llama_cpp as llama  # pyright: ignore[reportMissingImports]  # only PYTHON has it
-from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
+from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 BATCH = 512
 

@@ -12,7 +12,7 @@ import time
 import numpy
 import openvino  # pyright: ignore[reportMissingImports]  # only PYTHON has it
 import openvino_genai  # pyright: ignore[reportMissingImports]  # only PYTHON has it
-from rows import DECODE_STEPS, Row, measure_rows, parser, prompt
+from support.rows import DECODE_STEPS, Row, measure_rows, parser, prompt
 
 CACHE_GIB = 1
 
@@ -41,9 +41,9 @@ class Pipeline:
         begin = time.perf_counter()
         results = self._pipeline.generate(prompts, [greedy] * sequences)
         seconds = time.perf_counter() - begin
-        made = [len(result.m_generation_ids[0]) for result in results]
-        if made != [tokens] * sequences:
-            raise RuntimeError(f"OpenVINO made {made} tokens where {tokens} were asked of each sequence")
+        generated = [len(result.m_generation_ids[0]) for result in results]
+        if generated != [tokens] * sequences:
+            raise RuntimeError(f"OpenVINO made {generated} tokens where {tokens} were asked of each sequence")
         return seconds
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from local_model import local_path
+from support.local_model import local_path
 
 from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.neuron.engine.ipc.messages import Logprob, TokenOutput
@@ -54,11 +54,11 @@ def spelled(kind: str, code: str) -> str:
             return code
 
 
-def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, alternatives: int | None) -> float:
+def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str, alternatives: int | None) -> float:
     """Return the CPU microseconds per token from the engine's outputs to the sent bytes."""
     text.output_format.family = FAMILIES.get(kind)
     reader = AnswerReader(text, [], form=AnswerForm(TOOLS), logprobs=alternatives is not None)
-    projector: Projector = ChatProjector("m") if dialect == "chat" else ResponseProjector("m", ASKED)
+    projector: Projector = ChatProjector("m") if api_format == "chat" else ResponseProjector("m", REQUEST)
     likely: list[Logprob] = [] if alternatives is None else [(-0.5, [(token, -1.0) for token in range(alternatives)])]
     outputs = [TokenOutput(id=1, tokens=[token], logprobs=likely) for token in tokens]
     projector.frames(Started(1))
@@ -70,7 +70,7 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, al
     return (time.process_time() - begun) / len(outputs) * 1e6
 
 
-ASKED = ResponsesRequest.of({"model": "m", "input": "Write."})
+REQUEST = ResponsesRequest.of({"model": "m", "input": "Write."})
 
 
 def main() -> None:
@@ -83,19 +83,24 @@ def main() -> None:
     text = ModelText(tokenizer, TEMPLATE, {})
     code = Path(__file__).with_name("sample.txt").read_text() * 10
     rows: dict[tuple[str, str, int | None], list[float]] = {
-        (kind, dialect, None): []
+        (kind, api_format, None): []
         for kind in ("text", "thought", "hermes", "qwen_xml")
-        for dialect in ("chat", "responses")
+        for api_format in ("chat", "responses")
     }
     rows["text", "chat", 5] = []
-    said = {kind: tokenizer.encode(spelled(kind, code))[: arguments.tokens] for kind, _, _ in rows}
+    tokens_by_kind = {kind: tokenizer.encode(spelled(kind, code))[: arguments.tokens] for kind, _, _ in rows}
     for _ in range(arguments.rounds):
-        for (kind, dialect, alternatives), found in rows.items():
-            found.append(microseconds(text, kind, said[kind], dialect, alternatives))
-    for (kind, dialect, alternatives), found in rows.items():
-        row = {"row": kind, "dialect": dialect, "top_logprobs": alternatives, "us_per_token": round(median(found), 1)}
+        for (kind, api_format, alternatives), times in rows.items():
+            times.append(microseconds(text, kind, tokens_by_kind[kind], api_format, alternatives))
+    for (kind, api_format, alternatives), times in rows.items():
+        row = {
+            "row": kind,
+            "dialect": api_format,
+            "top_logprobs": alternatives,
+            "us_per_token": round(median(times), 1),
+        }
         print(json.dumps(row))
-    worst = max(median(found) for (_, _, alternatives), found in rows.items() if alternatives is None)
+    worst = max(median(times) for (_, _, alternatives), times in rows.items() if alternatives is None)
     print(
         json.dumps(
             {"verdict": "microseconds a token", "value": round(worst, 1), "bar": BAR_US, "holds": worst <= BAR_US}

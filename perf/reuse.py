@@ -19,34 +19,34 @@ import random
 from pathlib import Path
 from statistics import median
 
-from rows import prompt
-from scenario import ask, engine, parser, require_context
-from serving import run, say, verdict
+from support.output import print_line, print_verdict, run
+from support.rows import prompt
+from support.scenario import ask, engine, parser, require_context
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
 
-PREFIX, QUESTION = 2048, 16
+PREFIX, SUFFIX = 2048, 16
 TURN_TOKENS, ANSWER_TOKENS = (400, 600), 60
 TTFT_BAR, COMPUTED_BAR = 0.1, 1.15
 
 
 async def first_tokens(client: EngineClient, rounds: int) -> None:
     """Measure cold and cached requests in turns, then print the results."""
-    require_context(client, PREFIX + QUESTION + 1)
+    require_context(client, PREFIX + SUFFIX + 1)
     cold_ms: list[float] = []
     cached_ms: list[float] = []
     cached = 0
     for _ in range(rounds):
         prefix = prompt(PREFIX)
-        cold_ms.append((await ask(client, prefix + prompt(QUESTION), 1)).ttft_ms)
-        again = await ask(client, prefix + prompt(QUESTION), 1)
-        cached_ms.append(again.ttft_ms)
-        cached = again.cached
-    say(row="ttft cold", ms=median(cold_ms), runs=cold_ms)
-    say(row="ttft cached", ms=median(cached_ms), cached_tokens=cached, runs=cached_ms)
-    part = median(warm / cold for warm, cold in zip(cached_ms, cold_ms, strict=True))
-    verdict("ttft, cached / cold", part, f"<= {TTFT_BAR}", part <= TTFT_BAR)
+        cold_ms.append((await ask(client, prefix + prompt(SUFFIX), 1)).ttft_ms)
+        answer = await ask(client, prefix + prompt(SUFFIX), 1)
+        cached_ms.append(answer.ttft_ms)
+        cached = answer.cached
+    print_line(row="ttft cold", ms=median(cold_ms), runs=cold_ms)
+    print_line(row="ttft cached", ms=median(cached_ms), cached_tokens=cached, runs=cached_ms)
+    ratio = median(warm / cold for warm, cold in zip(cached_ms, cold_ms, strict=True))
+    print_verdict("ttft, cached / cold", ratio, f"<= {TTFT_BAR}", ratio <= TTFT_BAR)
 
 
 async def conversation(client: EngineClient, system: int, turns: int) -> None:
@@ -61,10 +61,10 @@ async def conversation(client: EngineClient, system: int, turns: int) -> None:
         answer = await ask(client, history, ANSWER_TOKENS)
         # The last token was sampled but not computed; the next turn computes it.
         computed += len(history) - answer.cached + len(answer.tokens) - 1
-        say(row=f"turn {turn}", prompt_tokens=len(history), cached_tokens=answer.cached, ttft_ms=answer.ttft_ms)
+        print_line(row=f"turn {turn}", prompt_tokens=len(history), cached_tokens=answer.cached, ttft_ms=answer.ttft_ms)
         history += answer.tokens
-    part = computed / len(history)
-    verdict("conversation, computed / distinct tokens", part, f"< {COMPUTED_BAR}", part < COMPUTED_BAR)
+    ratio = computed / len(history)
+    print_verdict("conversation, computed / distinct tokens", ratio, f"< {COMPUTED_BAR}", ratio < COMPUTED_BAR)
 
 
 async def measure(model: Path, threads: int, rounds: int, system: int, turns: int) -> None:

@@ -12,197 +12,10 @@ has each round's `tok_s`. The last line, `ratio`, is the last row's rate divided
 """
 
 import argparse
-import asyncio
-import itertools
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-import aiohttp
-import psutil
-
-LOAD_SECONDS = 1800.0
-END_SECONDS = 15.0
-POLL_SECONDS = 0.01
-
-_serial = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One streamed answer: token count, and the times (`time.perf_counter`) of request, first and last token."""
-
-    tokens: int
-    asked: float
-    first: float
-    last: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """Figures of one run of several concurrent streams."""
-
-    tok_s: float
-    ttft_ms: float
-    tpot_ms: float
-
-
-@contextmanager
-def server(module: str, *arguments: str) -> Iterator[psutil.Process]:
-    """Run `python -m module`; leaving the block ends the server and its child processes."""
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        family = psutil.Process(process.pid)
-        try:
-            yield family
-        except (Exception, SystemExit):
-            log.seek(0)
-            sys.stderr.writelines(log.readlines()[-20:])
-            raise
-        finally:
-            everybody = [family, *_children(family)]
-            process.send_signal(signal.SIGTERM)
-            _, left = psutil.wait_procs(everybody, timeout=END_SECONDS)
-            for one in left:
-                one.kill()
-            process.wait()
-
-
-@asynccontextmanager
-async def node(model: str, session: aiohttp.ClientSession) -> AsyncIterator[tuple[psutil.Process, str, str]]:
-    """Run a node that serves one model; yield its process, its base URL and the model's id."""
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
-        yield process, url, await served_model(session, url, process)
-
-
-async def served_model(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> str:
-    """Wait until the node has loaded its model; return the model's id."""
-    async with asyncio.timeout(LOAD_SECONDS):
-        while True:
-            health = await get(session, f"{url}/health")
-            if health and health["activation"]["failed"]:
-                raise SystemExit(health["activation"]["failed"][0]["error"])
-            if health and health["activation"]["completed"]:
-                return health["activation"]["completed"][0]
-            require_alive(process)
-            await asyncio.sleep(POLL_SECONDS)
-
-
-def require_alive(process: psutil.Process) -> None:
-    """Exit if a server has ended unexpectedly."""
-    if process.status() == psutil.STATUS_ZOMBIE:
-        raise SystemExit("the server has ended by itself")
-
-
-async def get(session: aiohttp.ClientSession, url: str) -> Any:
-    """Return a JSON answer, or None if the connection fails."""
-    try:
-        async with session.get(url) as response:
-            return await response.json()
-    except aiohttp.ClientConnectionError:
-        return None
-
-
-async def ask(session: aiohttp.ClientSession, url: str, model: str, prompt: str, tokens: int) -> Answer:
-    """Stream one greedy answer of exactly `tokens` tokens."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    asked = time.perf_counter()
-    first, tail = 0.0, b""
-    async with session.post(f"{url}/v1/completions", json=body) as response:
-        if response.status != 200:
-            raise SystemExit(f"the server answered HTTP {response.status}: {await response.text()}")
-        async for chunk in response.content.iter_any():
-            if not first and b"data: " in chunk:
-                first = time.perf_counter()
-            tail = (tail + chunk)[-4096:]
-    last = time.perf_counter()
-    *_, end, done, _ = tail.split(b"\n\n")
-    if done != b"data: [DONE]" or b'"usage"' not in end:
-        raise SystemExit(f"the stream broke off: {end.decode(errors='replace')}")
-    return Answer(json.loads(end.removeprefix(b"data: "))["usage"]["completion_tokens"], asked, first, last)
-
-
-async def ask_side_by_side(session: aiohttp.ClientSession, url: str, model: str, streams: int, tokens: int) -> Row:
-    """Stream several answers concurrently."""
-    prompts = [f"Story number {next(_serial)}, told by an old sailor:" for _ in range(streams)]
-    answers = await asyncio.gather(*(ask(session, url, model, prompt, tokens) for prompt in prompts))
-    seconds = max(answer.last for answer in answers) - min(answer.asked for answer in answers)
-    return Row(
-        tok_s=sum(answer.tokens for answer in answers) / seconds,
-        ttft_ms=median(1000 * (answer.first - answer.asked) for answer in answers),
-        tpot_ms=median(1000 * (answer.last - answer.first) / max(answer.tokens - 1, 1) for answer in answers),
-    )
-
-
-def free_port() -> int:
-    """Return a free TCP port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-def client_session() -> aiohttp.ClientSession:
-    """Return an HTTP session with persistent connections and without limits."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None, sock_read=600)
-    )
-
-
-def say(**line: object) -> None:
-    """Print one JSON line; numbers are rounded."""
-    print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
-
-
-def verdict(row: str, value: float, bar: str, holds: bool) -> None:
-    """Print a verdict: the figure, the threshold, and whether the figure meets the threshold."""
-    say(verdict=row, value=value, bar=bar, holds=holds)
-
-
-def run(work: Any) -> None:
-    """Run a benchmark; SIGTERM ends it like Ctrl-C, so that its servers end, too."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        asyncio.run(work)
-    except KeyboardInterrupt:
-        os._exit(130)
-
-
-def _children(process: psutil.Process) -> Iterable[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _rounded(value: object) -> object:
-    if isinstance(value, list):
-        return [_rounded(one) for one in value]
-    return round(value, 3) if isinstance(value, float) else value
+from support.output import print_line, run
+from support.servers import Row, client_session, node, stream_concurrently
 
 
 async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None:
@@ -210,20 +23,20 @@ async def measure(model: str, rows: list[int], rounds: int, tokens: int) -> None
     runs: dict[int, list[Row]] = {streams: [] for streams in rows}
     async with client_session() as session, node(model, session) as (_, url, served):
         for streams in rows:
-            await ask_side_by_side(session, url, served, streams, 8)  # warm up
+            await stream_concurrently(session, url, served, streams, 8)  # warm up
         for _ in range(rounds):
             for streams in rows:
-                runs[streams].append(await ask_side_by_side(session, url, served, streams, tokens))
-    for streams, found in runs.items():
-        say(
+                runs[streams].append(await stream_concurrently(session, url, served, streams, tokens))
+    for streams, row_runs in runs.items():
+        print_line(
             row=f"stream@{streams}",
-            tok_s=median(row.tok_s for row in found),
-            ttft_ms=median(row.ttft_ms for row in found),
-            tpot_ms=median(row.tpot_ms for row in found),
-            runs=[row.tok_s for row in found],
+            tok_s=median(row.tok_s for row in row_runs),
+            ttft_ms=median(row.ttft_ms for row in row_runs),
+            tpot_ms=median(row.tpot_ms for row in row_runs),
+            runs=[row.tok_s for row in row_runs],
         )
-    one, many = runs[rows[0]], runs[rows[-1]]
-    say(row="ratio", value=median(b.tok_s / a.tok_s for a, b in zip(one, many, strict=True)))
+    first_row, last_row = runs[rows[0]], runs[rows[-1]]
+    print_line(row="ratio", value=median(b.tok_s / a.tok_s for a, b in zip(first_row, last_row, strict=True)))
 
 
 def main() -> None:

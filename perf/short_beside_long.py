@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 
-from rows import prompt
-from scenario import GREEDY, engine, parser, require_context
-from serving import run, say, verdict
+from support.output import print_line, print_verdict, run
+from support.rows import prompt
+from support.scenario import GREEDY, engine, parser, require_context
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine_client.client import EngineClient
@@ -55,26 +55,26 @@ class Row:
     step_ms: list[float] = field(default_factory=list[float])
 
 
-async def ask(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
+async def generate(client: EngineClient, length: int, tokens: int, salt: str = "") -> float:
     """Generate `tokens` tokens after a prompt of `length` tokens; return the seconds to the last token."""
-    asked = time.perf_counter()
+    requested = time.perf_counter()
     async with aclosing(client.generate(prompt(length), max_tokens=tokens, sampling=GREEDY, salt=salt)) as stream:
         async for output in stream:
             if output.error:
                 raise SystemExit(f"the engine refused: {output.error}")
-    return time.perf_counter() - asked
+    return time.perf_counter() - requested
 
 
 async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | None) -> None:
     """Prefill one long prompt; unless `salt` is None, send short requests of this principal meanwhile."""
     begin, reports = time.perf_counter(), client.reports
-    long = asyncio.create_task(ask(client, load.prompt, 1))
+    long = asyncio.create_task(generate(client, load.prompt, 1))
     shorts: list[asyncio.Task[float]] = []
     while salt is not None:
         done, _ = await asyncio.wait([long], timeout=load.every)
         if done:
             break
-        shorts.append(asyncio.create_task(ask(client, load.short, load.tokens, salt)))
+        shorts.append(asyncio.create_task(generate(client, load.short, load.tokens, salt)))
     row.long.append(await long)
     row.step_ms.append(1000 * row.long[-1] / (client.reports - reports))
     row.short += await asyncio.gather(*shorts)
@@ -83,25 +83,25 @@ async def measure_long(client: EngineClient, row: Row, load: Load, salt: str | N
 
 async def measure(model: Path, threads: int, rounds: int, load: Load) -> None:
     """Run the rounds on one engine, then print the results."""
-    own: list[float] = []
+    alone_secs: list[float] = []
     rows: dict[str, Row] = {"alone": Row(), "same": Row(), "other": Row()}
     salts = {"alone": None, "same": "", "other": "other"}
     async with engine(model, EngineOptions(threads=threads)) as client:
         require_context(client, load.prompt + 1)
         for _ in range(rounds):
-            own += [await ask(client, load.short, load.tokens) for _ in range(OWN_REQUESTS)]
+            alone_secs += [await generate(client, load.short, load.tokens) for _ in range(OWN_REQUESTS)]
             for name, row in rows.items():
                 await measure_long(client, row, load, salts[name])
     chunk = median(rows["alone"].long) / (load.prompt / client.options.max_step_tokens)
-    say(row="own", p50_ms=1000 * median(own), runs=own)
+    print_line(row="own", p50_ms=1000 * median(alone_secs), runs=alone_secs)
     for name, row in rows.items():
         short = {"p50_ms": 1000 * median(row.short), "p95_ms": 1000 * p95(row.short)} if row.short else {}
-        say(row=name, long_s=median(row.long), prefill_tok_s=median(row.prefill_tok_s), runs=row.long, **short)
-    say(row="chunk_ms", value=1000 * chunk, step_ms=median(rows["alone"].step_ms))
-    bound = CHUNKS * chunk + median(own)
+        print_line(row=name, long_s=median(row.long), prefill_tok_s=median(row.prefill_tok_s), runs=row.long, **short)
+    print_line(row="chunk_ms", value=1000 * chunk, step_ms=median(rows["alone"].step_ms))
+    bound = CHUNKS * chunk + median(alone_secs)
     slowest = max(p95(row.short) for row in rows.values() if row.short)
     ratio = slowest / bound
-    verdict("p95 of short requests / (3 chunks + own time)", ratio, "<= 1", ratio <= 1)
+    print_verdict("p95 of short requests / (3 chunks + own time)", ratio, "<= 1", ratio <= 1)
 
 
 def p95(values: list[float]) -> float:
@@ -117,9 +117,9 @@ def main() -> None:
     command.add_argument("--short", type=int, default=32)
     command.add_argument("--tokens", type=int, default=10)
     command.add_argument("--every", type=float, default=2.0)
-    asked = command.parse_args()
-    load = Load(asked.prompt, asked.short, asked.tokens, asked.every)
-    run(measure(asked.model, asked.threads, asked.rounds, load))
+    arguments = command.parse_args()
+    load = Load(arguments.prompt, arguments.short, arguments.tokens, arguments.every)
+    run(measure(arguments.model, arguments.threads, arguments.rounds, load))
 
 
 if __name__ == "__main__":

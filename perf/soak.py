@@ -28,9 +28,9 @@ from statistics import fmean
 from typing import Any
 
 import aiohttp
-from local_model import local_path
-from machine import machine
-from soak_node import FAULTS, SoakNode
+from support.local_model import local_path
+from support.machine import machine
+from support.soak_node import FAULTS, SoakNode
 
 BACK_SECONDS = 10.0
 MEMORY_TOLERANCE = 0.05
@@ -43,7 +43,7 @@ TOPICS = ("the sea", "a long winter", "how bread is made", "the first railway", 
 
 
 @dataclass
-class Tally:
+class Counters:
     """Counters of events."""
 
     answers: int = 0
@@ -74,7 +74,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Question:
+class Prompt:
     prompt: str
     max_tokens: int
 
@@ -88,21 +88,21 @@ class Question:
         } | fields
 
 
-def questions(chance: random.Random, count: int) -> list[Question]:
+def random_prompts(chance: random.Random, count: int) -> list[Prompt]:
     """Return prompts of different lengths, some with a common prefix."""
-    found = []
+    prompt_list = []
     for number in range(count):
         topic = chance.choice(TOPICS)
         begin = f"A story about {topic}, which is told often. " * chance.choice((1, 1, 2, 8))
-        found.append(Question(f"{begin}Once upon a time, number {number},", chance.choice((1, 8, 24, 48))))
-    return found
+        prompt_list.append(Prompt(f"{begin}Once upon a time, number {number},", chance.choice((1, 8, 24, 48))))
+    return prompt_list
 
 
 class Soak:
     """Clients, model loads and faults for the duration of the test."""
 
     def __init__(self, node: SoakNode, session: aiohttp.ClientSession, arguments: argparse.Namespace) -> None:
-        self.tally = Tally()
+        self.counters = Counters()
         self.recoveries: list[Recovery] = []
         self.samples: list[Sample] = []
         self._node = node
@@ -110,17 +110,17 @@ class Soak:
         self._seconds = arguments.minutes * 60
         self._clients = arguments.clients
         self._seed = arguments.seed
-        self._questions = questions(random.Random(arguments.seed), 40)
-        self._references: dict[Question, str] = {}
+        self._prompts = random_prompts(random.Random(arguments.seed), 40)
+        self._references: dict[Prompt, str] = {}
         self._begin = 0.0
 
     async def run(self) -> None:
         """Run the whole test; the node is idle at the end."""
-        for question in self._questions:
-            status, body = await self._whole(question.body(self._node.model))
+        for prompt in self._prompts:
+            status, body = await self._complete(prompt.body(self._node.model))
             assert status == 200, body
-            self._references[question] = body["choices"][0]["text"]
-        self.tally = Tally()
+            self._references[prompt] = body["choices"][0]["text"]
+        self.counters = Counters()
         self._begin = time.monotonic()
         clients = [self._client(random.Random(f"{self._seed}.{number}")) for number in range(self._clients)]
         await asyncio.gather(*clients, self._minutes())
@@ -139,84 +139,84 @@ class Soak:
             try:
                 refused = await act(chance, model)
             except aiohttp.ClientError as error:
-                self.tally.improper.append(f"{act.__name__}: {type(error).__name__}: {error}")
+                self.counters.improper.append(f"{act.__name__}: {type(error).__name__}: {error}")
                 refused = True
             if refused:  # wait as a client with Retry-After does, but for a shorter time
                 await asyncio.sleep(0.2 + 0.3 * chance.random())
 
     async def _ask(self, chance: random.Random, model: str) -> bool:
-        question = chance.choice(self._questions)
-        status, body = await self._whole(question.body(model))
+        prompt = chance.choice(self._prompts)
+        status, body = await self._complete(prompt.body(model))
         if status == 200:
-            self._compare(question, body["choices"][0]["text"])
+            self._compare(prompt, body["choices"][0]["text"])
         return status != 200
 
     async def _stream(self, chance: random.Random, model: str) -> bool:
-        question = chance.choice(self._questions)
-        async with self._post(question.body(model, stream=True)) as response:
+        prompt = chance.choice(self._prompts)
+        async with self._post(prompt.body(model, stream=True)) as response:
             if response.status != 200:
-                self._refusal(response, await response.read())
+                self._error_response(response, await response.read())
                 return True
             events = (await response.read()).decode().split("\n\n")
         lines = [event.removeprefix("data: ") for event in events if event.startswith("data: ")]
         chunks = [json.loads(line) for line in lines if line != "[DONE]"]
         if lines[-1:] != ["[DONE]"]:
-            self.tally.improper.append(f"a stream without its end: {lines[-2:]}")
+            self.counters.improper.append(f"a stream without its end: {lines[-2:]}")
         elif "error" in chunks[-1]:
             self._error("stream", chunks[-1])
         else:
-            self._compare(question, "".join(c["choices"][0]["text"] for c in chunks if c["choices"]))
+            self._compare(prompt, "".join(c["choices"][0]["text"] for c in chunks if c["choices"]))
             return False
         return True
 
     async def _hang_up(self, chance: random.Random, model: str) -> bool:
-        question = Question(chance.choice(self._questions).prompt, 400)
-        async with self._post(question.body(model, stream=True)) as response:
+        prompt = Prompt(chance.choice(self._prompts).prompt, 400)
+        async with self._post(prompt.body(model, stream=True)) as response:
             if response.status != 200:
-                self._refusal(response, await response.read())
+                self._error_response(response, await response.read())
                 return True
             for _ in range(chance.randrange(5)):
                 await response.content.readline()
             response.close()
-        self.tally.hang_ups += 1
+        self.counters.hang_ups += 1
         return False
 
     async def _ask_too_much(self, chance: random.Random, model: str) -> bool:
-        status, body = await self._whole(Question("word " * 20_000, 1).body(model))
+        status, body = await self._complete(Prompt("word " * 20_000, 1).body(model))
         if status == 200 or (status == 400 and body["error"]["code"] != "context_length_exceeded"):
-            self.tally.improper.append(f"a prompt that is too long: {status} {body}")
+            self.counters.improper.append(f"a prompt that is too long: {status} {body}")
         return True
 
-    async def _whole(self, body: dict[str, Any]) -> tuple[int, Any]:
+    async def _complete(self, body: dict[str, Any]) -> tuple[int, Any]:
         async with self._post(body) as response:
             if response.status != 200:
-                self._refusal(response, await response.read())
+                self._error_response(response, await response.read())
             return response.status, await response.json()
 
     def _post(self, body: dict[str, Any]) -> Any:
         return self._session.post(f"{self._node.url}/v1/completions", json=body)
 
-    def _compare(self, question: Question, text: str) -> None:
-        self.tally.answers += 1
-        if text != self._references[question]:
-            self.tally.wrong.append(f"{question}: {text!r} instead of {self._references[question]!r}")
+    def _compare(self, prompt: Prompt, text: str) -> None:
+        self.counters.answers += 1
+        if text != self._references[prompt]:
+            self.counters.wrong.append(f"{prompt}: {text!r} instead of {self._references[prompt]!r}")
 
-    def _refusal(self, response: aiohttp.ClientResponse, content: bytes) -> None:
+    def _error_response(self, response: aiohttp.ClientResponse, content: bytes) -> None:
         status = response.status
         if status not in CONTRACT or (status in RETRYABLE and not response.headers.get("retry-after", "").isdecimal()):
-            self.tally.improper.append(f"{status} {dict(response.headers)} {content[:300]!r}")
+            self.counters.improper.append(f"{status} {dict(response.headers)} {content[:300]!r}")
             return
         try:
             self._error(str(status), json.loads(content))
         except ValueError:
-            self.tally.improper.append(f"{status} {content[:300]!r}")
+            self.counters.improper.append(f"{status} {content[:300]!r}")
 
     def _error(self, where: str, body: Any) -> None:
         error = body.get("error")
         if not isinstance(error, dict) or not {"message", "type", "code", "param"} <= error.keys():
-            self.tally.improper.append(f"{where}: {body}")
+            self.counters.improper.append(f"{where}: {body}")
         else:
-            self.tally.refused[f"{where} {error['code'] or error['type']}"] += 1
+            self.counters.refused[f"{where} {error['code'] or error['type']}"] += 1
 
     async def _minutes(self) -> None:
         """Every minute: load or unload the second model, sample the processes, cause a fault."""
@@ -231,10 +231,10 @@ class Soak:
             fault = next(faults)
             seconds = await self._fault(fault)
             self.recoveries.append(Recovery(round(self._elapsed / 60, 2), fault, round(seconds, 2)))
-            tally = self.tally
+            counters = self.counters
             print(
-                f"{self._elapsed / 60:5.1f} {tally.answers:8} {tally.hang_ups:8} {tally.refused.total():8} "
-                f"{len(tally.wrong):6} {seconds:7.1f} {sample.total_mb:7.0f} {fault}",
+                f"{self._elapsed / 60:5.1f} {counters.answers:8} {counters.hang_ups:8} {counters.refused.total():8} "
+                f"{len(counters.wrong):6} {seconds:7.1f} {sample.total_mb:7.0f} {fault}",
                 flush=True,
             )
             await asyncio.sleep(max(0.0, begun + spacing - self._elapsed))
@@ -245,7 +245,7 @@ class Soak:
             async with self._session.post(f"{self._node.url}/models/{action}", json=body) as response:
                 content = await response.read()
                 if response.status != 200 and "error" not in json.loads(content):
-                    self.tally.improper.append(f"{action}: {response.status} {content[:300]!r}")
+                    self.counters.improper.append(f"{action}: {response.status} {content[:300]!r}")
             await asyncio.sleep(pause)
 
     async def _fault(self, fault: str) -> float:
@@ -257,7 +257,7 @@ class Soak:
         begun = time.monotonic()
         while time.monotonic() - begun < 60:
             with suppress(aiohttp.ClientError):
-                status, _ = await self._whole(Question("Hello", 1).body(self._node.model))
+                status, _ = await self._complete(Prompt("Hello", 1).body(self._node.model))
                 if status == 200:
                     return time.monotonic() - begun
             await asyncio.sleep(0.05)
@@ -278,37 +278,40 @@ class Soak:
             if idle and load["in_flight"] == load["queue_depth"] == 0:
                 return
             await asyncio.sleep(0.1)
-        self.tally.improper.append(f"the node is not idle: {load}")
+        self.counters.improper.append(f"the node is not idle: {load}")
 
 
 def failures(soak: Soak, minutes: float) -> list[str]:
     """Return the failed checks."""
-    tally, found = soak.tally, []
-    if tally.wrong:
-        found.append(f"{len(tally.wrong)} answers are wrong, such as {tally.wrong[0]}")
-    if tally.improper:
-        found.append(f"{len(tally.improper)} errors are none of the API's, such as {tally.improper[0]}")
-    if not tally.answers:
-        found.append("nothing was answered")
-    found += [
-        f"after '{one.fault}' it took {one.seconds:.1f} s" for one in soak.recoveries if one.seconds > BACK_SECONDS
+    counters, failed_checks = soak.counters, []
+    if counters.wrong:
+        failed_checks.append(f"{len(counters.wrong)} answers are wrong, such as {counters.wrong[0]}")
+    if counters.improper:
+        failed_checks.append(f"{len(counters.improper)} errors are none of the API's, such as {counters.improper[0]}")
+    if not counters.answers:
+        failed_checks.append("nothing was answered")
+    failed_checks += [
+        f"after '{entry.fault}' it took {entry.seconds:.1f} s"
+        for entry in soak.recoveries
+        if entry.seconds > BACK_SECONDS
     ]
     first = BASELINE_MINUTE if minutes >= 3 * BASELINE_MINUTE else minutes / 3
     settled = [sample for sample in soak.samples if sample.minute >= first - 0.5]
     if settled:
         last = settled[-1]
         for name in ("files", "processes"):
-            most = max(getattr(sample, name) for sample in settled[: -(-len(settled) // 2)])
-            if getattr(last, name) > most:
-                found.append(f"{name} grew from {most} to {getattr(last, name)}")
+            limit = max(getattr(sample, name) for sample in settled[: -(-len(settled) // 2)])
+            if getattr(last, name) > limit:
+                failed_checks.append(f"{name} grew from {limit} to {getattr(last, name)}")
     # Engine memory grows for a while after the start, so the check compares whole rounds of faults.
     if len(settled) >= 2 * len(FAULTS):
         was, now = (
-            fmean(sample.total_mb for sample in part) for part in (settled[: len(FAULTS)], settled[-len(FAULTS) :])
+            fmean(sample.total_mb for sample in round_samples)
+            for round_samples in (settled[: len(FAULTS)], settled[-len(FAULTS) :])
         )
         if now > was * (1 + MEMORY_TOLERANCE):
-            found.append(f"memory grew from {was:.0f} to {now:.0f} MiB")
-    return found
+            failed_checks.append(f"memory grew from {was:.0f} to {now:.0f} MiB")
+    return failed_checks
 
 
 async def soak(path: Path, arguments: argparse.Namespace) -> int:
@@ -319,25 +322,25 @@ async def soak(path: Path, arguments: argparse.Namespace) -> int:
             run = Soak(node, session, arguments)
             await run.run()
         code = await asyncio.to_thread(node.end)
-    found = failures(run, arguments.minutes)
+    failed_checks = failures(run, arguments.minutes)
     if code:
-        found.append(f"the node ended with {code}")
+        failed_checks.append(f"the node ended with {code}")
     figures = {
         "minutes": arguments.minutes,
         "clients": arguments.clients,
-        "answers": run.tally.answers,
-        "hang_ups": run.tally.hang_ups,
-        "refused": dict(run.tally.refused.most_common()),
-        "recoveries": [asdict(one) for one in run.recoveries],
-        "samples": [asdict(one) for one in run.samples],
-        "failures": found,
+        "answers": run.counters.answers,
+        "hang_ups": run.counters.hang_ups,
+        "refused": dict(run.counters.refused.most_common()),
+        "recoveries": [asdict(entry) for entry in run.recoveries],
+        "samples": [asdict(entry) for entry in run.samples],
+        "failures": failed_checks,
         "machine": machine(),
     }
     print(json.dumps(figures))
     if arguments.out:
         await asyncio.to_thread(arguments.out.write_text, json.dumps(figures, indent=1))
-    print("\n".join(found) or "sound", file=sys.stderr)
-    return 1 if found else 0
+    print("\n".join(failed_checks) or "sound", file=sys.stderr)
+    return 1 if failed_checks else 0
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from scenario import GREEDY, Answer, ask, engine, parser
-from serving import run, say, verdict
+from support.output import print_line, print_verdict, run
+from support.scenario import GREEDY, TimedAnswer, ask, engine, parser
 
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
@@ -49,7 +49,7 @@ class Tasks:
         self._file = Path(__file__).with_name("sample.txt").read_text()
         self._file_tokens = len(text.tokenizer.encode(self._file))
 
-    def of_round(self, number: int) -> list[Task]:
+    def round_tasks(self, number: int) -> list[Task]:
         """Return the three tasks."""
         shown = f"```python\n{self._file}```\n\n"
         edit = self._text.tokenizer.encode(
@@ -64,7 +64,7 @@ class Tasks:
             Task("free, sampled", story, STORY_TOKENS, SamplingParams(temperature=0.8, seed=number)),
         ]
 
-    def copied(self, answer: Answer) -> float:
+    def copied(self, answer: TimedAnswer) -> float:
         """Return the share of an edit that matches the file from its beginning on."""
         written = self._text.tokenizer.decode(answer.tokens)
         pairs = enumerate(zip(written, self._file, strict=False))
@@ -72,7 +72,7 @@ class Tasks:
 
 
 @asynccontextmanager
-async def both(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClient]]:
+async def two_engines(model: Path, threads: int) -> AsyncIterator[dict[str, EngineClient]]:
     """Run an engine with speculation and an engine without."""
     async with (
         engine(model, EngineOptions(threads=threads, speculation=True)) as on,
@@ -86,25 +86,25 @@ async def measure(model: Path, threads: int, rounds: int) -> None:
     tasks = Tasks(ModelText.open(model))
     rates: dict[str, dict[str, list[float]]] = {}
     copied: list[float] = []
-    async with both(model, threads) as clients:
+    async with two_engines(model, threads) as clients:
         for number in range(rounds + 1):  # the first round is a warm-up
-            for task in tasks.of_round(number):
-                for way in list(clients)[:: 1 if number % 2 else -1]:
-                    answer = await ask(clients[way], task.prompt, task.tokens, task.sampling)
+            for task in tasks.round_tasks(number):
+                for variant in list(clients)[:: 1 if number % 2 else -1]:
+                    answer = await ask(clients[variant], task.prompt, task.tokens, task.sampling)
                     if task.name == "edit":
                         copied.append(tasks.copied(answer))
                     if number:
-                        ways = rates.setdefault(task.name, {"on": [], "off": []})
-                        ways[way].append(answer.tok_s)
-    for name, ways in rates.items():
-        for way, found in ways.items():
-            say(row=name, speculation=way, tok_s=median(found), runs=found)
-    say(row="edit", copied=min(copied))
+                        task_rates = rates.setdefault(task.name, {"on": [], "off": []})
+                        task_rates[variant].append(answer.tok_s)
+    for name, task_rates in rates.items():
+        for variant, runs in task_rates.items():
+            print_line(row=name, speculation=variant, tok_s=median(runs), runs=runs)
+    print_line(row="edit", copied=min(copied))
     if min(copied) < COPIED:
-        raise SystemExit("the model does not repeat the file, so this says nothing of editing: take another model")
+        raise SystemExit("the model does not repeat the file, so the figures are meaningless; use another model")
     for name, bar in (("edit", EDIT_BAR), ("free", FREE_BAR), ("free, sampled", FREE_BAR)):
         ratio = median(on / off for on, off in zip(rates[name]["on"], rates[name]["off"], strict=True))
-        verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
+        print_verdict(f"{name}, on / off", ratio, f">= {bar}", ratio >= bar)
 
 
 def main() -> None:

@@ -25,21 +25,19 @@ from statistics import median
 
 import aiohttp
 import psutil
-from local_model import local_path
-from serving import (
+from support.local_model import local_path
+from support.output import print_line, print_verdict, run
+from support.servers import (
     LOAD_SECONDS,
     POLL_SECONDS,
-    ask,
-    ask_side_by_side,
     client_session,
     free_port,
     get,
     require_alive,
-    run,
-    say,
     served_model,
     server,
-    verdict,
+    stream_completion,
+    stream_concurrently,
 )
 
 from helexa.core.errors import HelexaError
@@ -59,10 +57,10 @@ class Holding:
     engine: Memory
 
     @classmethod
-    def of(cls, node: psutil.Process) -> "Holding":
+    def current(cls, node: psutil.Process) -> "Holding":
         """Return the current memory of a node."""
         engines = [memory(child) for child in node.children(recursive=True)]
-        return cls(memory(node), {kind: sum(one[kind] for one in engines) for kind in engines[0]})
+        return cls(memory(node), {kind: sum(entry[kind] for entry in engines) for kind in engines[0]})
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,11 @@ async def start(model: str) -> Start:
             listening = time.perf_counter() - begin
             served = await served_model(session, url, process)
             loaded = time.perf_counter() - begin
-            await ask(session, url, served, "The capital of France is", 1)
+            await stream_completion(session, url, served, "The capital of France is", 1)
             first_answer = time.perf_counter() - begin
-            early = Holding.of(process)
-            await ask_side_by_side(session, url, served, STREAMS, TOKENS)
-            return Start(listening, loaded, first_answer, early, Holding.of(process))
+            early = Holding.current(process)
+            await stream_concurrently(session, url, served, STREAMS, TOKENS)
+            return Start(listening, loaded, first_answer, early, Holding.current(process))
 
 
 async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
@@ -124,31 +122,31 @@ async def measure(model: str, file_mib: float, runs: int) -> None:
     await start(model)
     starts = [await start(model) for _ in range(runs)]
     for row in ("listening", "loaded", "first_answer"):
-        seconds = [getattr(one, row) for one in starts]
-        say(row=row, seconds=median(seconds), runs=seconds)
-    say_memory("memory@1", [one.early for one in starts], file_mib)
-    say_memory(f"memory@{STREAMS}", [one.late for one in starts], file_mib)
+        seconds = [getattr(entry, row) for entry in starts]
+        print_line(row=row, seconds=median(seconds), runs=seconds)
+    print_memory("memory@1", [entry.early for entry in starts], file_mib)
+    print_memory(f"memory@{STREAMS}", [entry.late for entry in starts], file_mib)
     times = [help_ms() for _ in range(1 + 2 * runs)][1:]
-    say(row="helexa --help", ms=median(times), runs=times)
-    seconds = median(one.first_answer for one in starts)
-    verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
-    resident = median(one.early.server["rss"] + one.early.engine["rss"] for one in starts) / file_mib
-    verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
+    print_line(row="helexa --help", ms=median(times), runs=times)
+    seconds = median(entry.first_answer for entry in starts)
+    print_verdict("second start to first token, s", seconds, f"<= {START_BAR}", seconds <= START_BAR)
+    resident = median(entry.early.server["rss"] + entry.early.engine["rss"] for entry in starts) / file_mib
+    print_verdict("resident / file", resident, f"<= {RESIDENT_BAR}", resident <= RESIDENT_BAR)
 
 
-def say_memory(row: str, found: list[Holding], file_mib: float) -> None:
+def print_memory(row: str, holdings: list[Holding], file_mib: float) -> None:
     """Print a line per kind of memory."""
-    for kind in found[0].server:
-        server, engine = [one.server[kind] for one in found], [one.engine[kind] for one in found]
-        whole = [a + b for a, b in zip(server, engine, strict=True)]
-        say(
+    for kind in holdings[0].server:
+        server, engine = [entry.server[kind] for entry in holdings], [entry.engine[kind] for entry in holdings]
+        total = [a + b for a, b in zip(server, engine, strict=True)]
+        print_line(
             row=row,
             kind=kind,
-            mib=median(whole),
-            per_file=median(whole) / file_mib,
+            mib=median(total),
+            per_file=median(total) / file_mib,
             server_mib=median(server),
             engine_mib=median(engine),
-            runs=whole,
+            runs=total,
         )
 
 

@@ -27,11 +27,11 @@ FIRST, EXTRA, BUILDS, TRIALS = 5, 3, 200, 200
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 256  # defaults of a sweep
 
 
-async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
+async def take_samples(endpoint: str, model: str, samples: int) -> dict[str, list[float]]:
     """Return samples of an unchanged server, measured like a sweep's cold single stream."""
     scenario = Single(PROMPT_TOKENS, ANSWER_TOKENS, "cold")
     served = ServedModel(Model(name=model))
-    found: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
+    samples_by_metric: dict[str, list[float]] = {"ttft_s": [], "tpot_s": []}
     async with open_session() as session:
         client = Client(session, endpoint, dialect_of("openai"), SystemClock(), ignore_eos=True)
         for number in range(samples + 3):
@@ -40,9 +40,9 @@ async def take(endpoint: str, model: str, samples: int) -> dict[str, list[float]
             if number >= 3 and outcome.error is None:
                 measured = measure(outcome.records[0])
                 assert measured.ttft_s and measured.tpot_s
-                found["ttft_s"].append(round(measured.ttft_s, 6))
-                found["tpot_s"].append(round(measured.tpot_s, 7))
-    return found
+                samples_by_metric["ttft_s"].append(round(measured.ttft_s, 6))
+                samples_by_metric["tpot_s"].append(round(measured.tpot_s, 7))
+    return samples_by_metric
 
 
 def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
@@ -60,14 +60,14 @@ def alarms(samples: np.ndarray, rng: np.random.Generator) -> tuple[int, int]:
 
 def detections(samples: np.ndarray, rng: np.random.Generator, slowdown: float) -> float:
     """Return the share of slow builds that are confirmed within eight samples, each after eight unchanged builds."""
-    found = 0
+    detected = 0
     for _ in range(TRIALS):
         history = [rng.choice(samples, FIRST).tolist() for _ in range(8)]
         drawn = (rng.choice(samples, FIRST + EXTRA) * slowdown).tolist()
-        found += judge(history, drawn[:FIRST], "lower").state == "regressed" and confirms(
+        detected += judge(history, drawn[:FIRST], "lower").state == "regressed" and confirms(
             judge(history, drawn, "lower"), drawn[:FIRST], drawn[FIRST:]
         )
-    return found / TRIALS
+    return detected / TRIALS
 
 
 def replay(path: Path) -> None:
@@ -104,9 +104,9 @@ def main() -> None:
     if arguments.verb == "replay":
         replay(arguments.samples)
         return
-    metrics = asyncio.run(take(arguments.endpoint, arguments.model, arguments.samples))
-    taken = {"model": arguments.model, "taken": time.strftime("%Y-%m-%d", time.gmtime()), "metrics": metrics}
-    arguments.out.write_text(json.dumps(taken, separators=(",", ":")) + "\n")
+    metrics = asyncio.run(take_samples(arguments.endpoint, arguments.model, arguments.samples))
+    document = {"model": arguments.model, "taken": time.strftime("%Y-%m-%d", time.gmtime()), "metrics": metrics}
+    arguments.out.write_text(json.dumps(document, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

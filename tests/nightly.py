@@ -1,4 +1,4 @@
-"""How many cases randomized tests draw: few in `make test`, many in `make nightly`."""
+"""The number of cases that randomized tests draw: few in `make test`, many in `make nightly`."""
 
 import os
 
@@ -7,5 +7,5 @@ NIGHTLY = os.environ.get("HELEXA_NIGHTLY") == "1"
 
 def cases(daily: int, nightly: int, variable: str | None = None) -> int:
     """Return how many cases a test draws in this run; the environment variable `variable` overrides both numbers."""
-    given = os.environ.get(variable) if variable else None
-    return int(given) if given else nightly if NIGHTLY else daily
+    override = os.environ.get(variable) if variable else None
+    return int(override) if override else nightly if NIGHTLY else daily

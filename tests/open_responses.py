@@ -1,6 +1,6 @@
-"""The HTTP cases of Open Responses' compliance suite, written anew from the public specification.
+"""The HTTP cases of Open Responses' compliance suite, rewritten from the public specification.
 
-`CASES` can be sent to any server. `Specification` checks replies and stream events against the published schemas.
+`CASES` can be sent to any server. `Specification` checks responses and stream events against the published schemas.
 """
 
 import json
@@ -23,7 +23,7 @@ _WEATHER = {
     "description": "Look up the weather of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-# The published bundle predates compaction, so these two are from the endpoint's description.
+# The published bundle is older than compaction, so these two schemas follow the endpoint's description.
 _COMPACTION = {
     "type": "object",
     "required": ["id", "object", "output", "created_at", "usage"],
@@ -46,18 +46,18 @@ _COMPACTION_ITEM = {
 }
 
 
-def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "message", "role": role, "content": content, **more}
+def message(role: str, content: Any, **fields: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content, **fields}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One request, and the properties that its reply must have.
+    """One request, and the properties that its response must have.
 
     Attributes:
-        items: types of which the output has at least one item each.
-        statuses: HTTP statuses that are right.
-        vision: the model must be able to see.
+        items: item types that must occur in the output.
+        statuses: accepted HTTP statuses.
+        vision: whether the model must accept images.
     """
 
     name: str
@@ -132,7 +132,7 @@ CASES = (
         statuses=(400, 422),
     ),
 )
-"""All but `response-output-phase-schema`, which sends nothing: it checks that the schema takes messages with phases."""
+"""All cases except `response-output-phase-schema`, which sends no request: it checks only the schema."""
 
 
 @dataclass(frozen=True)
@@ -143,21 +143,21 @@ class Specification:
     events: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        named = {
+        schemas = {
             value["properties"]["type"]["enum"][0]: name
             for name, value in self.components["schemas"].items()
             if name.endswith("StreamingEvent")
         }
-        object.__setattr__(self, "events", named)
+        object.__setattr__(self, "events", schemas)
 
     def check(self, schema: str | Mapping[str, Any], value: Any) -> None:
-        """Raise `jsonschema.ValidationError` unless `value` is of the schema."""
+        """Raise `jsonschema.ValidationError` unless `value` is valid under the schema."""
         if isinstance(schema, str):
             schema = {"$ref": f"#/components/schemas/{schema}"}
         jsonschema.validate(value, {**schema, "components": self.components})
 
     def check_response(self, value: Any, case: Case) -> None:
-        """Check the reply to a case, or the response of the last event of its stream."""
+        """Check a response to `case`, or the response in the last event of its stream."""
         if value["object"] == "response.compaction":
             self.check(_COMPACTION, value)
             for item in value["output"]:
@@ -169,8 +169,8 @@ class Specification:
         assert set(case.items) <= {item["type"] for item in value["output"]}
 
     def check_stream(self, data: Sequence[str], case: Case) -> None:
-        """Check the data of all events of a stream."""
-        events = [json.loads(one) for one in data if one != "[DONE]"]
+        """Check the data of all events of the stream that answers `case`."""
+        events = [json.loads(event) for event in data if event != "[DONE]"]
         for event in events:
             self.check(self.events[event["type"]], event)
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
@@ -179,7 +179,7 @@ class Specification:
 
 @cache
 def specification() -> Specification:
-    """Open Responses as llama-stack 0.7.3 publishes it."""
+    """Return the Open Responses specification that llama-stack 0.7.3 publishes."""
     folder = packages.from_sdist(
         "llama-stack==0.7.3",
         "5b1f04ec6758c88ab308cee1683bf6e2429aefc151cabd94fb05cc3a1d6ced63",

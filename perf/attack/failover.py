@@ -58,14 +58,14 @@ async def recovery(session: aiohttp.ClientSession, gateway: Gateway, began: floa
 
 async def outage(session: aiohttp.ClientSession, gateways: list[Gateway], down_secs: float) -> Counter[str]:
     """Count the health statuses of all gateways for `down_secs` seconds."""
-    seen = Counter[str]()
+    statuses = Counter[str]()
     end = time.monotonic() + down_secs
     while time.monotonic() < end:
         for gateway in gateways:
             for path in ("/health", "/health/ready"):
-                seen[f"{path} {await status(session, gateway.url + path)}"] += 1
+                statuses[f"{path} {await status(session, gateway.url + path)}"] += 1
         await asyncio.sleep(0.1)
-    return seen
+    return statuses
 
 
 async def failures(
@@ -77,11 +77,16 @@ async def failures(
         for name in ("failover", "read-only"):
             await asyncio.sleep(WARM_SECS)
             await asyncio.to_thread(primary.stop if name == "failover" else lambda: standby.set_read_only(True))
-            seen = await outage(session, gateways, down_secs)
+            statuses = await outage(session, gateways, down_secs)
             await asyncio.to_thread(standby.promote if name == "failover" else lambda: standby.set_read_only(False))
             began = time.monotonic()
             secs = await asyncio.gather(*(recovery(session, gateway, began) for gateway in gateways))
-            result = {"outage": name, "down_secs": down_secs, **seen, "recovered_secs": [round(one, 2) for one in secs]}
+            result = {
+                "outage": name,
+                "down_secs": down_secs,
+                **statuses,
+                "recovered_secs": [round(seconds, 2) for seconds in secs],
+            }
             print(json.dumps(result), flush=True)
             results.append(result | {"longest": max(secs)})
         await asyncio.sleep(WARM_SECS)

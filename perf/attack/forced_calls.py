@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from random_tools import Answer, Task, problem, random_task, write_random_model
 
 sys.path.append(str(Path(__file__).parents[1]))
-from gateway_overhead import cortex_config
-from serving import client_session, free_port, get, require_alive, run, say, server
+from support.gateways import cortex_config
+from support.output import print_line, run
+from support.random_tools import CallResult, Task, problem, random_task, write_random_model
+from support.servers import client_session, free_port, get, require_alive, server
 
 ROUTES = [*itertools.product(("chat", "responses", "messages"), (False, True))]
 PROMPT = "Use a tool."
@@ -71,19 +72,19 @@ class Stack:
         async with self.session.post(f"{self.node}/models/unload", json={"model_id": model}) as response:
             response.raise_for_status()
 
-    async def ask(self, model: str, task: Task, api: str, stream: bool, max_tokens: int) -> Answer:
+    async def ask(self, model: str, task: Task, api: str, stream: bool, max_tokens: int) -> CallResult:
         """Return the answer to a task through one of the APIs."""
         base = self.gateway if api == "messages" else self.node
         path, body = request_of(task, api, max_tokens)
         body |= {"model": model, "stream": stream, "temperature": 1.0}
         async with self.session.post(base + path, json=body) as response:
             if response.status != 200:
-                return Answer(error=f"HTTP {response.status}: {(await response.text())[:300]}")
+                return CallResult(error=f"HTTP {response.status}: {(await response.text())[:300]}")
             if not stream:
-                return whole_answer(api, await response.json())
+                return complete_result(api, await response.json())
             lines = (await response.text()).splitlines()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-        return streamed_answer(api, events)
+        return streamed_result(api, events)
 
 
 @asynccontextmanager
@@ -111,7 +112,7 @@ def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, An
     messages = [{"role": "user", "content": PROMPT}]
     if api == "messages":
         offered = [{"name": name, "input_schema": schema} for name, schema in task.tools.items()]
-        choice = {"type": "tool", "name": task.named} if task.named else {"type": "any"}
+        choice = {"type": "tool", "name": task.forced} if task.forced else {"type": "any"}
         return "/v1/messages", {
             "messages": messages,
             "max_tokens": max_tokens,
@@ -121,7 +122,7 @@ def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, An
     functions = [{"name": name, "parameters": schema} for name, schema in task.tools.items()]
     if api == "responses":
         tools: list[dict[str, Any]] = [{"type": "function", "strict": False, **function} for function in functions]
-        chosen: Any = {"type": "function", "name": task.named} if task.named else "required"
+        chosen: Any = {"type": "function", "name": task.forced} if task.forced else "required"
         return "/v1/responses", {
             "input": PROMPT,
             "max_output_tokens": max_tokens,
@@ -130,7 +131,7 @@ def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, An
             "store": False,
         }
     tools = [{"type": "function", "function": function} for function in functions]
-    chosen = {"type": "function", "function": {"name": task.named}} if task.named else "required"
+    chosen = {"type": "function", "function": {"name": task.forced}} if task.forced else "required"
     return "/v1/chat/completions", {
         "messages": messages,
         "max_tokens": max_tokens,
@@ -139,29 +140,29 @@ def request_of(task: Task, api: str, max_tokens: int) -> tuple[str, dict[str, An
     }
 
 
-def whole_answer(api: str, reply: dict[str, Any]) -> Answer:
+def complete_result(api: str, response: dict[str, Any]) -> CallResult:
     """Read a reply that is not streamed."""
     if api == "chat":
-        (choice,) = reply["choices"]
+        (choice,) = response["choices"]
         functions = [call["function"] for call in choice["message"].get("tool_calls") or []]
         calls = [(function["name"], function["arguments"]) for function in functions]
         return _ended(calls, choice["finish_reason"], "tool_calls", "length")
     if api == "responses":
-        calls = [(item["name"], item["arguments"]) for item in reply["output"] if item["type"] == "function_call"]
-        return _ended(calls, reply["status"], "completed", "incomplete")
-    blocks = [block for block in reply["content"] if block["type"] == "tool_use"]
+        calls = [(item["name"], item["arguments"]) for item in response["output"] if item["type"] == "function_call"]
+        return _ended(calls, response["status"], "completed", "incomplete")
+    blocks = [block for block in response["content"] if block["type"] == "tool_use"]
     calls = [(block["name"], json.dumps(block["input"])) for block in blocks]
-    return _ended(calls, reply["stop_reason"], "tool_use", "max_tokens")
+    return _ended(calls, response["stop_reason"], "tool_use", "max_tokens")
 
 
-def streamed_answer(api: str, events: Sequence[dict[str, Any]]) -> Answer:
+def streamed_result(api: str, events: Sequence[dict[str, Any]]) -> CallResult:
     """Read the events of a stream."""
     names: dict[int, str] = {}
     pieces: dict[int, list[str]] = {}
     reason = ""
     for event in events:
         if event.get("error"):
-            return Answer(error=f"error in the stream: {json.dumps(event['error'])[:300]}")
+            return CallResult(error=f"error in the stream: {json.dumps(event['error'])[:300]}")
         if api == "chat":
             for choice in event["choices"]:
                 for call in choice["delta"].get("tool_calls") or []:
@@ -191,10 +192,10 @@ def streamed_answer(api: str, events: Sequence[dict[str, Any]]) -> Answer:
     return _ended(calls, reason, good, cut)
 
 
-def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -> Answer:
+def _ended(calls: Sequence[tuple[str, str]], reason: str, good: str, cut: str) -> CallResult:
     if reason not in (good, cut):
-        return Answer(calls, error=f"the answer ended with {reason!r}: {calls}")
-    return Answer(calls, cut=reason == cut)
+        return CallResult(calls, error=f"the answer ended with {reason!r}: {calls}")
+    return CallResult(calls, cut=reason == cut)
 
 
 async def attack(
@@ -208,18 +209,20 @@ async def attack(
     counts: dict[tuple[str, bool], Counter[str]] = {route: Counter() for route in ROUTES}
     turn = asyncio.Semaphore(streams)
 
-    async def one(task: Task, api: str, stream: bool) -> None:
+    async def run_task(task: Task, api: str, stream: bool) -> None:
         async with turn:
-            answer = await stack.ask(model, task, api, stream, max_tokens)
-        if wrong := problem(task, answer):
-            say(model=model, task=task.number, api=api, stream=stream, wrong=wrong)
-        counts[api, stream]["wrong" if wrong else "cut" if answer.cut else "valid"] += 1
-        counts[api, stream]["calls"] += len(answer.calls)
+            result = await stack.ask(model, task, api, stream, max_tokens)
+        if reason := problem(task, result):
+            print_line(model=model, task=task.number, api=api, stream=stream, wrong=reason)
+        counts[api, stream]["wrong" if reason else "cut" if result.cut else "valid"] += 1
+        counts[api, stream]["calls"] += len(result.calls)
 
     chosen = [(task, ROUTES if every_api else [ROUTES[task.number % len(ROUTES)]]) for task in tasks]
-    await asyncio.gather(*(one(task, *route) for task, routes in chosen for route in routes))
+    await asyncio.gather(*(run_task(task, *route) for task, routes in chosen for route in routes))
     for (api, stream), count in counts.items():
-        say(model=model, api=api, stream=stream, **{name: count[name] for name in ("valid", "cut", "wrong", "calls")})
+        print_line(
+            model=model, api=api, stream=stream, **{name: count[name] for name in ("valid", "cut", "wrong", "calls")}
+        )
     return sum(counts.values(), Counter())
 
 
@@ -251,10 +254,10 @@ async def measure(arguments: argparse.Namespace) -> None:
                     streams=arguments.streams,
                     max_tokens=arguments.max_tokens,
                 )
-                say(model=model, seconds=time.perf_counter() - begun, **count)
+                print_line(model=model, seconds=time.perf_counter() - begun, **count)
                 total += count
                 await running.unload(model)
-    say(total=True, **total)
+    print_line(total=True, **total)
     if total["wrong"]:
         raise SystemExit(1)
 

@@ -34,7 +34,7 @@ PATHS = {
     "embeddings": "/v1/embeddings",
 }
 SAMPLE_SECS = 0.02
-_SOME_MESSAGES = 90_000  # fewer than the Messages API's limit
+_ALLOWED_MESSAGES = 90_000  # fewer than the Messages API's limit
 _CHOICE = {"index": 0, "message": {"role": "assistant", "content": "Hello"}, "finish_reason": "stop"}
 _USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9}
 _CHAT = {"id": "c1", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [_CHOICE], "usage": _USAGE}
@@ -46,18 +46,18 @@ class Node(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer([{"id": MODEL, "status": "loaded"}] if self.path == "/models" else {})
+        self._respond([{"id": MODEL, "status": "loaded"}] if self.path == "/models" else {})
 
     def do_POST(self) -> None:
         left = int(self.headers["content-length"])
         while left:
             left -= len(self.rfile.read(min(left, 1 << 20)))
-        self._answer({"count": 7} if self.path == "/tokenize" else _CHAT)
+        self._respond({"count": 7} if self.path == "/tokenize" else _CHAT)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def _answer(self, value: object) -> None:
+    def _respond(self, value: object) -> None:
         body = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("content-type", "application/json")
@@ -75,21 +75,21 @@ def serve_node(port: Connection) -> None:
 def bodies(size: int, routes: Iterable[str]) -> Iterator[tuple[str, str, bytes]]:
     """Yield a name, a route and a body of about `size` bytes."""
 
-    def filled(field: str, value: bytes, most: int | None = None) -> bytes:
+    def fill(field: str, value: bytes, largest: int | None = None) -> bytes:
         count = max(size // (len(value) + 1), 1)
-        values = b",".join([value] * min(count, most or count))
+        values = b",".join([value] * min(count, largest or count))
         return b'{"model":"%b","max_tokens":1,"%b":[%b]}' % (ALIAS.encode(), field.encode(), values)
 
     tiny = b'{"role":"user","content":"x"}'
-    text = b'{"role":"user","content":"%b"}' % (b"word " * (size // _SOME_MESSAGES // 5))
+    text = b'{"role":"user","content":"%b"}' % (b"word " * (size // _ALLOWED_MESSAGES // 5))
     for route in routes:
         field = "messages" if route in ("messages", "count_tokens", "chat") else "input"
-        yield "tiny messages", route, filled(field, b'"x"' if route == "embeddings" else tiny)
-        yield "allowed messages", route, filled(field, b'"x y z"' if route == "embeddings" else text, _SOME_MESSAGES)
-        yield "one text", route, filled(field, b'{"role":"user","content":"%b"}' % (b"word " * (size // 5)), 1)
-        yield "empty lists", route, filled(field, b"[]")
-        yield "broken JSON", route, filled(field, b"[]")[:-2]
-        yield "model names", route, filled(field, b'{"model":"small"}')
+        yield "tiny messages", route, fill(field, b'"x"' if route == "embeddings" else tiny)
+        yield "allowed messages", route, fill(field, b'"x y z"' if route == "embeddings" else text, _ALLOWED_MESSAGES)
+        yield "one text", route, fill(field, b'{"role":"user","content":"%b"}' % (b"word " * (size // 5)), 1)
+        yield "empty lists", route, fill(field, b"[]")
+        yield "broken JSON", route, fill(field, b"[]")[:-2]
+        yield "model names", route, fill(field, b'{"model":"small"}')
 
 
 def send(port: int, path: str, body: bytes, statuses: Connection) -> None:
@@ -125,7 +125,7 @@ def measure(port: int, path: str, body: bytes, at_once: int) -> tuple[list[objec
         mine, theirs = context.Pipe(duplex=False)
         context.Process(target=send, args=(port, path, body, theirs), daemon=True).start()
         waiting.append(mine)
-    statuses = [one.recv() for one in waiting]
+    statuses = [pipe.recv() for pipe in waiting]
     took = time.perf_counter() - began
     ended.set()
     sampler.join()
@@ -163,9 +163,9 @@ def gateway(folder: Path, nodes: list[int]) -> Iterator[int]:
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
         try:
             assert process.stderr is not None
-            found = next(match for line in process.stderr if (match := re.search(r"http://[^:]+:(\d+),", line)))
+            match = next(match for line in process.stderr if (match := re.search(r"http://[^:]+:(\d+),", line)))
             threading.Thread(target=process.stderr.read, daemon=True).start()
-            yield int(found[1])
+            yield int(match[1])
         finally:
             process.terminate()
 

@@ -52,7 +52,7 @@ class Throttle:
             os.kill(self._pid, signal.SIGCONT)
 
 
-async def answer(client: EngineClient, prompt: list[int]) -> tuple[list[int], str | None]:
+async def completion_of(client: EngineClient, prompt: list[int]) -> tuple[list[int], str | None]:
     """Return the tokens of the answer, and the error that ended it, if any."""
     sampling = SamplingParams(temperature=0)
     outputs = [output async for output in client.generate(prompt, max_tokens=ANSWER_TOKENS, sampling=sampling)]
@@ -61,12 +61,12 @@ async def answer(client: EngineClient, prompt: list[int]) -> tuple[list[int], st
 
 async def longest_silence(client: EngineClient, ended: asyncio.Event) -> float:
     """Return the longest time between two reports of steps until `ended`."""
-    longest, seen, since = 0.0, client.reports, time.monotonic()
+    longest, reports, since = 0.0, client.reports, time.monotonic()
     while not ended.is_set():
         await asyncio.sleep(0.02)
         now = time.monotonic()
-        if client.reports != seen:
-            seen, since = client.reports, now
+        if client.reports != reports:
+            reports, since = client.reports, now
         longest = max(longest, now - since)
     return longest
 
@@ -82,14 +82,14 @@ async def measure(model: Path, share: float, tokens: int, limit: float) -> bool:
         process = psutil.Process(client.pid)
 
         begun = time.monotonic()
-        expected, _ = await answer(client, prompt)
+        expected, _ = await completion_of(client, prompt)
         print(f"{model.name}: {tokens} prompt tokens unthrottled in {time.monotonic() - begun:.1f} s")
 
         ended = asyncio.Event()
         silence = asyncio.create_task(longest_silence(client, ended))
         reports, begun, used_before = client.reports, time.monotonic(), sum(process.cpu_times()[:2])
         with Throttle(client.pid, share):
-            throttled, error = await answer(client, prompt)
+            throttled, error = await completion_of(client, prompt)
         ended.set()
         wall = time.monotonic() - begun
         if error is not None:
@@ -101,7 +101,7 @@ async def measure(model: Path, share: float, tokens: int, limit: float) -> bool:
             f"step {await silence:.1f} s, limit {limit:g} s, never killed, same answer: {throttled == expected}"
         )
 
-        request = asyncio.create_task(answer(client, prompt))
+        request = asyncio.create_task(completion_of(client, prompt))
         while not client.running and not request.done():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         os.kill(client.pid, signal.SIGSTOP)
@@ -121,10 +121,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000, help="of the prompt (2000)")
     parser.add_argument("--limit", type=float, default=10.0, help="seconds without progress until it is killed (10)")
     arguments = parser.parse_args()
-    sound = [
+    results = [
         asyncio.run(measure(model, arguments.share, arguments.tokens, arguments.limit)) for model in arguments.model
     ]
-    raise SystemExit(not all(sound))
+    raise SystemExit(not all(results))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ float32 on the CPU, with the same quantized weights. The checks of each model ar
   in spreads; for sampled requests, the distance of the uniform number from the token's interval of the cumulative
   distribution. A gap above `bound` is a failure. `first` is the first difference: request, position and both tokens.
   `worst` is the largest gap from the first difference on.
-- `quantised`: the device quantizes matrices to the same codes as the CPU.
+- `quantized`: the device quantizes matrices to the same codes as the CPU.
 
 A scheduling variant also fails if it had no effect (no overlapped step, no preempted sequence, and so on), or if KV
 pages are not free at the end. Every line is JSON; the last line has the verdict. The exit status is 1 if a check
@@ -29,15 +29,15 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import measure
 import numpy as np
 import torch
-from answers import LARGEST_STEP, Request, Seen, Way, answers, load, logits, logits_of
-from made_models import AGREEING, TINY_AGREEING, DistinctModel
+from gpu_support import timing
+from gpu_support.answers import LARGEST_STEP, Request, Results, Scheduling, answers, load, logits, logits_of
+from gpu_support.random_models import AGREEING, TINY_AGREEING, DistinctModel
 from torch import Tensor
 
 from helexa.neuron.engine.execution.runner import Runner
@@ -60,11 +60,11 @@ CASES: dict[str, tuple[str, str, Literal["auto", "int8"]]] = {
 }
 """Architecture, quantization of weights, and dtype of the KV cache. Experts of gpt_oss are MXFP4."""
 
-LENGTHS, TOKENS, PIECE = (5, 45, 300, 700), 24, 100
+LENGTHS, TOKENS, CHUNK = (5, 45, 300, 700), 24, 100
 """Lengths of prompts, length of answers (most end on another KV page), and length of prompt chunks."""
-TINY_LENGTHS, TINY_LONG, TINY_TOKENS, TINY_PIECE = (3, 62, 65), 255, 4, 40
+TINY_LENGTHS, TINY_LONG, TINY_TOKENS, TINY_CHUNK = (3, 62, 65), 255, 4, 40
 """Smaller sizes for `--tiny`, and one more prompt length for logits only."""
-TINY_WAYS = (
+TINY_SCHEDULINGS = (
     "guesses",
     "overlap",
     "recorded, preempted",
@@ -90,13 +90,13 @@ the head. For sampled tokens, the error of logits is divided by the temperature.
 
 
 def main() -> None:
-    arguments = measure.arguments(__doc__, _add_arguments)
+    arguments = timing.arguments(__doc__, _add_arguments)
     logging.basicConfig(format="%(message)s", stream=sys.stderr)
     report = Report()
     if torch.device(arguments.device).type == "cuda":
         report.line("", "device", True, name=torch.cuda.get_device_name(), torch=torch.__version__)
-    with report.failing("", "quantised"):
-        quantised(torch.device(arguments.device), report)
+    with report.failing("", "quantized"):
+        quantized(torch.device(arguments.device), report)
     for name in arguments.models or (INTERPRETED if arguments.device == "cpu" else CASES):
         with report.failing(name, "all"):
             Agreement(name, arguments, report).check()
@@ -117,18 +117,18 @@ class Report:
         self._checks, self._ties = 0, 0
         self._failed: list[str] = []
 
-    def line(self, model: str, check: str, held: bool, **more: Any) -> None:
+    def line(self, model: str, check: str, passed: bool, **figures: Any) -> None:
         """Print the result of a check."""
         self._checks += 1
-        self._ties += more.get("near_ties", 0)
-        if not held:
-            self._failed.append(" ".join(str(part) for part in (model, check, more.get("way", "")) if part))
-        shown = {name: _rounded(value) for name, value in more.items()}
-        print(json.dumps({"model": model, "check": check, "held": held, **shown}), flush=True)
+        self._ties += figures.get("near_ties", 0)
+        if not passed:
+            self._failed.append(" ".join(str(item) for item in (model, check, figures.get("way", "")) if item))
+        shown = {name: _rounded(value) for name, value in figures.items()}
+        print(json.dumps({"model": model, "check": check, "held": passed, **shown}), flush=True)
 
-    def failing(self, model: str, check: str, **more: Any) -> "_Failing":
+    def failing(self, model: str, check: str, **figures: Any) -> "_Failing":
         """Return a context manager that reports an exception as a failure of this check and continues."""
-        return _Failing(self, model, check, more)
+        return _Failing(self, model, check, figures)
 
     def verdict(self) -> None:
         """Print the last line; exit with status 1 if a check failed."""
@@ -144,7 +144,7 @@ class _Failing:
     report: Report
     model: str
     check: str
-    more: dict[str, Any]
+    figures: dict[str, Any]
 
     def __enter__(self) -> None: ...
 
@@ -152,13 +152,13 @@ class _Failing:
         if not isinstance(error, Exception):
             return False
         traceback.print_exception(error)
-        said = f"{type(error).__name__}: {error}".partition("\n")[0]
-        self.report.line(self.model, self.check, False, **self.more, error=said)
+        generated = f"{type(error).__name__}: {error}".partition("\n")[0]
+        self.report.line(self.model, self.check, False, **self.figures, error=generated)
         return True
 
 
 @dataclass(frozen=True)
-class Off:
+class LogitErrors:
     """Errors of logits, in spreads.
 
     Attributes:
@@ -174,13 +174,13 @@ class Off:
     spread: float
 
     @classmethod
-    def of(cls, found: Iterable[Tensor], wanted: Iterable[Tensor]) -> "Off":
-        """Return the errors of logits; each item of `found` and `wanted` is [T, V]."""
-        rows, expected = torch.cat(list(found)).double(), torch.cat(list(wanted)).double()
+    def between(cls, actual: Iterable[Tensor], reference: Iterable[Tensor]) -> "LogitErrors":
+        """Return the errors of logits; each item of `actual` and `reference` is [T, V]."""
+        rows, expected = torch.cat(list(actual)).double(), torch.cat(list(reference)).double()
         spreads = expected.std(-1, keepdim=True)
-        off = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
+        errors = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
         same = (rows.argmax(-1) == expected.argmax(-1)).double().mean()
-        return cls(float(off.abs().max()), float(off.square().mean().sqrt()), float(same), float(spreads.mean()))
+        return cls(float(errors.abs().max()), float(errors.square().mean().sqrt()), float(same), float(spreads.mean()))
 
 
 class Agreement:
@@ -201,126 +201,153 @@ class Agreement:
         if not arguments.no_graphs:
             self._runners[True] = load(model, EngineOptions(kernels="triton", kv_dtype=kv_dtype, **shared), "triton")
         self._allowance = BYTES_OFF if kv_dtype == "int8" else 0.0
-        self._piece = TINY_PIECE if tiny else PIECE
+        self._chunk = TINY_CHUNK if tiny else CHUNK
         lengths, self._tokens = (TINY_LENGTHS, TINY_TOKENS) if tiny else (LENGTHS, TOKENS)
         long = tiny and arguments.device != "cpu"  # too slow in the interpreter
         generator, vocabulary = torch.Generator().manual_seed(2), model.config["vocab_size"]
         self._prompts = [torch.randint(vocabulary, (length,), generator=generator).tolist() for length in lengths]
         self._long = [torch.randint(vocabulary, (TINY_LONG,), generator=generator).tolist()] if long else []
-        self._off = Off(0.0, 0.0, 1.0, 1.0)
+        self._off = LogitErrors(0.0, 0.0, 1.0, 1.0)
 
     def check(self) -> None:
         """Run all checks."""
         self._logits()
         greedy = [Request(prompt, self._tokens) for prompt in self._prompts]
-        self._ways(greedy, "greedy", self._named_ways())
+        self._check_tokens(greedy, "greedy", self._schedulings())
         params = [SamplingParams(temperature=TEMPERATURE, seed=7 * number) for number in range(len(greedy))]
         seeded = [replace(request, sampling=param) for request, param in zip(greedy, params, strict=True)]
-        ways = {"overlap": Way(overlap=True), "recorded, overlap": Way(recorded=True, overlap=True)}
-        if not self._tiny:
-            ways |= {"together": Way(), "guesses": Way(guesses=True)}
-        elif True in self._runners:
-            del ways["overlap"]
-        self._ways(seeded, "seeded", ways, company=greedy[:2])
-
-    def _named_ways(self) -> dict[str, Way]:
-        ways = {
-            "together": Way(),
-            "cut": Way(step_tokens=self._piece),
-            "preempted": Way(tight=True),
-            "prefix": Way(reuse=True),
-            "guesses": Way(guesses=True),
-            "overlap": Way(overlap=True),
+        schedulings = {
+            "overlap": Scheduling(overlap=True),
+            "recorded, overlap": Scheduling(captured=True, overlap=True),
         }
-        recorded = {f"recorded, {name}": replace(way, recorded=True) for name, way in ways.items()}
+        if not self._tiny:
+            schedulings |= {"together": Scheduling(), "guesses": Scheduling(drafts=True)}
+        elif True in self._runners:
+            del schedulings["overlap"]
+        self._check_tokens(seeded, "seeded", schedulings, others=greedy[:2])
+
+    def _schedulings(self) -> dict[str, Scheduling]:
+        schedulings = {
+            "together": Scheduling(),
+            "cut": Scheduling(step_tokens=self._chunk),
+            "preempted": Scheduling(few_pages=True),
+            "prefix": Scheduling(reuse_prefixes=True),
+            "guesses": Scheduling(drafts=True),
+            "overlap": Scheduling(overlap=True),
+        }
+        captured = {f"recorded, {name}": replace(scheduling, captured=True) for name, scheduling in schedulings.items()}
         overlapping = {
-            f"recorded, overlap, {name}": replace(ways[name], recorded=True, overlap=True)
+            f"recorded, overlap, {name}": replace(schedulings[name], captured=True, overlap=True)
             for name in ("cut", "preempted", "prefix")
         }
         if self._tiny and True in self._runners:
-            found = ways | recorded | overlapping
-            return {name: found[name] for name in TINY_WAYS}
-        return ways | {"recorded, alone": Way(recorded=True, together=False)} | recorded | overlapping
+            actual = schedulings | captured | overlapping
+            return {name: actual[name] for name in TINY_SCHEDULINGS}
+        return schedulings | {"recorded, alone": Scheduling(captured=True, batched=False)} | captured | overlapping
 
     def _logits(self) -> None:
         """Compute bounds from plain torch, then check the engine's logits."""
-        alone = Way(together=False)
+        one_at_a_time = Scheduling(batched=False)
 
-        def off(runner: Runner, way: Way) -> Off:
-            prompts = self._prompts + (self._long if way == alone else [])
+        def errors(runner: Runner, scheduling: Scheduling) -> LogitErrors:
+            prompts = self._prompts + (self._long if scheduling == one_at_a_time else [])
             requests = [Request(prompt, self._tokens) for prompt in prompts]
-            tokens, found = logits(runner, requests, way)
-            return Off.of(found, [self._wanted(*one) for one in zip(prompts, tokens, strict=True)])
+            tokens, actual = logits(runner, requests, scheduling)
+            return LogitErrors.between(
+                actual, [self._wanted(*request) for request in zip(prompts, tokens, strict=True)]
+            )
 
-        usual = off(self._plain_torch, alone)
-        self._report.line(self._name, "plain torch", True, **vars(usual))
-        self._off = replace(usual, typical=usual.typical + self._allowance / 2)
-        bounds = LARGEST * usual.largest + 4 * self._allowance, TYPICAL * usual.typical + self._allowance
-        ways = {"alone": alone, "cut": Way(step_tokens=self._piece), "recorded": Way(recorded=True)}
+        baseline = errors(self._plain_torch, one_at_a_time)
+        self._report.line(self._name, "plain torch", True, **vars(baseline))
+        self._off = replace(baseline, typical=baseline.typical + self._allowance / 2)
+        bounds = LARGEST * baseline.largest + 4 * self._allowance, TYPICAL * baseline.typical + self._allowance
+        schedulings = {
+            "alone": one_at_a_time,
+            "cut": Scheduling(step_tokens=self._chunk),
+            "recorded": Scheduling(captured=True),
+        }
         if self._tiny and True in self._runners:
-            del ways["cut"]
-        for name, way in ways.items():
-            if way.recorded not in self._runners:
+            del schedulings["cut"]
+        for name, scheduling in schedulings.items():
+            if scheduling.captured not in self._runners:
                 continue
             with self._report.failing(self._name, "logits", way=name):
-                found = off(self._runners[way.recorded], way)
-                held = found.largest <= bounds[0] and found.typical <= bounds[1]
-                self._report.line(self._name, "logits", held, way=name, **vars(found), bounds=bounds)
+                actual = errors(self._runners[scheduling.captured], scheduling)
+                passed = actual.largest <= bounds[0] and actual.typical <= bounds[1]
+                self._report.line(self._name, "logits", passed, way=name, **vars(actual), bounds=bounds)
 
-    def _ways(self, requests: list[Request], kind: str, ways: dict[str, Way], company: list[Request] = []) -> None:  # noqa: B006
-        """Check requests alone, then in all scheduling variants together with the requests of `company`."""
-        usual = answers(self._runners[False], requests, Way(together=False)).tokens
-        wanted = [self._told(request, tokens) for request, tokens in zip(requests, usual, strict=True)]
-        self._tell(requests, wanted, Seen(usual), Way(together=False), f"{kind}, alone")
-        stops = [replace(one, stop_ids=[tokens[len(tokens) // 2]]) for one, tokens in zip(requests, usual, strict=True)]
-        cut = [tokens[: tokens.index(one.stop_ids[0]) + 1] for one, tokens in zip(stops, usual, strict=True)]
-        tasks = [(name, way, [*requests, *company], usual) for name, way in ways.items()]
-        tasks += [
-            (f"{name}, ends", ways[name], stops, cut) for name in ("overlap", "recorded, overlap") if name in ways
+    def _check_tokens(
+        self,
+        requests: list[Request],
+        kind: str,
+        schedulings: dict[str, Scheduling],
+        others: Sequence[Request] = (),
+    ) -> None:
+        """Check requests alone, then in all scheduling variants together with the requests of `others`."""
+        baseline = answers(self._runners[False], requests, Scheduling(batched=False)).tokens
+        reference = [
+            self._reference_tokens(request, tokens) for request, tokens in zip(requests, baseline, strict=True)
         ]
-        for name, way, asked, expected in tasks:
-            if way.recorded not in self._runners:
+        self._report_tokens(requests, reference, Results(baseline), Scheduling(batched=False), f"{kind}, alone")
+        stops = [
+            replace(request, stop_ids=[tokens[len(tokens) // 2]])
+            for request, tokens in zip(requests, baseline, strict=True)
+        ]
+        cut = [tokens[: tokens.index(request.stop_ids[0]) + 1] for request, tokens in zip(stops, baseline, strict=True)]
+        tasks = [(name, scheduling, [*requests, *others], baseline) for name, scheduling in schedulings.items()]
+        tasks += [
+            (f"{name}, ends", schedulings[name], stops, cut)
+            for name in ("overlap", "recorded, overlap")
+            if name in schedulings
+        ]
+        for name, scheduling, task_requests, expected in tasks:
+            if scheduling.captured not in self._runners:
                 continue
             with self._report.failing(self._name, "tokens", way=f"{kind}, {name}"):
-                seen = answers(self._runners[way.recorded], asked, way, expected)
-                self._tell(asked[: len(requests)], expected, seen, way, f"{kind}, {name}")
+                results = answers(self._runners[scheduling.captured], task_requests, scheduling, expected)
+                self._report_tokens(task_requests[: len(requests)], expected, results, scheduling, f"{kind}, {name}")
 
-    def _tell(self, requests: list[Request], wanted: list[list[int]], seen: Seen, way: Way, name: str) -> None:
+    def _report_tokens(
+        self, requests: list[Request], reference: list[list[int]], results: Results, scheduling: Scheduling, name: str
+    ) -> None:
         """Print the result of some requests.
 
         Args:
             wanted: the expected answers.
         """
         gaps: list[float] = []
-        more: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         bound = self._bound(requests[0])
-        for number, (request, right, said) in enumerate(zip(requests, wanted, seen.tokens, strict=False)):
-            if said == right:
+        for number, (request, right, generated) in enumerate(zip(requests, reference, results.tokens, strict=False)):
+            if generated == right:
                 continue
-            place = next((n for n, (a, b) in enumerate(zip(said, right, strict=False)) if a != b), None)
-            if place is None or (len(said) != len(right) and not request.stop_ids):
-                more["lengths"] = [len(said), len(right)]  # one answer is a prefix of the other: always an error
+            place = next((n for n, (a, b) in enumerate(zip(generated, right, strict=False)) if a != b), None)
+            if place is None or (len(generated) != len(right) and not request.stop_ids):
+                figures["lengths"] = [
+                    len(generated),
+                    len(right),
+                ]  # one answer is a prefix of the other: always an error
                 gaps.append(1e9)
                 continue
-            pair = said[place], right[place]
-            row = self._wanted(request.prompt, said)[place]
+            pair = generated[place], right[place]
+            row = self._wanted(request.prompt, generated)[place]
             gap = max(self._gap(request, place, row, token) for token in pair)
             first = {"request": number, "place": place, "tokens": pair, "gap": _rounded(gap)}
-            more.setdefault("first", first)
-            gaps += [gap, *self._gaps(request, said)[place + 1 :]]
-        lacking = [name for name in way.brings if not getattr(seen, name)]
+            figures.setdefault("first", first)
+            gaps += [gap, *self._gaps(request, generated)[place + 1 :]]
+        lacking = [name for name in scheduling.expected_counters if not getattr(results, name)]
         if lacking:
-            more["lacking"] = lacking
+            figures["lacking"] = lacking
         worst = max(gaps, default=0.0)
         if gaps:
-            more["worst"] = worst
-        held = worst <= bound and not lacking and not seen.held
-        differing = sum(said != right for said, right in zip(seen.tokens, wanted, strict=False))
-        ties = differing if held else 0
-        counts = {"same": len(wanted) - differing, "of": len(wanted), "near_ties": ties, "bound": bound}
-        self._report.line(self._name, "tokens", held, way=name, **counts, **more, **seen.counts)
+            figures["worst"] = worst
+        passed = worst <= bound and not lacking and not results.leaked
+        differing = sum(generated != right for generated, right in zip(results.tokens, reference, strict=False))
+        ties = differing if passed else 0
+        counts = {"same": len(reference) - differing, "of": len(reference), "near_ties": ties, "bound": bound}
+        self._report.line(self._name, "tokens", passed, way=name, **counts, **figures, **results.counts)
 
-    def _told(self, request: Request, tokens: list[int]) -> list[int]:
+    def _reference_tokens(self, request: Request, tokens: list[int]) -> list[int]:
         """Return the reference's token at each position, after the given tokens before the position."""
         rows = self._wanted(request.prompt, tokens)
         if request.sampling.temperature == 0:
@@ -353,16 +380,16 @@ class Agreement:
         return logits_of(self._reference, prompt, tokens)
 
 
-def quantised(device: torch.device, report: Report) -> None:
+def quantized(device: torch.device, report: Report) -> None:
     """Compare quantization on the device with quantization on the CPU."""
     weight = torch.randn(64, 1024, generator=torch.Generator().manual_seed(3))
     for name, form in FORMS.items():
-        there, here = quantize(weight.to(device), form), quantize(weight, form)
-        if there is None or here is None:
-            raise RuntimeError(f"{name}: the matrix cannot be quantised")
-        same = float((there.codes.cpu() == here.codes).double().mean())
-        off = float((there.to(torch.device("cpu")).dequantize() - here.dequantize()).square().mean().sqrt())
-        report.line("", "quantised", same > 0.999 and off < 1e-3, form=name, same=same, off=off)
+        on_device, on_cpu = quantize(weight.to(device), form), quantize(weight, form)
+        if on_device is None or on_cpu is None:
+            raise RuntimeError(f"{name}: the matrix cannot be quantized")
+        same = float((on_device.codes.cpu() == on_cpu.codes).double().mean())
+        errors = float((on_device.to(torch.device("cpu")).dequantize() - on_cpu.dequantize()).square().mean().sqrt())
+        report.line("", "quantized", same > 0.999 and errors < 1e-3, form=name, same=same, off=errors)
 
 
 def _shares(row: Tensor) -> Tensor:
@@ -377,7 +404,7 @@ def _drawn(row: Tensor, number: float) -> int:
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")
-    return [_rounded(one) for one in value] if isinstance(value, tuple) else value
+    return [_rounded(request) for request in value] if isinstance(value, tuple) else value
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ One line per case has the time, the rate, and the rate relative to torch's own c
 import json
 from typing import TYPE_CHECKING
 
-import measure
 import torch
+from gpu_support import timing
 
 if TYPE_CHECKING:
     from helexa.neuron.ops.batch import Batch
@@ -25,15 +25,15 @@ TINY = {"tiny": (4, 2, 32)}
 
 
 def main() -> None:
-    arguments = measure.arguments(__doc__)
+    arguments = timing.arguments(__doc__)
     from helexa.neuron.ops.attention_kind import AttentionKind
     from helexa.neuron.ops.constants import PAGE_SIZE
     from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny
-    copies = measure.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
-    products = measure.matmul_rate(device, dtype, 64 if tiny else 8192)
+    copies = timing.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
+    products = timing.matmul_rate(device, dtype, 64 if tiny else 8192)
     print(json.dumps({"copy_gb_s": round(copies / 1e9, 3), "matmul_tflop_s": round(products / 1e12, 4)}), flush=True)
     for name, (heads, kv_heads, dim) in (TINY if tiny else SHAPES).items():
         kind = AttentionKind(dim**-0.5)
@@ -46,7 +46,7 @@ def main() -> None:
                 cache = ops.new_cache(kv_heads, count * pages, dim)
                 queries = torch.randn(count * rows, heads, dim, dtype=dtype, device=device)
                 step = batch(count, prefix, rows, pages, device)
-                took = measure.seconds(lambda: ops.attend(queries, cache, step, kind), device)  # noqa: B023
+                took = timing.seconds(lambda: ops.attend(queries, cache, step, kind), device)  # noqa: B023
                 line: dict[str, object] = {"shape": name, "kv_bits": kv_bits, "prefix": prefix, "rows": rows}
                 line |= {"sequences": count, "us": round(took * 1e6, 1)}
                 if rows == 1:
@@ -61,7 +61,7 @@ def main() -> None:
 def batch(count: int, prefix: int, rows: int, pages: int, device: torch.device) -> "Batch":
     """Return a batch of `count` equal sequences with KV pages in random order."""
     numbers = torch.randperm(count * pages).view(count, pages).tolist()
-    return measure.batch([prefix] * count, rows, numbers, device)
+    return timing.batch([prefix] * count, rows, numbers, device)
 
 
 if __name__ == "__main__":

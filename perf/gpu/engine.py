@@ -61,8 +61,8 @@ class Bench:
     """One device and its measured limits."""
 
     def __init__(self, device: str, tiny: bool, folder: Path) -> None:
-        import measure
         import torch
+        from gpu_support import timing
 
         from helexa.neuron.engine.loading.device import usable_device
 
@@ -70,8 +70,8 @@ class Bench:
         self._device = usable_device(device)
         narrow = device == "cpu" or torch.cuda.get_device_capability(self._device) < (8, 0)
         self._dtype = torch.float16 if narrow else torch.bfloat16  # the interpreter's bfloat16 is wrong
-        self._copies: Callable[[], float] = lambda: measure.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
-        self._products: Callable[[], float] = lambda: measure.matmul_rate(
+        self._copies: Callable[[], float] = lambda: timing.copy_bandwidth(self._device, 1 << (16 if tiny else 30))
+        self._products: Callable[[], float] = lambda: timing.matmul_rate(
             self._device, self._dtype, 64 if tiny else 8192
         )
 
@@ -128,7 +128,7 @@ class Bench:
         first = engine.add(streams, 16, 1 << 20)
         engine.until_decoding(streams)
         begin = last = time.perf_counter()
-        arrived, gaps, seen = 0, list[float](), dict.fromkeys(first, last)
+        arrived, gaps, last_seen = 0, list[float](), dict.fromkeys(first, last)
         while last < begin + seconds:
             if last - begin >= arrived * every:
                 arrived += 1
@@ -136,9 +136,9 @@ class Bench:
             outputs = engine.step()
             last = time.perf_counter()
             for output in outputs:
-                if output.id in seen:
-                    gaps.append(last - seen[output.id])
-                    seen[output.id] = last
+                if output.id in last_seen:
+                    gaps.append(last - last_seen[output.id])
+                    last_seen[output.id] = last
         gaps.sort()
         median, p99 = statistics.median(gaps), gaps[int(0.99 * len(gaps))]
         figures = {"median_ms": 1e3 * median, "p99_ms": 1e3 * p99, "ratio": p99 / median, "bar_ratio": 2.5}
@@ -210,24 +210,24 @@ class Bench:
         Engine(self._folder, self._options(""), {}).decode(1, 8, 1)
 
     def _write(self) -> None:
-        from made_models import MadeModel
+        from gpu_support.random_models import RandomModel
 
         if not (self._folder / "config.json").exists():
-            MadeModel(self._configs()["8B"]).write(self._folder)
+            RandomModel(self._configs()["8B"]).write(self._folder)
 
     def _configs(self) -> dict[str, dict[str, Any]]:
-        from made_models import CONFIGS, TINY
+        from gpu_support.random_models import CONFIGS, TINY
 
         return TINY if self._tiny else CONFIGS
 
-    def _options(self, quant: str, **more: int) -> Any:
+    def _options(self, quant: str, **options: int) -> Any:
         from helexa.neuron.engine.ipc.messages import EngineOptions
 
         tiny: dict[str, int] = {"kv_cache_mb": 8, "max_sequences": 4, "snapshot_mb": 1} if self._tiny else {}
         if not self._tiny:
-            more = {"max_step_tokens": 8192, "context_length": 10240, **more}
+            options = {"max_step_tokens": 8192, "context_length": 10240, **options}
         wanted: dict[str, Any] = {"device": self._name, "dtype": dtype_name(self._dtype), "quant": quant}
-        wanted |= tiny | more
+        wanted |= tiny | options
         return EngineOptions(**wanted, kernels="triton", speculation=False, prefix_reuse="off")
 
     def _free(self) -> None:
@@ -239,9 +239,9 @@ class Bench:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _engine(self, model: str, quant: str, **more: int) -> "Engine":
+    def _engine(self, model: str, quant: str, **options: int) -> "Engine":
         self._free()
-        return Engine(None, self._options(quant, **more), self._configs()[model])
+        return Engine(None, self._options(quant, **options), self._configs()[model])
 
 
 class Engine:
@@ -253,7 +253,7 @@ class Engine:
 
     def __init__(self, folder: Path | None, options: Any, config: dict[str, Any]) -> None:
         import msgspec
-        from made_models import MadeModel
+        from gpu_support.random_models import RandomModel
 
         from helexa.neuron.engine.kv_cache.page_pool import PagePool
         from helexa.neuron.engine.kv_cache.state_pool import StatePool
@@ -264,8 +264,8 @@ class Engine:
 
         self.config = config
         if folder is None:
-            made = MadeModel(config)
-            with mock.patch.object(load, "open_checkpoint", lambda path: made):
+            checkpoint = RandomModel(config)
+            with mock.patch.object(load, "open_checkpoint", lambda path: checkpoint):
                 self.runner = load.load_once(Path("made"), options)
         else:
             self.runner = load.load_once(folder, options)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import measure
 import torch
+from gpu_support import timing
 
 if TYPE_CHECKING:
     from helexa.neuron.ops.gpu.gpu import GpuOps
@@ -41,13 +41,13 @@ Op = TypeVar("Op")
 
 
 def main() -> None:
-    arguments = measure.arguments(__doc__)
+    arguments = timing.arguments(__doc__)
     from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     tiny = arguments.tiny
-    copies = measure.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
-    products = measure.matmul_rate(device, dtype, 64 if tiny else 8192)
+    copies = timing.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
+    products = timing.matmul_rate(device, dtype, 64 if tiny else 8192)
     print(json.dumps({"copy_gb_s": round(copies / 1e9, 3), "matmul_tflop_s": round(products / 1e12, 4)}), flush=True)
 
     def report(took: float, read: float, flops: float, **line: object) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
             linears = until(uncached, ops, partial(linear, ops, form, outputs, columns))
             for rows in TINY_ROWS if tiny else ROWS:
                 x = torch.randn(rows, columns, dtype=dtype, device=device)
-                took = measure.seconds(lambda: [product(x) for product in linears], device) / len(linears)  # noqa: B023
+                took = timing.seconds(lambda: [product(x) for product in linears], device) / len(linears)  # noqa: B023
                 read, flops = ops.step_bytes / len(linears), 2 * rows * outputs * columns
                 report(took, read, flops, shape=shape, form=form, rows=rows)
             linears.clear()  # free memory for the next operators
@@ -73,7 +73,7 @@ def main() -> None:
             for rows in TINY_ROWS[:2] if tiny else EXPERT_ROWS:
                 x = torch.randn(rows, hidden, dtype=dtype, device=device)
                 scores = torch.randn(rows, count, dtype=dtype, device=device)
-                took = measure.seconds(lambda: [one(x, scores) for one in mixtures], device) / len(mixtures)  # noqa: B023
+                took = timing.seconds(lambda: [op(x, scores) for op in mixtures], device) / len(mixtures)  # noqa: B023
                 met = 1 - (1 - chosen / count) ** rows  # share of experts that at least one row uses
                 read, flops = ops.step_bytes / len(mixtures) * count / chosen * met, 6 * rows * chosen * hidden * inner
                 report(took, read, flops, shape=f"{shape} experts", form=form, rows=rows)
@@ -82,10 +82,10 @@ def main() -> None:
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
     """Return operators that together read at least `read` bytes."""
-    made = [make()]
+    operators = [make()]
     while ops.step_bytes < read:
-        made.append(make())
-    return made
+        operators.append(make())
+    return operators
 
 
 def linear(ops: "GpuOps", form: str, outputs: int, columns: int) -> "LinearOp":

@@ -9,9 +9,9 @@ writes the state of every sequence; sampling reads the logits once or several ti
 
 import json
 
-import measure
 import numpy as np
 import torch
+from gpu_support import timing
 
 QWEN = (16, 48, 128, 128, 4)  # Qwen3.5-27B: key heads, value heads, their widths, tokens in the convolution
 TINY = (1, 2, 16, 16, 4)
@@ -22,12 +22,12 @@ CUTS = {"greedy": (0, 0, 1, 0), "plain": (1, 0, 1, 0), "top-k and top-p": (0.7, 
 
 
 def main() -> None:
-    arguments = measure.arguments(__doc__)
+    arguments = timing.arguments(__doc__)
     from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
     from helexa.neuron.ops.gpu.gpu import GpuOps
 
     device, dtype, tiny = torch.device(arguments.device), getattr(torch, arguments.dtype), arguments.tiny
-    copies = measure.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
+    copies = timing.copy_bandwidth(device, 1 << 20 if tiny else 1 << 30)
 
     def report(seconds: float, size: float, **case: object) -> None:
         rate = size / seconds
@@ -48,19 +48,19 @@ def main() -> None:
     widths = (sizes.mixed, sizes.values, sizes.heads, sizes.heads)
     cases = [(count, 1) for count in ((2,) if tiny else DECODES)] + [(1, rows) for rows in ((40,) if tiny else PROMPTS)]
     for count, rows in cases:
-        batch = measure.batch([64] * count, rows, [[0, 0]] * count, device)
+        batch = timing.batch([64] * count, rows, [[0, 0]] * count, device)
         mixed, z, b, a = numbers(count * rows, sum(widths), dtype=dtype).split(widths, dim=1)
         cache = rule.new_cache(count)
         cache.conv.zero_()
         cache.state.zero_()
-        took = measure.seconds(lambda: rule(mixed, z, b, a, cache, batch, None), device)  # noqa: B023
+        took = timing.seconds(lambda: rule(mixed, z, b, a, cache, batch, None), device)  # noqa: B023
         size = 2 * count * cache.state[0].nbytes + 2 * count * rows * sum(widths[:2]) * dtype.itemsize
         report(took, size, layer="gated delta rule", sequences=count, rows=rows)
     for count in (2,) if tiny else DECODES:
         logits = numbers(count, 300 if tiny else VOCABULARY, dtype=dtype)
         for name, cut in CUTS.items():
             settings = np.repeat(np.array([[*cut, 0.5]], np.float32).T, count, axis=1)
-            took = measure.seconds(lambda: ops.choose(logits, settings), device)  # noqa: B023
+            took = timing.seconds(lambda: ops.choose(logits, settings), device)  # noqa: B023
             report(took, logits.nbytes, tokens=name, rows=count)
 
 

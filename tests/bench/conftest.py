@@ -1,4 +1,4 @@
-"""Databases with a past, and the pages and the API over them on a real socket."""
+"""Fixtures: benchmark databases with a history, and an HTTP server of the pages and the API for them."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from helexa.http.listener import Listener, bind
 
 @contextmanager
 def _serving(database: Path, root_path: str = "") -> Iterator[str]:
-    """The base URL of the pages and the API of a database."""
+    """Serve the pages and the API of a database; yield their base URL."""
     bound = bind(("127.0.0.1", 0))
     host, port = bound.getsockname()[:2]
     listener = Listener(create_app(database, root_path))
@@ -37,7 +37,7 @@ def _serving(database: Path, root_path: str = "") -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def past(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database of about 5,000 runs, a few of them with an alert and scores."""
+    """A database of about 5,000 runs, two alerts and some scores."""
     path = tmp_path_factory.mktemp("past") / "bench.sqlite"
     fleet_history.write(path, 5_000)
     fleet_history.add_alert(path)
@@ -58,5 +58,5 @@ def site(past: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def serving():
-    """Serves a database of a test's own."""
+    """A context manager that serves the database at a given path."""
     return _serving

@@ -1,7 +1,7 @@
-"""A believable past of a small fleet: two years of builds in a database, as large as one asks for.
+"""A realistic history of a small fleet: two years of builds in a database of a chosen size.
 
-Speeds follow from the hardware, the size of the model and the load; builds drift, and some of them break or mend
-something, at places that tests know.
+Speeds follow from the hardware, the model's size and the load. Speeds change at three builds (`GAINS`), and `beast` is
+slower between two builds (`SLOWDOWN`).
 """
 
 import hashlib
@@ -18,11 +18,11 @@ from helexa.bench.store import chunks
 from helexa.bench.store.store import Store
 
 GAINS = (0.2, 0.42, 0.9)
-"""How far in time builds came that made everything 7 % faster."""
+"""Positions in the history, from 0 to 1, of builds that made every target 7 % faster."""
 DAY_MS = 86_400_000
 START_MS = 1_735_689_600_000  # 2025-01-01
 SLOWDOWN = 1.09
-"""What one build in the middle costs every decode on `beast`, until a later one mends it."""
+"""Factor on the times of `beast` between the build that causes a regression and the build that fixes it."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ def scenarios() -> list[ScenarioKey]:
     ]
     closed = [ScenarioKey(f"concurrency:{k}", "concurrency", {"concurrency": k, "prompt_tokens": 512}) for k in LEVELS]
     opened = [ScenarioKey(f"rate:poisson:{r:g}", "rate", {"rate_rps": r, "prompt_tokens": 512}) for r in RATES]
-    others = [
+    single_request = [
         ScenarioKey("swap", "swap", {}),
         ScenarioKey("tools", "correctness", {"cases": 8}),
         ScenarioKey("capability:clock", "capability", {"prompt": "Draw a clock"}),
     ]
-    return single + closed + opened + others
+    return single + closed + opened + single_request
 
 
 def write(path: Path, runs: int = 50_000, seed: int = 1) -> None:
-    """Fill a new database with about this many runs, five to a cell, spread evenly over as many builds as it takes."""
+    """Fill a new database with about `runs` runs: five per cell, over as many builds as that number needs."""
     rng = random.Random(seed)
     keys = scenarios()
     builds = max(2, round(runs / (len(MACHINES) * len(MODELS) * len(keys) * 5.05)))
@@ -173,7 +173,7 @@ def _sample(rng: random.Random, machine: Machine, size: float, key: ScenarioKey,
     tokens, count = 256, max(1, int(level * 4))
     e2e = ttft + tpot * (tokens - 1)
     rejected = int(level > 12 and count * 0.04)
-    found = _EMPTY | {
+    columns = _EMPTY | {
         "duration_s": e2e,
         "seed": rng.getrandbits(31),
         "ok": 1,
@@ -200,32 +200,32 @@ def _sample(rng: random.Random, machine: Machine, size: float, key: ScenarioKey,
         "metrics": "{}",
     }
     if machine.host.gpus:
-        found |= {
+        columns |= {
             "vram_used_mb": int(size * 1100 + 4000 + prompt * 0.1),
             "gpu_util_pct": min(99.0, near(60 + 3 * level)),
             "gpu_temp_c": near(62),
             "gpu_power_w": near(300),
         }
     if key.kind == "concurrency":
-        found |= {"concurrency": int(level), "goodput_rps": level / e2e * 0.98, "goodput_share": 1 - rejected / count}
+        columns |= {"concurrency": int(level), "goodput_rps": level / e2e * 0.98, "goodput_share": 1 - rejected / count}
     elif key.kind == "rate":
         share = min(1.0, near(0.99 - max(0, level - 6) * 0.1))
-        found |= {"rate_rps": level / 4, "goodput_rps": level / 4 * share, "goodput_share": share}
+        columns |= {"rate_rps": level / 4, "goodput_rps": level / 4 * share, "goodput_share": share}
     elif key.kind == "swap":
-        found |= {"load_s": near(size * 1.6 + 2), "unload_s": near(0.6), "duration_s": size * 2 + 3}
+        columns |= {"load_s": near(size * 1.6 + 2), "unload_s": near(0.6), "duration_s": size * 2 + 3}
     elif key.kind == "correctness":
-        found |= {"score": min(1.0, round(near(0.9, 0.05) * 10) / 10)}
+        columns |= {"score": min(1.0, round(near(0.9, 0.05) * 10) / 10)}
     elif key.kind == "capability":
-        found |= {"artifact": "def clock(hour, minute):\n    return f'{hour:02}:{minute:02}'\n", "score": 0.75}
+        columns |= {"artifact": "def clock(hour, minute):\n    return f'{hour:02}:{minute:02}'\n", "score": 0.75}
     if rng.random() < 0.004:
-        found |= dict.fromkeys((n for n in _EMPTY if n.endswith(("_s", "tps", "tps_user"))), None)
-        found |= {"ok": 0, "error": "503: every seat is taken", "completed": 0, "failed": 1}
-        return found
-    return found | {"failed": 0}
+        columns |= dict.fromkeys((n for n in _EMPTY if n.endswith(("_s", "tps", "tps_user"))), None)
+        columns |= {"ok": 0, "error": "503: every slot is taken", "completed": 0, "failed": 1}
+        return columns
+    return columns | {"failed": 0}
 
 
 def _requests(connection: Any, rng: random.Random) -> None:
-    """Requests of the newest runs under load."""
+    """Add the requests of the 60 newest runs with more than one concurrent request."""
     newest = connection.execute(
         "SELECT run.id, concurrency, requests, ttft_s, tpot_s FROM run WHERE concurrency > 1 AND ok"
         " ORDER BY started_ms DESC LIMIT 60"
@@ -233,14 +233,14 @@ def _requests(connection: Any, rng: random.Random) -> None:
     for run in newest:
         free = [0.0] * run["concurrency"]
         for number in range(run["requests"]):
-            seat = min(range(len(free)), key=free.__getitem__)
-            sent, ttft = free[seat], run["ttft_s"] * math.exp(rng.gauss(0, 0.1))
+            user = min(range(len(free)), key=free.__getitem__)
+            sent, ttft = free[user], run["ttft_s"] * math.exp(rng.gauss(0, 0.1))
             moments = [ttft + i * run["tpot_s"] * math.exp(rng.gauss(0, 0.02)) for i in range(256)]
             bad = rng.random() < 0.02
-            free[seat] = sent + (0.02 if bad else max(moments))
+            free[user] = sent + (0.02 if bad else max(moments))
             columns: dict[str, Any] = {
                 "run_id": run["id"], "number": number, "role": "load", "status": "rejected" if bad else "ok",
-                "http_status": 503 if bad else 200, "scheduled_s": sent, "sent_s": sent, "ended_s": free[seat],
+                "http_status": 503 if bad else 200, "scheduled_s": sent, "sent_s": sent, "ended_s": free[user],
             }  # fmt: skip
             if not bad:
                 columns |= {
@@ -255,7 +255,7 @@ def _requests(connection: Any, rng: random.Random) -> None:
 
 
 def add_alert(path: Path) -> None:
-    """One confirmed slowdown and one dismissed suspicion, of the newest cells of `beast`."""
+    """Add one confirmed and one dismissed alert about the newest cells of `beast`."""
     with Store(path) as store:
         with store.transaction() as connection:
             cells = connection.execute(
@@ -267,13 +267,13 @@ def add_alert(path: Path) -> None:
             columns = {name: cell[name] for name in cell.keys() if name != "started_ms"}  # noqa: SIM118
             numbers = {"ratio": 1.09, "ratio_low": 1.05, "ratio_high": 1.12, "threshold": 0.03, "samples": 8}
             moments = {"raised_ms": cell["started_ms"], "updated_ms": cell["started_ms"], "delivered_ms": None}
-            words = {"metric": "tpot_s", "state": state, "verdict": "regressed"}
+            labels = {"metric": "tpot_s", "state": state, "verdict": "regressed"}
             store.put_alert(
-                columns | numbers | moments | words | {"baseline_samples": 25, "baseline_builds": [cell["build_id"]]}
+                columns | numbers | moments | labels | {"baseline_samples": 25, "baseline_builds": [cell["build_id"]]}
             )
 
 
 def run_with_requests(path: Path) -> int:
-    """The id of a run whose requests are kept."""
+    """Return the id of the last run that has stored requests."""
     with Store(path) as store, store.transaction() as connection:
         return connection.execute("SELECT max(run_id) FROM request").fetchone()[0]

@@ -1,4 +1,4 @@
-"""A scripted server that also answers as a neuron does: what it is, what it has loaded, and what it is told to do."""
+"""A scripted server with the neuron API: version, models, health, load and unload."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,20 +20,20 @@ class ScriptedNode(ScriptedServer):
     """A node with one model.
 
     Attributes:
-        entry: its model in `/models`.
-        in_flight: requests that it counts.
-        lingers: seconds for which it counts a request that is over.
-        told: what it was told, and with which body.
-        loads: whether a load succeeds.
+        entry: the model's entry in `/models`.
+        in_flight: the number of running requests that `/health` reports.
+        release_delay: seconds for which `in_flight` still counts a finished request.
+        commands: received load and unload requests: the command's name and its body.
+        load_succeeds: whether load requests succeed.
     """
 
-    def __init__(self, answers: Sequence[Script] | Callable[[int, float], Script], **entry: Any) -> None:
-        super().__init__(answers)
+    def __init__(self, scripts: Sequence[Script] | Callable[[int, float], Script], **entry: Any) -> None:
+        super().__init__(scripts)
         self.entry = ENTRY | entry
         self.in_flight = 0
-        self.lingers = 0.0
-        self.told: list[tuple[str, dict[str, Any]]] = []
-        self.loads = True
+        self.release_delay = 0.0
+        self.commands: list[tuple[str, dict[str, Any]]] = []
+        self.load_succeeds = True
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -45,12 +45,12 @@ class ScriptedNode(ScriptedServer):
             web.post("/models/load", self._load),
         ]
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         self.in_flight += 1
         try:
-            return await super().answer(request)
+            return await super().respond(request)
         finally:
-            asyncio.get_running_loop().call_later(self.lingers, self._release)
+            asyncio.get_running_loop().call_later(self.release_delay, self._release)
 
     def _release(self) -> None:
         self.in_flight -= 1
@@ -66,26 +66,26 @@ class ScriptedNode(ScriptedServer):
         return web.json_response({"devices": [device], "models": [{"id": "m", "in_flight": self.in_flight}]})
 
     async def _unload(self, request: web.Request) -> web.Response:
-        self.told.append(("unload", await request.json()))
+        self.commands.append(("unload", await request.json()))
         await asyncio.sleep(UNLOAD_SECS)
         return web.json_response({})
 
     async def _load(self, request: web.Request) -> web.Response:
-        self.told.append(("load", await request.json()))
+        self.commands.append(("load", await request.json()))
         await asyncio.sleep(LOAD_SECS)
-        return web.json_response({}) if self.loads else web.json_response({"error": "no room"}, status=507)
+        return web.json_response({}) if self.load_succeeds else web.json_response({"error": "no room"}, status=507)
 
 
 @asynccontextmanager
 async def connection_to(node: ScriptedServer) -> AsyncIterator[Connection]:
-    """The node as a target."""
+    """Yield a connection to the node as a target."""
     async with client_of(node) as client:
         yield connect(TargetSection(name="node", endpoint=client.endpoint), client.session)
 
 
 @asynccontextmanager
 async def subject_of(node: ScriptedServer, salt: str = "salt") -> AsyncIterator[Subject]:
-    """The node's model, as a scenario is given it."""
+    """Yield the node's model as the subject of a scenario."""
     async with client_of(node) as client:
         server = connect(TargetSection(name="node", endpoint=client.endpoint), client.session).server
         (model,) = await server.models()

@@ -1,4 +1,4 @@
-"""A server that answers by a script: what it sends, and when, to the microsecond."""
+"""A server that sends scripted events at scripted times."""
 
 import asyncio
 import json
@@ -19,7 +19,10 @@ from helexa.bench.identity import TargetKind
 
 @dataclass
 class Step:
-    """After `wait` seconds, events are written at once: dictionaries as JSON, text as it is."""
+    """Events that the server writes at once, `wait` seconds after the previous step.
+
+    Dictionaries are sent as JSON, strings unchanged.
+    """
 
     wait: float
     events: Sequence[dict[str, Any] | str]
@@ -27,40 +30,45 @@ class Step:
 
 @dataclass
 class Script:
-    """One answer.
+    """One response.
 
     Attributes:
-        dies: the connection is cut after the last step.
-        status, body: of an answer that is no stream.
+        status, body: status and JSON body of a response other than 200; a response with 200 streams `steps`.
+        disconnects: whether the server aborts the connection after the last step.
     """
 
     steps: Sequence[Step] = ()
     status: int = 200
     body: dict[str, Any] = field(default_factory=dict)
-    dies: bool = False
+    disconnects: bool = False
 
 
 class ScriptedServer:
-    """Gives its answers in turn, or what a function of the request's number and its moment of arrival makes."""
+    """Answers requests with the given scripts in order, or with `scripts(number of the request, arrival time)`.
 
-    def __init__(self, answers: Sequence[Script] | Callable[[int, float], Script]) -> None:
-        self._answers = answers
+    Attributes:
+        arrived: arrival time of each request.
+        disconnects: times at which a client closed its connection during a response.
+    """
+
+    def __init__(self, scripts: Sequence[Script] | Callable[[int, float], Script]) -> None:
+        self._scripts = scripts
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.arrived: list[float] = []
-        self.gone: list[float] = []
+        self.disconnects: list[float] = []
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/chat/completions", self.answer), web.post("/v1/messages", self.answer)]
+        return [web.post("/v1/chat/completions", self.respond), web.post("/v1/messages", self.respond)]
 
-    async def answer(self, request: web.Request) -> web.StreamResponse:
+    async def respond(self, request: web.Request) -> web.StreamResponse:
         loop = asyncio.get_running_loop()
         number = len(self.bodies)
         self.arrived.append(loop.time())
         self.headers.append(dict(request.headers))
         self.bodies.append(await request.json())
-        answers = self._answers
-        script = answers(number, loop.time()) if callable(answers) else answers[number]
+        scripts = self._scripts
+        script = scripts(number, loop.time()) if callable(scripts) else scripts[number]
         if script.status != 200:
             return web.json_response(script.body, status=script.status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -70,9 +78,9 @@ class ScriptedServer:
                 await asyncio.sleep(step.wait)
                 await response.write(b"".join(map(_frame, step.events)))
         except (ConnectionError, asyncio.CancelledError):
-            self.gone.append(loop.time())
+            self.disconnects.append(loop.time())
             raise
-        if script.dies and request.transport is not None:
+        if script.disconnects and request.transport is not None:
             request.transport.abort()
         return response
 
@@ -86,7 +94,7 @@ def _frame(event: dict[str, Any] | str) -> bytes:
 
 @asynccontextmanager
 async def client_of(server: ScriptedServer, kind: TargetKind = "openai", **options: Any) -> AsyncIterator[Client]:
-    """A client of the server, over a Unix socket."""
+    """Start the server and yield a client that is connected through a Unix socket."""
     app = web.Application(client_max_size=1 << 30)
     app.add_routes(server.routes())
     runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True, access_log=None)
@@ -99,26 +107,26 @@ async def client_of(server: ScriptedServer, kind: TargetKind = "openai", **optio
         await runner.cleanup()
 
 
-def said(text: str = "", **delta: Any) -> dict[str, Any]:
-    """A chunk of chat completions."""
+def delta_chunk(text: str = "", **delta: Any) -> dict[str, Any]:
+    """Return a chat completion chunk with a delta."""
     return {"choices": [{"index": 0, "delta": ({"content": text} if text else {}) | delta}]}
 
 
-def ended(reason: str = "stop") -> dict[str, Any]:
-    """The chunk that ends an answer."""
+def finish_chunk(reason: str = "stop") -> dict[str, Any]:
+    """Return the chat completion chunk with the finish reason."""
     return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
 
 
-def usage(prompt: int, completion: int, **more: Any) -> dict[str, Any]:
-    """The chunk with the counts."""
-    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion} | more}
+def usage_chunk(prompt: int, completion: int, **details: Any) -> dict[str, Any]:
+    """Return the chat completion chunk with the usage."""
+    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion} | details}
 
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 DONE = "[DONE]"
 
 
-def answer_in(ttft: float, tokens: int, gap: float, text: str = "b") -> Script:
-    """An answer of so many tokens, one to a chunk."""
-    steps = [Step(ttft, [said(text)]), *(Step(gap, [said(text)]) for _ in range(tokens - 1))]
-    return Script([*steps, Step(0, [ended(), usage(10, tokens), DONE])])
+def streamed_script(ttft: float, tokens: int, gap: float, text: str = "b") -> Script:
+    """Return a stream of `tokens` chunks, one token each: the first after `ttft` seconds, then one every `gap` s."""
+    steps = [Step(ttft, [delta_chunk(text)]), *(Step(gap, [delta_chunk(text)]) for _ in range(tokens - 1))]
+    return Script([*steps, Step(0, [finish_chunk(), usage_chunk(10, tokens), DONE])])

@@ -1,4 +1,4 @@
-"""From a slow build to an alert, with the samples that it takes."""
+"""Alerts: how many samples a slow build needs until it is reported."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,11 @@ SAMPLES = 5
 
 
 class Bench:
-    """Takes samples of one cell after the other, with the speeds that it is told."""
+    """Records samples of one model with chosen times per output token.
+
+    Attributes:
+        calendar_ms: offset of the samples' wall-clock times in milliseconds.
+    """
 
     def __init__(self, store: Store, archive: Archive, **options: Any) -> None:
         self._store = store
@@ -28,7 +32,7 @@ class Bench:
         self._config = AlertsSection(metrics=["tpot_s"], **options)
         self._archive = archive
         self.watch = Watch(self._config, store, archive, SAMPLES)
-        self.calendar_ms = 0  # ahead of the right one
+        self.calendar_ms = 0
 
     def cell(self, build: int) -> Cell:
         return Cell(
@@ -40,7 +44,7 @@ class Bench:
         )
 
     def top_up(self, build: int, tpot: float) -> int:
-        """Take what the watch wants of a build; how many samples it has then."""
+        """Record the samples that the watch wants of a build; return how many samples the build then has."""
         cell = self.cell(build)
         wanted = self.watch.wanted(cell)
         for _ in range(wanted - self._store.count(cell).good):
@@ -49,8 +53,8 @@ class Bench:
             self._store.record(cell, sample)
         return wanted
 
-    def again(self) -> None:
-        """Start anew, as a daemon that was killed does."""
+    def restart(self) -> None:
+        """Replace the watch, as a restart of the daemon does."""
         self.watch = Watch(self._config, self._store, self._archive, SAMPLES)
 
 
@@ -67,7 +71,7 @@ def settle(bench: Bench, builds: int) -> None:
         assert bench.watch.review().suspected == 0
 
 
-def test_a_slow_build_is_sampled_again_and_then_told_once(database):
+def test_slow_build_is_resampled_and_reported_once(database):
     bench = Bench(*database)
     settle(bench, 4)
     assert bench.top_up(4, 0.0109) == SAMPLES
@@ -80,17 +84,17 @@ def test_a_slow_build_is_sampled_again_and_then_told_once(database):
     assert (alert.build, alert.metric, alert.samples) == ("build4", "tpot_s", 8)
     assert alert.ratio == pytest.approx(1.09, abs=0.02)
     assert bench.watch.review().regressed == []
-    for build in range(5, 8):  # the new level is no news
+    for build in range(5, 8):  # the new level is known and raises no further alert
         bench.top_up(build, 0.0109)
         review = bench.watch.review()
         assert (review.suspected, review.regressed, review.improved) == (0, [], [])
     bench.top_up(8, 0.010)
     assert bench.watch.review().suspected == 1
     bench.top_up(8, 0.010)
-    assert [one.build for one in bench.watch.review().improved] == ["build8"]
+    assert [alert.build for alert in bench.watch.review().improved] == ["build8"]
 
 
-def test_luck_is_dismissed(database):
+def test_suspicion_is_dismissed_when_new_samples_are_normal(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.0109)
@@ -103,12 +107,12 @@ def test_luck_is_dismissed(database):
     assert bench.watch.wanted(bench.cell(4)) == SAMPLES
 
 
-def test_a_suspicion_survives_a_restart(database):
+def test_suspicion_survives_restart(database):
     bench = Bench(*database)
     settle(bench, 4)
     bench.top_up(4, 0.012)
     bench.watch.review()
-    bench.again()
+    bench.restart()
     assert bench.watch.review().suspected == 1
     bench.top_up(4, 0.012)
     assert len(bench.watch.review().regressed) == 1
@@ -116,8 +120,8 @@ def test_a_suspicion_survives_a_restart(database):
 
 @pytest.mark.parametrize("ahead_ms", [0, 3_600_000, -3_600_000])
 @pytest.mark.parametrize("then_ms", [0, 3_600_000, -3_600_000])
-def test_a_calendar_that_jumps_neither_confirms_nor_delays(database, ahead_ms, then_ms):
-    """Which samples were taken because of a suspicion does not depend on what the calendar said of either."""
+def test_wall_clock_jump_does_not_change_a_review(database, ahead_ms, then_ms):
+    """A suspicion is confirmed by samples recorded after it, whatever their wall-clock times are."""
     bench = Bench(*database)
     bench.calendar_ms = -86_400_000
     settle(bench, 4)
@@ -127,26 +131,26 @@ def test_a_calendar_that_jumps_neither_confirms_nor_delays(database, ahead_ms, t
     waiting = bench.watch.review()
     assert (waiting.suspected, waiting.regressed) == (1, [])
     bench.calendar_ms = then_ms
-    assert bench.top_up(4, 0.010) == SAMPLES + 3  # the first were slow by chance
+    assert bench.top_up(4, 0.010) == SAMPLES + 3  # the first samples were slow by chance
     assert (bench.watch.review().suspected, database[1].reader.alerts()[0].state) == (0, "dismissed")
 
 
-@pytest.mark.parametrize(("samples", "said"), [(SAMPLES - 1, True), (SAMPLES, False)])
-def test_samples_that_no_verdict_can_come_of_are_told(database, caplog, samples, said):
+@pytest.mark.parametrize(("samples", "warned"), [(SAMPLES - 1, True), (SAMPLES, False)])
+def test_too_small_samples_setting_logs_a_warning(database, caplog, samples, warned):
     Watch(AlertsSection(), *database, samples)
-    assert ("a verdict needs 5 samples of a build" in caplog.text) == said
+    assert ("a verdict needs 5 samples of a build" in caplog.text) == warned
 
 
-async def test_the_webhook_is_told_until_it_has_heard(database):
-    told: list[dict[str, Any]] = []
-    answers = [503, 200]
+async def test_webhook_is_retried_until_it_succeeds(database):
+    payloads: list[dict[str, Any]] = []
+    statuses = [503, 200]
 
-    async def hear(request: web.Request) -> web.Response:
-        told.append(await request.json())
-        return web.Response(status=answers[len(told) - 1])
+    async def receive(request: web.Request) -> web.Response:
+        payloads.append(await request.json())
+        return web.Response(status=statuses[len(payloads) - 1])
 
     app = web.Application()
-    app.router.add_post("/hook", hear)
+    app.router.add_post("/hook", receive)
     async with TestServer(app) as server:
         bench = Bench(*database, webhook=str(server.make_url("/hook")))
         settle(bench, 4)
@@ -155,13 +159,13 @@ async def test_the_webhook_is_told_until_it_has_heard(database):
         bench.top_up(4, 0.012)
         bench.watch.review()
         assert [await bench.watch.deliver() for _ in range(3)] == [0, 1, 0]
-    assert told[0] == told[1]
-    assert told[0]["event"] == "regressed"
-    assert told[0]["build"] == "build4"
-    assert told[0]["text"].startswith("model, single:cold:128 on beast: TPOT +")
+    assert payloads[0] == payloads[1]
+    assert payloads[0]["event"] == "regressed"
+    assert payloads[0]["build"] == "build4"
+    assert payloads[0]["text"].startswith("model, single:cold:128 on beast: TPOT +")
 
 
-async def test_a_webhook_that_nobody_answers_is_no_failure(database, caplog):
+async def test_unreachable_webhook_is_logged(database, caplog):
     bench = Bench(*database, webhook="http://127.0.0.1:9/secret-path")
     settle(bench, 4)
     bench.top_up(4, 0.012)

@@ -25,39 +25,39 @@ QUERIES = {
 
 
 def get(url: str):
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return answer.headers, answer.read()
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return response.headers, response.read()
 
 
-def refused(url: str) -> tuple[int, str]:
+def error_response(url: str) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, timeout=60)
-    with caught.value as answer:
-        assert answer.headers["content-type"].startswith("text/plain")
-        assert answer.headers["access-control-allow-origin"] == "*"
-        return answer.code, answer.read().decode()
+    with caught.value as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        assert response.headers["access-control-allow-origin"] == "*"
+        return response.code, response.read().decode()
 
 
-def test_every_answer_is_what_the_document_says(site):
+def test_responses_match_the_openapi_document(site):
     document = json.loads(get(f"{site}/openapi.json")[1])
     validate(document)
-    for question in QUESTIONS:
-        headers, body = get(f"{site}/api/v1/{question.path}?{QUERIES.get(question.path, '')}")
+    for query in QUESTIONS:
+        headers, body = get(f"{site}/api/v1/{query.path}?{QUERIES.get(query.path, '')}")
         assert headers["access-control-allow-origin"] == "*"
-        told = document["paths"][f"/api/v1/{question.path}"]["get"]["responses"]["200"]["content"]["application/json"]
-        whole = told["schema"] | {"components": document["components"]}
-        Draft202012Validator(whole).validate(json.loads(body))
+        content = document["paths"][f"/api/v1/{query.path}"]["get"]["responses"]["200"]["content"]
+        schema = content["application/json"]["schema"] | {"components": document["components"]}
+        Draft202012Validator(schema).validate(json.loads(body))
 
 
 @pytest.mark.parametrize(
     "path", ["health", "dimensions", "summary", "scaling", "concurrency", "swap", "capability", "runs"]
 )
-def test_old_paths_are_the_same(site, path):
+def test_unversioned_paths_return_the_same(site, path):
     assert get(f"{site}/api/{path}")[1] == get(f"{site}/api/v1/{path}")[1]
 
 
-def test_numbers_are_those_of_the_results(site, archive):
-    for path, answer in (
+def test_api_returns_the_computed_results(site, archive):
+    for path, expected in (
         ("summary", summary.summary(archive)),
         (f"scaling?{BEAST}", scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B")),
         (f"concurrency?{BEAST}", capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B")),
@@ -66,8 +66,8 @@ def test_numbers_are_those_of_the_results(site, archive):
             [series.series(archive, "beast", "Qwen/Qwen3-8B", "single:warm:128", "output_tps_user")],
         ),
     ):
-        assert answer
-        assert get(f"{site}/api/v1/{path}")[1] == orjson.dumps(answer)
+        assert expected
+        assert get(f"{site}/api/v1/{path}")[1] == orjson.dumps(expected)
 
 
 def test_csv_has_the_same_rows(site):
@@ -80,7 +80,7 @@ def test_csv_has_the_same_rows(site):
     assert float(table[0]["ttft_s"]) == rows[0]["ttft_s"]
 
 
-def test_the_export_has_every_run_once(site):
+def test_export_has_every_run_once(site):
     count = json.loads(get(f"{site}/api/health")[1])["run_count"]
     ids = [json.loads(line)["id"] for line in get(f"{site}/api/v1/export/runs")[1].splitlines()]
     assert len(ids) == len(set(ids)) == count
@@ -89,7 +89,7 @@ def test_the_export_has_every_run_once(site):
 
 
 @pytest.mark.parametrize(
-    "path, status, word",
+    "path, status, message",
     [
         ("runs?limt=3", 400, "did you mean 'limit'"),
         ("runs?limit=5001", 400, "'limit' is a whole number from 1 to 5000"),
@@ -105,23 +105,23 @@ def test_the_export_has_every_run_once(site):
         ("nothing", 404, "Not Found"),
     ],
 )
-def test_what_cannot_be_answered_is_said_in_a_line(site, path, status, word):
-    code, text = refused(f"{site}/api/v1/{path}")
+def test_invalid_request_gets_a_one_line_error(site, path, status, message):
+    code, text = error_response(f"{site}/api/v1/{path}")
     assert code == status
-    assert word in text
+    assert message in text
     assert text.count("\n") == 1
 
 
-def test_a_database_that_comes_later_is_found(tmp_path, serving):
+def test_database_created_later_is_opened(tmp_path, serving):
     path = tmp_path / "later.sqlite"
     with serving(path) as url:
-        assert refused(f"{url}/api/health") == (503, "nothing has been measured yet\n")
+        assert error_response(f"{url}/api/health") == (503, "nothing has been measured yet\n")
         Store(path).close()
         assert json.loads(get(f"{url}/api/health")[1]) == {"status": "ok", "run_count": 0}
         assert b"Nothing has been measured yet" in get(f"{url}/")[1]
 
 
-def test_what_is_written_meanwhile_is_seen(past, tmp_path, serving):
+def test_later_writes_are_visible(past, tmp_path, serving):
     path = tmp_path / "copy.sqlite"
     path.write_bytes(past.read_bytes())
     with serving(path) as url:
@@ -129,11 +129,11 @@ def test_what_is_written_meanwhile_is_seen(past, tmp_path, serving):
         newest = json.loads(get(f"{url}/api/capability?limit=1")[1])[0]
         with Store(path) as store:
             store.score(newest["run_id"], 0.25, "ada")
-        told = json.loads(get(f"{url}/api/capability?limit=1")[1])[0]
-        assert (told["score"], told["scorer"]) == (0.25, "ada")
+        row = json.loads(get(f"{url}/api/capability?limit=1")[1])[0]
+        assert (row["score"], row["scorer"]) == (0.25, "ada")
 
 
-def test_names_cannot_become_formulas():
+def test_csv_escapes_spreadsheet_formulas():
     from helexa.bench.api.table import to_csv
     from helexa.bench.results.swaps import Swap
 

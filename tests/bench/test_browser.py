@@ -1,4 +1,4 @@
-"""The pages in a real browser: drawn, small, usable by keys, and without faults that keep people out."""
+"""The pages in a real browser: charts, page size, keyboard use and accessibility."""
 
 import shutil
 from collections.abc import Iterator
@@ -41,9 +41,9 @@ def axe() -> str:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        open_page = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield open_page
+        open_page.close()
 
 
 @pytest.fixture(scope="module")
@@ -65,60 +65,60 @@ def run_with_requests(big: Path) -> int:
     return fleet_history.run_with_requests(big)
 
 
-def opened(browser: Browser, address: str, **options) -> tuple[Page, list[str], list[int]]:
-    """A page, what it complained of, and how many bytes came for it."""
+def open_page(browser: Browser, address: str, **options) -> tuple[Page, list[str], list[int]]:
+    """Open a page; return it, a list that collects console errors, and the size of each response in bytes."""
     page = browser.new_context(bypass_csp=False, **options).new_page()
-    said: list[str] = []
-    weights: list[int] = []
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("response", lambda response: weights.append(len(response.body())))
+    problems: list[str] = []
+    sizes: list[int] = []
+    page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("response", lambda response: sizes.append(len(response.body())))
     page.goto(address, wait_until="load")
-    return page, said, weights
+    return page, problems, sizes
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_pages_are_drawn_small_and_open_to_all(browser, url, axe, run_with_requests, name):
-    """On a phone by day; then the window grows, and night falls."""
+def test_pages_draw_charts_stay_small_and_pass_axe(browser, url, axe, run_with_requests, name):
+    """Check the page in a narrow window with the light theme, then in a wide window with the dark theme."""
     address = url + PATHS[name].format(run=run_with_requests)
-    page, said, weights = opened(
+    page, problems, sizes = open_page(
         browser, address, viewport={"width": 375, "height": 812}, color_scheme="light", reduced_motion="reduce"
     )
-    assert sum(weights) < MOST_BYTES
+    assert sum(sizes) < MOST_BYTES
     page.evaluate(axe)
-    assert faults(page, 375) == []
+    assert page_problems(page, 375) == []
     page.set_viewport_size({"width": 1440, "height": 812})
     page.emulate_media(color_scheme="dark", reduced_motion="reduce")
-    assert faults(page, 1440) == []
-    assert said == []
+    assert page_problems(page, 1440) == []
+    assert problems == []
     page.context.close()
 
 
-def faults(page: Page, width: int) -> list[str]:
-    """What keeps people out of a page, is wider than the window, or was not drawn."""
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-    serious = [one for one in found if one["impact"] in ("serious", "critical")]
-    said = [f"{one['id']}: {one['nodes'][0]['html']}" for one in serious]
+def page_problems(page: Page, width: int) -> list[str]:
+    """Return accessibility violations, a width above `width` pixels, and charts that are not drawn."""
+    violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+    serious = [violation for violation in violations if violation["impact"] in ("serious", "critical")]
+    problems = [f"{violation['id']}: {violation['nodes'][0]['html']}" for violation in serious]
     if (needed := page.evaluate("document.documentElement.scrollWidth")) > width:
-        said.append(f"{needed} pixels wide")
+        problems.append(f"{needed} pixels wide")
     charts = page.locator("figure.chart")
-    return said if charts.locator("canvas").count() == charts.count() else [*said, "a chart is not drawn"]
+    return problems if charts.locator("canvas").count() == charts.count() else [*problems, "a chart is not drawn"]
 
 
-def test_a_filter_changes_the_address_and_the_chart(browser, url):
-    page, said, _ = opened(browser, url + TRENDS)
+def test_filter_changes_url_and_chart(browser, url):
+    page, problems, _ = open_page(browser, url + TRENDS)
     page.get_by_label("Metric").select_option("ttft_s")
     page.wait_for_url("**metric=ttft_s**")
     page.wait_for_selector("figure.chart canvas")
     assert "TTFT" in page.locator(".legend").first.inner_text()
     page.go_back()
     page.wait_for_url(f"**{TRENDS[:7]}**output_tps_user**")
-    assert said == []
+    assert problems == []
     page.context.close()
 
 
-def test_charts_and_pages_are_reached_by_keys(browser, url):
-    page, said, _ = opened(browser, url + TRENDS, color_scheme="dark")
+def test_keys_move_in_charts_and_between_pages(browser, url):
+    page, problems, _ = open_page(browser, url + TRENDS, color_scheme="dark")
     page.locator(".plot").focus()
     page.keyboard.press("Home")
     assert fleet_history.build(0).sha in page.locator(".read").inner_text()
@@ -127,12 +127,12 @@ def test_charts_and_pages_are_reached_by_keys(browser, url):
     page.keyboard.press("g")
     page.keyboard.press("3")
     page.wait_for_url("**/runs")
-    assert said == []
+    assert problems == []
     page.context.close()
 
 
-def test_a_theme_that_is_chosen_stays(browser, url):
-    page, _, _ = opened(browser, url, color_scheme="light")
+def test_chosen_theme_survives_reload(browser, url):
+    page, _, _ = open_page(browser, url, color_scheme="light")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light = page.evaluate(ground)
     page.get_by_role("button", name="Theme: auto").click()
@@ -144,12 +144,12 @@ def test_a_theme_that_is_chosen_stays(browser, url):
     page.context.close()
 
 
-def test_without_javascript_tables_and_filters_work(browser, url):
-    page, said, _ = opened(browser, url + TRENDS, java_script_enabled=False)
+def test_tables_and_filters_work_without_javascript(browser, url):
+    page, problems, _ = open_page(browser, url + TRENDS, java_script_enabled=False)
     assert page.locator("tbody tr").count() > 40
     page.get_by_label("Scenario").select_option("concurrency:8")
     page.get_by_role("button", name="Show").click()
     assert "concurrency%3A8" in page.url or "concurrency:8" in page.url
     assert page.locator("tbody tr").count() > 40
-    assert said == []
+    assert problems == []
     page.context.close()

@@ -1,4 +1,4 @@
-"""`helexa-bench.toml` and `BENCH_`."""
+"""The configuration file `helexa-bench.toml` and the `BENCH_` environment variables."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (settings.targets[0].kind, settings.targets[0].endpoint) == ("neuron", "http://n1:13131")
 
 
-def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_overrides_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_BENCH__SAMPLES_PER_VERSION", "9")
     monkeypatch.setenv("BENCH_API__LISTEN", "[::1]:99")
     settings = load(written(tmp_path, "[bench]\nsamples_per_version = 2\n"))
@@ -46,18 +46,18 @@ def test_the_environment_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[[scenarios.capability_probes]]\nname = 'p'\nprompt = 'x'\nexpect = ['(']\n", "no regular expression"),
     ],
 )
-def test_mistakes_are_explained(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_settings_are_explained(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, text))
     assert complaint in str(caught.value)
     assert "secret" not in str(caught.value)
 
 
-def test_a_database_lies_beside_its_file(tmp_path: Path) -> None:
+def test_default_database_is_next_to_the_configuration(tmp_path: Path) -> None:
     assert load(written(tmp_path, '[bench]\ndb_path = "b.sqlite"\n')).bench.db_path == tmp_path / "b.sqlite"
 
 
-def test_the_example_is_right_and_has_every_scenario() -> None:
+def test_example_file_is_valid_and_lists_every_scenario() -> None:
     kinds = {scenario.key.kind for scenario in sweep_scenarios(load(EXAMPLE).scenarios)}
     assert kinds == {
         *("single", "decode", "concurrency", "rate", "agentic", "mixed"),
@@ -65,6 +65,6 @@ def test_the_example_is_right_and_has_every_scenario() -> None:
     }
 
 
-def test_names_of_scenarios_are_their_own() -> None:
+def test_scenario_names_are_unique() -> None:
     names = [scenario.key.name for scenario in sweep_scenarios(load(EXAMPLE).scenarios)]
     assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""The daemon beside `helexa up`, each a process of its own, with a real model."""
+"""The benchmark daemon measures `helexa up` with a real model; both are processes."""
 
 import os
 import re
@@ -24,7 +24,7 @@ _NAMES = COLD, WARM = "single:cold:100", "single:warm:100"
 
 
 class Process:
-    """A process and its log; the end of the block is its end."""
+    """A process and its log. Leaving the `with` block terminates the process."""
 
     def __init__(self, log: Path, *arguments: str, **variables: str) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
@@ -52,23 +52,23 @@ class Process:
         finally:
             self.process.kill()
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait until the condition holds and return what it gave."""
+    def until(self, condition: Callable[[], Any], description: str) -> Any:
+        """Wait until `condition()` is true and return its value."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, self.log.read_text()
             if outcome := condition():
                 return outcome
             time.sleep(0.05)
-        raise AssertionError(f"waited in vain until {what}:\n{self.log.read_text()}")
+        raise AssertionError(f"timeout while waiting until {description}:\n{self.log.read_text()}")
 
-    def said(self, pattern: str) -> list[str]:
-        """What the log has of a pattern."""
+    def log_matches(self, pattern: str) -> list[str]:
+        """Return all matches of a regular expression in the log."""
         return re.findall(pattern, self.log.read_text())
 
 
 class Up:
-    """`helexa up`, of one build or another, always at the same addresses."""
+    """`helexa up` with a chosen build id, always on the same ports."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,7 @@ class Up:
     def start(self, build: str) -> None:
         variables = {"HELEXA_BUILD_SHA": build, "PYTHONUNBUFFERED": "1"}
         self._process = process = Process(self._folder / "up.log", "helexa", "up", *self._arguments, **variables)
-        process.until(lambda: process.said("helexa is up"), "helexa is up")
+        process.until(lambda: process.log_matches("helexa is up"), "helexa is up")
 
     def stop(self) -> None:
         if self._process is not None:
@@ -90,17 +90,17 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """A running stack of the old build; a test may stop and start it."""
+    """A running stack of the old build. Tests may stop and start it."""
     up = Up(smollm2_gguf, tmp_path_factory.mktemp("up"))
     up.start(_OLD)
     yield up
     up.stop()
 
 
-def bench(
+def write_config(
     folder: Path, name: str, ports: list[int], samples: int, targets: Sequence[str] = ("node", "gateway")
 ) -> tuple[str, Path]:
-    """A configuration and its database."""
+    """Write a configuration file; return its path and the path of its database."""
     where = {
         "node": f'kind = "neuron"\nendpoint = "http://127.0.0.1:{ports[2]}"\n',
         "gateway": f'kind = "cortex"\nendpoint = "http://127.0.0.1:{ports[0]}"\n',
@@ -114,49 +114,49 @@ def bench(
     return str(path), folder / f"{name}.sqlite"
 
 
-def once(config: str) -> subprocess.CompletedProcess[str]:
-    """A single sweep, to its end."""
+def run_once(config: str) -> subprocess.CompletedProcess[str]:
+    """Run `helexa bench once` and return the completed process."""
     command = [sys.executable, "-m", "helexa.bench", "once", "-c", config]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def counts(database: Path) -> Counter[tuple[str, str, str]]:
-    """Good samples by target, build and scenario."""
+    """Count successful samples by (target, build, scenario)."""
     with Reader(database) as reader:
         return Counter((run.target, run.sha, run.scenario) for run in reader.runs(ok=True))
 
 
-def test_kill_in_mid_sweep_loses_no_finished_sample(up: Up, tmp_path: Path) -> None:
-    config, database = bench(tmp_path, "killed", up.ports, samples=1000, targets=["node"])
+def test_killed_sweep_keeps_finished_samples(up: Up, tmp_path: Path) -> None:
+    config, database = write_config(tmp_path, "killed", up.ports, samples=1000, targets=["node"])
     with Process(tmp_path / "killed.log", "helexa.bench", "run", "-c", config) as daemon:
-        daemon.until(lambda: len(daemon.said(r"sample run=\d+")) >= 3, "it has taken samples")
-        second = once(config)
+        daemon.until(lambda: len(daemon.log_matches(r"sample run=\d+")) >= 3, "it has taken samples")
+        second = run_once(config)
         assert (second.returncode, "another helexa-bench is measuring" in second.stderr) == (1, True)
         daemon.process.send_signal(signal.SIGKILL)
         daemon.process.wait()
-    told = {int(run) for run in daemon.said(r"sample run=(\d+)")}
+    logged = {int(run) for run in daemon.log_matches(r"sample run=(\d+)")}
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     with Reader(database) as reader:
-        kept = reader.runs(limit=5000)
-        assert told <= {run.id for run in kept}
-        assert all(run.ok and len(reader.requests(run.id)) == 1 for run in kept)
-    config, _ = bench(tmp_path, "killed", up.ports, samples=len(kept) + 1, targets=["node"])
-    topped_up = once(config)
+        stored = reader.runs(limit=5000)
+        assert logged <= {run.id for run in stored}
+        assert all(run.ok and len(reader.requests(run.id)) == 1 for run in stored)
+    config, _ = write_config(tmp_path, "killed", up.ports, samples=len(stored) + 1, targets=["node"])
+    topped_up = run_once(config)
     assert topped_up.returncode == 0, topped_up.stderr
     cold, warm = ("node", _OLD[:7], COLD), ("node", _OLD[:7], WARM)
-    assert counts(database) == {cold: len(kept) + 1, warm: len(kept) + 1}  # what was kept counts
+    assert counts(database) == {cold: len(stored) + 1, warm: len(stored) + 1}  # the samples of the killed sweep count
 
 
-def test_a_sweep_a_skip_and_a_new_build_that_measures_itself(up: Up, tmp_path: Path) -> None:
-    config, database = bench(tmp_path, "daemon", up.ports, samples=1)
+def test_daemon_skips_full_samples_and_measures_a_new_build(up: Up, tmp_path: Path) -> None:
+    config, database = write_config(tmp_path, "daemon", up.ports, samples=1)
     with Process(tmp_path / "daemon.log", "helexa.bench", "run", "-c", config) as daemon:
-        daemon.until(lambda: daemon.said("sweep_done measured=0 failed=0 skipped=4"), "it has skipped everything")
+        daemon.until(lambda: daemon.log_matches("sweep_done measured=0 failed=0 skipped=4"), "all is skipped")
         (gateway,) = {sha for target, sha, _ in counts(database) if target == "gateway"}
         old = {(target, sha, name): 1 for target, sha in (("node", _OLD[:7]), ("gateway", gateway)) for name in _NAMES}
         assert counts(database) == old
         up.stop()
-        daemon.until(lambda: daemon.said("target_unreachable target=gateway"), "it has found nobody")
+        daemon.until(lambda: daemon.log_matches("target_unreachable target=gateway"), "it has found nobody")
         up.start(_NEW)
         new = old | {("node", _NEW[:7], name): 1 for name in _NAMES}
         daemon.until(lambda: counts(database) == new, "the new build is measured")

@@ -1,4 +1,4 @@
-"""The table of the first helexa-bench, as it was at first, and as it had become."""
+"""Import of the `runs` table of the first helexa-bench, in its first and its last version."""
 
 import sqlite3
 from contextlib import closing
@@ -48,7 +48,7 @@ FIRST: dict[str, Any] = {
 LATER = {"concurrency": 4, "ttft_p95_s": 0.5, "queue_wait_ms": 12.5, "rejected": 1, "quality_score": 0.8}
 
 
-def runs(path: Path, *rows: dict[str, Any]) -> Path:
+def old_database(path: Path, *rows: dict[str, Any]) -> Path:
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"CREATE TABLE runs (id INTEGER PRIMARY KEY, {', '.join(columns)})")
@@ -59,14 +59,14 @@ def runs(path: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def imported(tmp_path: Path, source: Path) -> tuple[ImportReport, Path]:
+def import_file(tmp_path: Path, source: Path) -> tuple[ImportReport, Path]:
     database = tmp_path / "bench.sqlite"
     with Store(database) as store:
         return import_runs(store, source), database
 
 
 def test_a_row_becomes_a_run(tmp_path: Path) -> None:
-    report, database = imported(tmp_path, runs(tmp_path / "old.sqlite", FIRST))
+    report, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", FIRST))
     assert report == ImportReport(added=1)
     with Reader(database) as reader:
         (run,) = reader.runs()
@@ -83,18 +83,18 @@ def test_a_row_becomes_a_run(tmp_path: Path) -> None:
         assert reader.models()[0].config == {"harness": "candle", "devices": [0, 1]}
 
 
-def test_nothing_is_imported_twice(tmp_path: Path) -> None:
-    source = runs(tmp_path / "old.sqlite", FIRST, FIRST | {"ts": "2026-06-13T11:00:00Z"})
-    assert imported(tmp_path, source)[0] == ImportReport(added=2)
-    report, database = imported(tmp_path, source)
+def test_second_import_adds_no_runs(tmp_path: Path) -> None:
+    source = old_database(tmp_path / "old.sqlite", FIRST, FIRST | {"ts": "2026-06-13T11:00:00Z"})
+    assert import_file(tmp_path, source)[0] == ImportReport(added=2)
+    report, database = import_file(tmp_path, source)
     assert report == ImportReport(known=2)
     with Reader(database) as reader:
         assert reader.run_count() == 2
 
 
-def test_columns_that_came_later_and_some_that_nobody_knows(tmp_path: Path) -> None:
+def test_later_and_unknown_columns_are_imported(tmp_path: Path) -> None:
     rows = FIRST, FIRST | LATER | {"scenario_id": "concurrency:4", "invented_since": "x"}
-    _, database = imported(tmp_path, runs(tmp_path / "old.sqlite", *rows))
+    _, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", *rows))
     with Reader(database) as reader:
         (run,) = reader.runs(kind="concurrency")
         assert (run.concurrency, run.ttft_p95_s, run.queue_s, run.rejected) == (4, 0.5, 0.0125, 1)
@@ -102,7 +102,7 @@ def test_columns_that_came_later_and_some_that_nobody_knows(tmp_path: Path) -> N
         assert [(score.scorer, score.score) for score in reader.scores(run.id)] == [("manual", 0.8)]
 
 
-def test_failed_runs_and_rows_that_make_no_sense(tmp_path: Path) -> None:
+def test_failed_runs_are_imported_and_invalid_rows_are_counted(tmp_path: Path) -> None:
     rows = (
         FIRST | {"ok": 0, "error": "HTTP 500"},
         FIRST | {"ts": "yesterday"},
@@ -111,18 +111,21 @@ def test_failed_runs_and_rows_that_make_no_sense(tmp_path: Path) -> None:
         FIRST | {"target_kind": "toaster"},
         FIRST | {"gpus_json": "{", "git_sha": None},
     )
-    report, database = imported(tmp_path, runs(tmp_path / "old.sqlite", *rows))
+    report, database = import_file(tmp_path, old_database(tmp_path / "old.sqlite", *rows))
     assert report == ImportReport(added=2, unreadable=4)
     with Reader(database) as reader:
         assert [run.error for run in reader.runs(ok=False)] == ["HTTP 500"]
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_importing_another_kind_of_file_fails(tmp_path: Path) -> None:
     empty = tmp_path / "empty.sqlite"
     sqlite3.connect(empty).close()
     with pytest.raises(StoreError, match="is not there"):
-        imported(tmp_path, empty)
+        import_file(tmp_path, empty)
     with pytest.raises(StoreError, match="lacks git_sha"):
-        imported(tmp_path, runs(tmp_path / "other.sqlite", {name: FIRST[name] for name in FIRST if name != "git_sha"}))
+        import_file(
+            tmp_path,
+            old_database(tmp_path / "other.sqlite", {name: FIRST[name] for name in FIRST if name != "git_sha"}),
+        )
     with pytest.raises(StoreError, match="cannot read"):
-        imported(tmp_path, tmp_path / "missing.sqlite")
+        import_file(tmp_path, tmp_path / "missing.sqlite")

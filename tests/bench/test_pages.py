@@ -1,4 +1,4 @@
-"""The pages as HTML, without a browser."""
+"""The pages' HTML, without a browser."""
 
 import hashlib
 import re
@@ -41,7 +41,7 @@ VOID = {"meta", "link", "input", "br", "line", "circle", "rect", "path"}
 
 
 class Page(HTMLParser):
-    """Text, links and table rows of a page; fails where tags do not match."""
+    """Text, links and table rows of a page. Fails if tags are not balanced."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -54,12 +54,12 @@ class Page(HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag, attrs):
-        given = dict(attrs)
-        assert "style" not in given and not any(name.startswith("on") for name in given), given
+        attributes = dict(attrs)
+        assert "style" not in attributes and not any(name.startswith("on") for name in attributes), attributes
         if tag not in VOID:
             self._open.append(tag)
         if tag == "a":
-            self.links.append(given["href"])
+            self.links.append(attributes["href"])
         self.rows += tag == "tr"
         self.labels += tag == "label"
 
@@ -75,12 +75,12 @@ class Page(HTMLParser):
 
 
 def get(url: str) -> tuple[dict[str, str], str]:
-    with urllib.request.urlopen(url, timeout=60) as answer:
-        return dict(answer.headers), answer.read().decode()
+    with urllib.request.urlopen(url, timeout=60) as response:
+        return dict(response.headers), response.read().decode()
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pages_are_sound_small_and_guarded(site, path):
+def test_pages_are_valid_small_and_have_security_headers(site, path):
     headers, html = get(site + path)
     assert headers["content-type"] == "text/html; charset=utf-8"
     assert {name: headers[name] for name in SECURITY} == SECURITY
@@ -89,27 +89,27 @@ def test_pages_are_sound_small_and_guarded(site, path):
     assert page.rows > 1 or path == "/method"
 
 
-def test_every_link_of_every_page_leads_somewhere(site):
+def test_every_link_of_every_page_works(site):
     links = {link for path in PATHS for link in Page(get(site + path)[1]).links if link.startswith("/")}
     names = {re.sub(r"[?].*", "", link) for link in links}
     assert {page.path for page in PAGES.values() if page.in_menu} <= names
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for link in sorted(links):
         name = re.sub(r"\d+|[?].*", "", link)
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] <= 4:
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] <= 4:
             get(site + link)
 
 
-def test_tables_hold_what_the_api_says(site, archive):
-    found = series.series(archive, "beast", "Qwen/Qwen3-8B", "single:cold:4096", "output_tps_user")
+def test_tables_show_the_computed_results(site, archive):
+    trend = series.series(archive, "beast", "Qwen/Qwen3-8B", "single:cold:4096", "output_tps_user")
     text = Page(get(f"{site}/trends{CHOICE}&scenario=single:cold:4096&metric=output_tps_user")[1]).text
-    for point in found.points:
+    for point in trend.points:
         assert point.sha in text
-        assert words.measured(point.p50, found.metric) in text
+        assert words.measured(point.p50, trend.metric) in text
     text = Page(get(f"{site}/capacity{CHOICE}")[1]).text
-    for one in capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
-        for point in one.points:
+    for curve in capacity.capacity(archive, target="beast", model="Qwen/Qwen3-8B"):
+        for point in curve.points:
             assert words.number(point.output_tps) in text
     text = Page(get(f"{site}/context{CHOICE}")[1]).text
     for ladder in scaling.scaling(archive, target="beast", model="Qwen/Qwen3-8B"):
@@ -117,22 +117,22 @@ def test_tables_hold_what_the_api_says(site, archive):
             assert words.number(step.prefill_tps) in text
 
 
-def test_what_is_estimated_is_marked(site):
+def test_estimated_values_are_marked(site):
     assert "estimated" in Page(get(f"{site}/?target=gateway")[1]).text
     assert "estimated" not in Page(get(f"{site}/?target=beast")[1]).text
 
 
-def test_unknown_things_are_said_on_a_page(site):
+def test_errors_are_shown_as_a_page(site):
     for path, status in (("/runs/999999999", 404), ("/trends?metric=nonsense", 400), ("/nowhere", 404)):
-        with pytest.raises(urllib.error.HTTPError) as caught:
+        with pytest.raises(urllib.error.HTTPError) as error:
             get(site + path)
-        with caught.value as answer:
-            assert answer.code == status
-            assert answer.headers["content-security-policy"]
-            assert 'role="alert"' in answer.read().decode()
+        with error.value as response:
+            assert response.code == status
+            assert response.headers["content-security-policy"]
+            assert 'role="alert"' in response.read().decode()
 
 
-def test_names_are_only_text(tmp_path, past, serving):
+def test_names_are_escaped(tmp_path, past, serving):
     path = tmp_path / "hostile.sqlite"
     path.write_bytes(past.read_bytes())
     hostile = "</script><img src=x onerror=alert(1)>"
@@ -148,25 +148,25 @@ def test_names_are_only_text(tmp_path, past, serving):
             Page(html)
 
 
-def test_links_keep_the_path_of_a_proxy(past, serving):
+def test_links_keep_the_proxy_path_prefix(past, serving):
     with serving(past, "/bench/") as url:
         page = Page(get(f"{url}/")[1])
     assert page.links
     assert all(link.startswith("/bench/") for link in page.links if not link.startswith("#"))
 
 
-def test_vendored_files_are_what_they_were():
+def test_vendored_files_match_their_hashes():
     listed = tomllib.loads(STATIC.joinpath("vendor/vendor.toml").read_text())["package"]
     files = {name: entry["sha256"] for package in listed for name, entry in package["files"].items()}
-    held = {file.name for file in STATIC.joinpath("vendor").iterdir()} - {"vendor.toml"}
-    assert held == files.keys()
+    names = {file.name for file in STATIC.joinpath("vendor").iterdir()} - {"vendor.toml"}
+    assert names == files.keys()
     for name, sha256 in files.items():
         assert hashlib.sha256(STATIC.joinpath("vendor", name).read_bytes()).hexdigest() == sha256
     for package in listed:
         assert any(name.endswith("LICENSE") for name in package["files"])
 
 
-def test_an_export_stands_by_itself(past, tmp_path):
+def test_exported_page_needs_no_server(past, tmp_path):
     database = tmp_path / "one.sqlite"
     database.write_bytes(past.read_bytes())
     with Store(database) as store, store.transaction() as connection:
@@ -186,7 +186,7 @@ def test_an_export_stands_by_itself(past, tmp_path):
     "value, shown",
     [(None, "–"), (0, "0 ms"), (0.0000123, "12.3 µs"), (0.0123, "12.3 ms"), (1.5, "1.50 s"), (12.34, "12.3 s")],
 )
-def test_durations_have_the_unit_that_suits_them(value, shown):
+def test_durations_have_a_suitable_unit(value, shown):
     assert words.seconds(value) == shown
 
 

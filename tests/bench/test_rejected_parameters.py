@@ -1,15 +1,24 @@
-"""Models that reject parameters which other models of the same API accept."""
+"""Models that reject request parameters which other models of the same API accept."""
 
 from typing import Any
 
 import pytest
 
-from bench.scripted_server import DONE, Script, ScriptedServer, Step, answer_in, client_of, ended, said
+from bench.scripted_server import (
+    DONE,
+    Script,
+    ScriptedServer,
+    Step,
+    client_of,
+    delta_chunk,
+    finish_chunk,
+    streamed_script,
+)
 from bench.virtual_time import run
 from helexa.bench.measurement.prompt_request import PromptRequest, Turn
 from helexa.bench.measurement.request_record import RequestRecord
 
-QUESTION = PromptRequest("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
+PROMPT = PromptRequest("m", [Turn("user", "hi")], max_tokens=7, fixed_length=True)
 
 
 def openai(message: str, param: str | None, code: str) -> Script:
@@ -33,18 +42,18 @@ NO_TEMPERATURE = openai(
 )
 
 
-def ask(server: ScriptedServer, times: int, kind: Any = "openai") -> list[RequestRecord]:
-    async def asked() -> list[RequestRecord]:
+def records_of(server: ScriptedServer, times: int, kind: Any = "openai") -> list[RequestRecord]:
+    async def ask() -> list[RequestRecord]:
         async with client_of(server, kind) as client:
-            return [await client.ask(QUESTION) for _ in range(times)]
+            return [await client.ask(PROMPT) for _ in range(times)]
 
-    return run(asked())
+    return run(ask())
 
 
-def test_openai_reasoning_model_is_asked_without_the_parameters_it_rejects() -> None:
-    scripts = [ONLY_COMPLETION_TOKENS, NO_TEMPERATURE, answer_in(0.5, 2, 0.3), answer_in(0.5, 2, 0.3)]
+def test_openai_request_is_retried_without_rejected_parameters() -> None:
+    scripts = [ONLY_COMPLETION_TOKENS, NO_TEMPERATURE, streamed_script(0.5, 2, 0.3), streamed_script(0.5, 2, 0.3)]
     server = ScriptedServer(scripts)
-    records = ask(server, 2)
+    records = records_of(server, 2)
     assert [record.status for record in records] == ["ok", "ok"]
     assert [record.http_status for record in records] == [200, 200]
     assert len(server.bodies) == 4  # the second request sends none of the rejected parameters
@@ -55,13 +64,13 @@ def test_openai_reasoning_model_is_asked_without_the_parameters_it_rejects() -> 
     assert [record.deltas[0].at - record.sent for record in records] == pytest.approx([0.5, 0.5])
 
 
-def test_anthropic_model_is_asked_without_the_parameter_it_rejects() -> None:
+def test_anthropic_request_is_retried_without_rejected_parameter() -> None:
     stop = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
     text = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}
-    answer = Script([Step(0.5, [text, stop, {"type": "message_stop"}])])
+    success = Script([Step(0.5, [text, stop, {"type": "message_stop"}])])
     both = anthropic("`temperature` and `top_p` cannot both be specified for this model. Please use only one.")
-    server = ScriptedServer([both, anthropic("`temperature` is deprecated for this model."), answer])
-    assert ask(server, 1, "anthropic")[0].status == "ok"
+    server = ScriptedServer([both, anthropic("`temperature` is deprecated for this model."), success])
+    assert records_of(server, 1, "anthropic")[0].status == "ok"
     assert [{"temperature", "top_p"} & body.keys() for body in server.bodies] == [
         {"temperature", "top_p"},
         {"temperature"},
@@ -79,25 +88,27 @@ def test_anthropic_model_is_asked_without_the_parameter_it_rejects() -> None:
         Script(status=404, body=ONLY_COMPLETION_TOKENS.body),
     ],
 )
-def test_other_errors_are_not_asked_again(script: Script) -> None:
+def test_other_errors_are_not_retried(script: Script) -> None:
     server = ScriptedServer([script])
-    assert ask(server, 1)[0].status == "error"
+    assert records_of(server, 1)[0].status == "error"
     assert len(server.bodies) == 1
 
 
-def test_a_model_that_rejects_everything_is_asked_once_for_each_parameter() -> None:
+def test_retries_end_when_every_parameter_was_rejected() -> None:
     def reject(number: int, at: float) -> Script:
         body = server.bodies[number]
         sent = [name for name in ("max_tokens", "top_p", "temperature", "stream_options", "messages") if name in body]
         return openai("Unsupported parameter", sent[0], "unsupported_parameter")
 
     server = ScriptedServer(reject)
-    record = ask(server, 1)[0]
+    record = records_of(server, 1)[0]
     assert (record.status, record.http_status, len(server.bodies)) == ("error", 400, 5)
 
 
-def test_stream_options_are_left_out_where_they_are_unknown() -> None:
+def test_rejected_stream_options_are_omitted() -> None:
     unknown = openai("Unrecognized request argument supplied: stream_options", None, "")
-    server = ScriptedServer([unknown, Script([Step(0.5, [said("a")]), Step(0.3, [said("b"), ended(), DONE])])])
-    assert ask(server, 1)[0].status == "ok"
+    server = ScriptedServer(
+        [unknown, Script([Step(0.5, [delta_chunk("a")]), Step(0.3, [delta_chunk("b"), finish_chunk(), DONE])])]
+    )
+    assert records_of(server, 1)[0].status == "ok"
     assert "stream_options" not in server.bodies[1]

@@ -1,4 +1,4 @@
-"""The verbs that print and write."""
+"""The commands of `helexa bench` that print reports."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from helexa.bench.report import comparison
 from helexa.bench.results.comparison import Compared
 
 
-def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "helexa.bench", *arguments], capture_output=True, check=False, text=True
     )
@@ -25,40 +25,40 @@ def tables(text: str) -> list[list[str]]:
 @pytest.mark.parametrize("kind", ["", "--scaling", "--swap", "--capability", "--concurrency"])
 def test_reports_are_tables_and_json(past, kind):
     arguments = ["report", *([kind] if kind else []), "--db", str(past)]
-    written = bench(*arguments)
+    written = run_bench(*arguments)
     assert written.returncode == 0, written.stderr
     head, rule, *rows = tables(written.stdout)
     assert {len(row) for row in rows} == {len(head)}
     assert all(set(cell) <= {"-", ":"} for cell in rule)
-    found = json.loads(bench(*arguments, "--format", "json").stdout)
-    assert len(rows) == sum(len(one["points"]) if "points" in one else 1 for one in found)
+    results = json.loads(run_bench(*arguments, "--format", "json").stdout)
+    assert len(rows) == sum(len(row["points"]) if "points" in row else 1 for row in results)
 
 
-def test_a_comparison_says_by_its_exit_code_what_it_found(past):
-    slower = bench("compare", "@beast", "@closet", "--metric", "tpot_s", "--db", str(past))
+def test_comparison_exit_code_reports_the_verdict(past):
+    slower = run_bench("compare", "@beast", "@closet", "--metric", "tpot_s", "--db", str(past))
     assert slower.returncode == EXIT_REGRESSED
     assert "regressed" in slower.stdout
-    faster = bench("compare", "@closet", "@beast", "--metric", "tpot_s", "--db", str(past), "--format", "json")
+    faster = run_bench("compare", "@closet", "@beast", "--metric", "tpot_s", "--db", str(past), "--format", "json")
     assert faster.returncode == 0
-    assert {one["state"] for one in json.loads(faster.stdout)} <= {"improved", "too few"}
+    assert {row["state"] for row in json.loads(faster.stdout)} <= {"improved", "too few"}
 
 
-def test_too_few_says_how_many_it_takes():
-    few = Compared("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
-    assert "a verdict needs 5 samples of each side" in comparison([few])
-    assert "a verdict needs" not in comparison([replace(few, state="same")])
+def test_too_few_samples_message_names_the_minimum():
+    compared = Compared("", "m", "s", "tpot_s", "s", "lower", 0.1, 0.2, 2, 2, None, "too few")
+    assert "a verdict needs 5 samples of each side" in comparison([compared])
+    assert "a verdict needs" not in comparison([replace(compared, state="same")])
 
 
 @pytest.mark.parametrize(
-    "arguments, word",
+    "arguments, message",
     [
         (["compare", "nosuch", "@beast"], "no build is called 'nosuch'"),
         (["compare", "@beast", "@closet", "--metric", "speed"], "no metric is called 'speed'"),
         (["serve", "--listen", "nowhere"], "is not an address"),
     ],
 )
-def test_mistakes_are_one_line(past, arguments, word):
-    failed = bench(*arguments, "--db", str(past))
+def test_usage_errors_are_one_line(past, arguments, message):
+    failed = run_bench(*arguments, "--db", str(past))
     assert failed.returncode == 1
-    assert word in failed.stderr
+    assert message in failed.stderr
     assert failed.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""What is kept, in a real file, beside a second process's connection."""
+"""The store: a real database file with a second, reading connection."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def store(path: Path) -> Iterator[Store]:
         yield store
 
 
-def test_a_sample_is_read_as_it_was_written(store: Store, path: Path) -> None:
+def test_sample_is_read_as_written(store: Store, path: Path) -> None:
     run_id = store.record(CELL, sample())
     with Reader(path) as reader:
         (run,) = reader.runs(target="node", host="beast", model="org/model", scenario="single:cold:128", ok=True)
@@ -76,7 +76,7 @@ def test_a_sample_is_read_as_it_was_written(store: Store, path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
+    "change",
     [
         {"build": Build("helexa", "abc1234", facts={"torch_version": "2.12"})},
         {"build": Build("helexa", "abc1234", facts={"torch_version": "2.11"}, dirty=True)},
@@ -86,8 +86,8 @@ def test_a_sample_is_read_as_it_was_written(store: Store, path: Path) -> None:
         {"target": Target("other", "neuron", "http://node:13131")},
     ],
 )
-def test_whatever_decides_about_speed_makes_another_cell(store: Store, path: Path, other: dict[str, object]) -> None:
-    changed = Cell(**({name: getattr(CELL, name) for name in Cell.__dataclass_fields__} | other))  # type: ignore[arg-type]
+def test_changed_speed_setting_makes_a_new_cell(store: Store, path: Path, change: dict[str, object]) -> None:
+    changed = Cell(**({name: getattr(CELL, name) for name in Cell.__dataclass_fields__} | change))  # type: ignore[arg-type]
     store.record(CELL, sample())
     assert (store.count(CELL).good, store.count(changed).good) == (1, 0)
     store.record(changed, sample())
@@ -96,7 +96,7 @@ def test_whatever_decides_about_speed_makes_another_cell(store: Store, path: Pat
         assert [cell.samples for cell in reader.cells()] == [1, 1]
 
 
-def test_what_does_not_decide_is_no_new_cell(store: Store) -> None:
+def test_irrelevant_change_keeps_the_cell(store: Store) -> None:
     rebuilt = Build("helexa", "abc1234", facts={"torch_version": "2.11"}, built_ms=5)
     booted = Host("beast", kernel="7.0", cpu="c", driver_version="595", gpus=CELL.host.gpus)
     moved = Target("node", "neuron", "http://elsewhere:13131")
@@ -104,14 +104,14 @@ def test_what_does_not_decide_is_no_new_cell(store: Store) -> None:
     assert store.count(Cell(moved, booted, rebuilt, CELL.model, CELL.scenario)).good == 1
 
 
-def test_failures_are_kept_and_do_not_fill_a_cell(store: Store, path: Path) -> None:
+def test_failed_samples_are_stored_but_do_not_count(store: Store, path: Path) -> None:
     store.record(CELL, sample(ok=False))
     assert store.count(CELL)[:2] == (0, 1)
     with Reader(path) as reader:
         assert [(cell.samples, cell.failures) for cell in reader.cells()] == [(0, 1)]
 
 
-def test_the_latest_cell_is_that_of_the_build_that_was_measured_last(store: Store, path: Path) -> None:
+def test_latest_cell_has_the_last_measured_build(store: Store, path: Path) -> None:
     old = Cell(CELL.target, CELL.host, Build("helexa", "old"), CELL.model, CELL.scenario)
     store.record(old, sample(started_ms=2_000))
     store.record(CELL, sample(started_ms=3_000))
@@ -120,7 +120,7 @@ def test_the_latest_cell_is_that_of_the_build_that_was_measured_last(store: Stor
         assert {build.id: build.sha for build in reader.builds()}[latest.build_id] == "abc1234"
 
 
-def test_a_reader_sees_what_a_writer_commits_and_cannot_write(store: Store, path: Path) -> None:
+def test_reader_sees_commits_and_cannot_write(store: Store, path: Path) -> None:
     with Reader(path) as reader:
         assert reader.run_count() == 0
         store.record(CELL, sample())
@@ -129,7 +129,7 @@ def test_a_reader_sees_what_a_writer_commits_and_cannot_write(store: Store, path
             reader.select("DELETE FROM run")
 
 
-def test_a_sample_is_whole_or_not_there(store: Store, path: Path) -> None:
+def test_sample_is_written_atomically(store: Store, path: Path) -> None:
     broken = sample()
     broken.columns = {"no_such_column": 1}
     with pytest.raises(sqlite3.OperationalError):
@@ -138,7 +138,7 @@ def test_a_sample_is_whole_or_not_there(store: Store, path: Path) -> None:
         assert (reader.run_count(), reader.builds()) == (0, [])
 
 
-def test_old_requests_are_pruned_and_their_histograms_stay(store: Store, path: Path) -> None:
+def test_pruning_removes_requests_and_keeps_histograms(store: Store, path: Path) -> None:
     old = store.record(CELL, sample(ttft=0.25, started_ms=now_ms() - 91 * 86_400_000))
     new = store.record(CELL, sample())
     assert prune(store, 90) == 1
@@ -148,7 +148,7 @@ def test_old_requests_are_pruned_and_their_histograms_stay(store: Store, path: P
         assert reader.run_count() == 2
 
 
-def test_the_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
+def test_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
     run_id = store.record(CELL, sample())
     store.score(run_id, 0.5, "anna")
     store.score(run_id, 0.75, "anna")
@@ -158,7 +158,7 @@ def test_the_last_score_of_a_scorer_counts(store: Store, path: Path) -> None:
         assert [(score.scorer, score.score) for score in reader.scores(run_id)] == [("anna", 0.75)]
 
 
-def test_files_that_are_no_database_of_ours(path: Path, tmp_path: Path) -> None:
+def test_opening_an_unsuitable_file_fails(path: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="has anything been measured"):
         Reader(tmp_path / "missing.sqlite")
     text = tmp_path / "text.sqlite"
@@ -174,7 +174,7 @@ def test_files_that_are_no_database_of_ours(path: Path, tmp_path: Path) -> None:
             opened(path)
 
 
-def test_only_one_process_measures(path: Path) -> None:
+def test_second_measuring_process_is_rejected(path: Path) -> None:
     with measuring(path), pytest.raises(StoreError, match="another helexa-bench"), measuring(path):
         pass
     with measuring(path):

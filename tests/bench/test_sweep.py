@@ -1,4 +1,4 @@
-"""A whole sweep, into a real file, while somebody sets the machine's clock."""
+"""Sweeps into a real database while the machine's wall clock jumps."""
 
 import itertools
 import time
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.scripted_node import ScriptedNode, connection_to
-from bench.scripted_server import Script, answer_in
+from bench.scripted_server import Script, streamed_script
 from bench.virtual_time import VirtualClock, run
 from helexa.bench.config import BenchConfig
 from helexa.bench.measurement.clock import SystemClock
@@ -40,19 +40,19 @@ SCENARIOS: list[Scenario] = [
 
 
 class Clock(VirtualClock):
-    """Virtual, with the machine's calendar."""
+    """A virtual monotonic clock with the machine's wall clock."""
 
     def calendar_ms(self) -> int:
         return SystemClock().calendar_ms()
 
 
-def swept(path: Path) -> tuple[SweepReport, SweepReport]:
-    """What came of a sweep, and of a second one."""
+def two_sweeps(path: Path) -> tuple[SweepReport, SweepReport]:
+    """Run a sweep twice and return both reports."""
 
-    def answer(number: int, at: float) -> Script:
-        return answer_in(0.5, node.bodies[number]["max_tokens"], 0.1)
+    def script_for(number: int, at: float) -> Script:
+        return streamed_script(0.5, node.bodies[number]["max_tokens"], 0.1)
 
-    node = ScriptedNode(answer)
+    node = ScriptedNode(script_for)
     config = BenchConfig.model_validate({"bench": {"iteration_pause_secs": 1}})
 
     async def work() -> tuple[SweepReport, SweepReport]:
@@ -64,14 +64,14 @@ def swept(path: Path) -> tuple[SweepReport, SweepReport]:
     return run(work())
 
 
-def found(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
-    """All that was measured, and when the calendar says that it was."""
+def stored_values(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return all stored rows without keys and times, and the runs' wall-clock start times."""
     with Reader(path) as reader:
         runs = sorted(reader.runs(), key=lambda row: row.id)
         parts = [[row, *reader.requests(row.id), *reader.telemetry(row.id)] for row in runs]
     measured = [
-        {name: to_the_microsecond(value) for name, value in asdict(part).items() if name not in ("key", "started_ms")}
-        for part in itertools.chain(*parts)
+        {name: to_the_microsecond(value) for name, value in asdict(row).items() if name not in ("key", "started_ms")}
+        for row in itertools.chain(*parts)
     ]
     return measured, [row.started_ms for row in runs]
 
@@ -82,7 +82,7 @@ def to_the_microsecond(value: Any) -> Any:
 
 @pytest.fixture
 def restless_calendar(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Whoever looks at it sees another hour: one back, a day ahead, two days back."""
+    """Make the wall clock jump at every call: one hour back, 25 hours ahead, two days back, a day ahead."""
     real, jumps = time.time_ns, itertools.cycle([-3_600, 90_000, -172_800, 86_000])
     set_to = 0
 
@@ -97,17 +97,15 @@ def restless_calendar(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_calendar_that_jumps_moves_no_metric_and_loses_no_sample(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_wall_clock_jumps_change_no_metric_and_lose_no_sample(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     steady, jumping = tmp_path / "steady.sqlite", tmp_path / "jumping.sqlite"
-    swept(steady)
+    two_sweeps(steady)
     request.getfixturevalue("restless_calendar")
-    first, second = swept(jumping)
+    first, second = two_sweeps(jumping)
     assert (first.measured, first.failed, first.skipped) == (SAMPLES * len(SCENARIOS), 0, 0)
     assert (second.measured, second.failed, second.skipped) == (0, 0, len(SCENARIOS))
-    (expected, _), (measured, started) = found(steady), found(jumping)
-    assert started != sorted(started)  # the calendar did jump
+    (expected, _), (measured, started) = stored_values(steady), stored_values(jumping)
+    assert started != sorted(started)  # the wall clock did jump
     assert measured == expected
     with Reader(jumping) as reader:
         assert [cell.samples for cell in reader.cells()] == [SAMPLES] * len(SCENARIOS)
@@ -115,18 +113,20 @@ def test_a_calendar_that_jumps_moves_no_metric_and_loses_no_sample(
         assert len(reader.latest_cells()) == len(SCENARIOS)
 
 
-def test_what_a_sweep_keeps_is_what_was_measured(tmp_path: Path) -> None:
-    swept(tmp_path / "bench.sqlite")
+def test_sweep_stores_measured_values(tmp_path: Path) -> None:
+    two_sweeps(tmp_path / "bench.sqlite")
     with Reader(tmp_path / "bench.sqlite") as reader:
         runs = {row.scenario_kind: row for row in reader.runs()}
-        roles = {kind: [one.role for one in reader.requests(row.id)] for kind, row in runs.items()}
-        moments = {kind: [one.at_s for one in reader.telemetry(row.id)] for kind, row in runs.items()}
+        roles = {kind: [entry.role for entry in reader.requests(row.id)] for kind, row in runs.items()}
+        moments = {kind: [entry.at_s for entry in reader.telemetry(row.id)] for kind, row in runs.items()}
     about = pytest.approx
-    assert all(row.ttft_s == about(0.5) for kind, row in runs.items() if kind != "cancel")  # that has no answer
+    assert all(
+        row.ttft_s == about(0.5) for kind, row in runs.items() if kind != "cancel"
+    )  # a cancelled request has no TTFT
     assert (runs["single"].tpot_s, runs["single"].completion_tokens) == (about(0.1), 8)
-    assert (runs["mixed"].requests, runs["mixed"].completion_tokens) == (6, 1)  # the probes, not what is beside them
+    assert (runs["mixed"].requests, runs["mixed"].completion_tokens) == (6, 1)  # only probes are measured, not the load
     assert sorted(set(roles["mixed"])) == ["load", "probe"]
     assert (runs["swap"].unload_s, runs["swap"].load_s) == (about(0.5), about(4.0))
     assert (runs["concurrency"].concurrency, runs["concurrency"].goodput_share) == (2, 1.0)
     assert runs["cancel"].release_s == about(0.0, abs=0.01)
-    assert moments["swap"] == about([0, 1, 2, 3, 4, 5, 5.7])  # one a second, and one at the end
+    assert moments["swap"] == about([0, 1, 2, 3, 4, 5, 5.7])  # once a second and at the end

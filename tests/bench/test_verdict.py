@@ -1,4 +1,4 @@
-"""Verdicts on builds: slowdowns are seen, scatter is not."""
+"""Verdicts on builds: slowdowns are reported, scatter is not."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from helexa.bench.analysis.verdict import MIN_EFFECT, confirms, judge, least_eff
 
 STEADY = [[1.0, 1.01, 0.99, 1.005, 0.995]] * 6
 SCATTER = json.loads((Path(__file__).parent / "unchanged_builds.json").read_text())
-"""Samples of two servers that did not change, and what they are of."""
+"""Samples of two servers whose build did not change, by server and metric."""
 
 
 def samples(source: str, metric: str) -> np.ndarray:
@@ -18,7 +18,7 @@ def samples(source: str, metric: str) -> np.ndarray:
 
 
 def alarm(history: list[list[float]], drawn: list[float]) -> bool:
-    """Whether a build's eight samples end in an alert: five raise a suspicion, three more have to confirm it."""
+    """Return whether eight samples of a build raise an alert: five for a suspicion, three more to confirm it."""
     first, extra = drawn[:5], drawn[5:]
     suspected = judge(history, first, "lower").state in ("regressed", "improved")
     return suspected and confirms(judge(history, drawn, "lower"), first, extra)
@@ -57,7 +57,7 @@ def test_a_slowdown_of_8_percent_is_flagged_within_8_samples():
         (1.0, "higher", "same"),
     ],
 )
-def test_directions(factor, better, state):
+def test_ratio_and_direction_decide_the_verdict(factor, better, state):
     verdict = judge(STEADY, [value * factor for value in STEADY[0]], better)
     assert verdict.state == state
     assert verdict.interval and verdict.interval.low <= factor <= verdict.interval.high
@@ -71,32 +71,32 @@ def test_too_few_samples_are_not_judged():
     assert judge([[0.0] * 5], [1.0] * 5, "lower").interval is None
 
 
-def test_a_verdict_is_the_same_each_time():
+def test_verdict_is_deterministic():
     new = [1.1, 1.2, 1.0, 1.15, 1.05]
     assert judge(STEADY, new, "lower") == judge(STEADY, new, "lower")
 
 
-def test_the_interval_covers_the_truth():
-    """Of 100 ratios of two samples of one population, about 95 % of the intervals hold 1."""
+def test_interval_covers_the_true_ratio():
+    """About 95 of 100 intervals of the ratio of two samples from one population contain 1."""
     rng = np.random.default_rng(5)
-    held = 0
+    covered = 0
     for _ in range(100):
         ratio = median_ratio([rng.normal(1, 0.05, 20).tolist() for _ in range(5)], rng.normal(1, 0.05, 20).tolist())
-        held += not ratio.excludes_one()
-    assert held >= 90
+        covered += not ratio.excludes_one()
+    assert covered >= 90
 
 
-def test_what_unchanged_builds_are_apart_has_to_be_passed():
+def test_threshold_exceeds_scatter_between_unchanged_builds():
     restless = [[level] * 5 for level in (1.0, 1.1, 0.95, 1.08, 0.97, 1.06)]
     assert least_effect(restless) > 0.1
     assert judge(restless, [1.08] * 5, "lower").state == "same"
 
 
-def test_a_change_of_the_level_makes_nobody_blind():
+def test_earlier_level_change_does_not_hide_a_slowdown():
     assert least_effect(STEADY + [[2.0] * 5] * 6) == MIN_EFFECT
 
 
-def test_a_known_change_is_no_news():
+def test_known_level_change_raises_no_alarm():
     slow = [value * 1.1 for value in STEADY[0]]
     history = [*STEADY, slow]
     assert judge(history, slow, "lower").state == "regressed"
@@ -104,7 +104,7 @@ def test_a_known_change_is_no_news():
     assert judge(history, STEADY[0], "lower", known=6).state == "improved"
 
 
-def test_first_samples_cannot_confirm_themselves():
+def test_samples_that_raised_a_suspicion_do_not_confirm_it():
     first, extra = [1.1] * 12, [1.0, 1.01, 0.99]
     verdict = judge(STEADY, first + extra, "lower")
     assert verdict.state == "regressed"

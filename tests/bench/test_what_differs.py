@@ -1,4 +1,4 @@
-"""Builds, targets and settings that are not the same, and must not look as if they were."""
+"""Reports and pages distinguish builds, targets and settings that differ."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,23 +42,23 @@ def archive(store: Store, tmp_path: Path) -> Iterator[Archive]:
         yield archive
 
 
-def take(store: Store, cell: Cell, tpot: float, **columns: float) -> None:
+def record_samples(store: Store, cell: Cell, tpot: float, **columns: float) -> None:
     for number in range(5):
         row = {"tpot_s": tpot * (1 + number / 1000), **columns}
         store.record(cell, Sample(now_ms(), 0.0, 1.0, None, True, columns=row))
 
 
 def page(archive: Archive, name: str, **query: object) -> str:
-    asked = dict.fromkeys((*PAGES[name].parameters, "id")) | query
+    parameters = dict.fromkeys((*PAGES[name].parameters, "id")) | query
 
-    def link(name: str, **given: object) -> str:
-        return f"/{name}{query_string(given)}"
+    def link(name: str, **parameters: object) -> str:
+        return f"/{name}{query_string(parameters)}"
 
-    return html(archive, PAGES[name], asked, link, lambda asset: asset)
+    return html(archive, PAGES[name], parameters, link, lambda asset: asset)
 
 
 @pytest.mark.parametrize(
-    ("other", "text"),
+    ("change", "text"),
     [
         ({"target": Target("b", "neuron", "http://b:13131")}, "target a → b"),
         ({"host": Host("beast", driver_version="600", gpus=CELL.host.gpus)}, "driver 595 → 600"),
@@ -67,34 +67,34 @@ def page(archive: Archive, name: str, **query: object) -> str:
         ({"scenario": ScenarioKey("single:cold:128", "single", {"max_tokens": 64})}, "max_tokens 256 → 64"),
     ],
 )
-def test_comparison_warns_of_all_that_differs_besides_the_build(
-    store: Store, archive: Archive, other: dict[str, object], text: str
+def test_comparison_warns_of_differences_besides_the_build(
+    store: Store, archive: Archive, change: dict[str, object], text: str
 ) -> None:
-    take(store, CELL, 0.1)
-    take(store, replace(CELL, build=NEXT, **other), 0.2)
-    sides = (Side("abc1234", "a"), Side("def5678", "b" if "target" in other else "a"))
-    found = compare(archive, *sides, metrics=("tpot_s",))
-    assert [(one.state, one.differs) for one in found] == [("regressed", [text])]
-    assert f"A and B differ in more than the build: {text}" in report.comparison(found)
+    record_samples(store, CELL, 0.1)
+    record_samples(store, replace(CELL, build=NEXT, **change), 0.2)
+    sides = (Side("abc1234", "a"), Side("def5678", "b" if "target" in change else "a"))
+    compared = compare(archive, *sides, metrics=("tpot_s",))
+    assert [(row.state, row.differs) for row in compared] == [("regressed", [text])]
+    assert f"A and B differ in more than the build: {text}" in report.comparison(compared)
     shown = page(archive, "compare", a=str(sides[0]), b=str(sides[1]), metric="tpot_s")
     assert f"A and B differ in more than the build: {text}" in shown
 
 
 def test_comparison_of_two_builds_has_no_warning(store: Store, archive: Archive) -> None:
-    take(store, CELL, 0.1)
-    take(store, replace(CELL, build=NEXT), 0.2)
-    found = compare(archive, Side("abc1234"), Side("def5678"), metrics=("tpot_s",))
-    assert [(one.state, one.differs) for one in found] == [("regressed", [])]
-    assert "differ" not in report.comparison(found)
+    record_samples(store, CELL, 0.1)
+    record_samples(store, replace(CELL, build=NEXT), 0.2)
+    compared = compare(archive, Side("abc1234"), Side("def5678"), metrics=("tpot_s",))
+    assert [(row.state, row.differs) for row in compared] == [("regressed", [])]
+    assert "differ" not in report.comparison(compared)
 
 
 def test_trend_does_not_judge_a_build_against_other_parameters(store: Store, archive: Archive) -> None:
-    take(store, CELL, 0.1)
+    record_samples(store, CELL, 0.1)
     shorter = ScenarioKey("single:cold:128", "single", {"max_tokens": 64})
-    take(store, replace(CELL, build=NEXT, scenario=shorter), 0.2)
-    found = series.series(archive, "a", "m", "single:cold:128", "tpot_s")
-    assert [point.verdict.state for point in found.points] == ["too few", "too few"]
-    assert [(mark.kind, mark.text) for mark in found.marks] == [("parameters", "max_tokens 256 → 64")]
+    record_samples(store, replace(CELL, build=NEXT, scenario=shorter), 0.2)
+    trend = series.series(archive, "a", "m", "single:cold:128", "tpot_s")
+    assert [point.verdict.state for point in trend.points] == ["too few", "too few"]
+    assert [(mark.kind, mark.text) for mark in trend.marks] == [("parameters", "max_tokens 256 → 64")]
 
 
 def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archive) -> None:
@@ -106,48 +106,48 @@ def test_builds_of_one_commit_have_different_labels(store: Store, archive: Archi
         Build("ollama", "0.1.0", version="0.1.0"),
     ]
     for number, build in enumerate(builds):
-        take(store, replace(CELL, build=build), 0.1 + number / 10)
+        record_samples(store, replace(CELL, build=build), 0.1 + number / 10)
     labels = list(archive.names.labels.values())
     assert len(set(labels)) == 5
     assert labels[2] == "abc1234+"
     assert [label.split("~")[0] for label in labels] == ["abc1234", "abc1234", "abc1234+", "0.1.0", "0.1.0"]
-    (one,) = compare(archive, Side(labels[0]), Side(labels[1]), metrics=("tpot_s",))
-    assert (one.a, one.b) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.2, rel=0.01))
+    (row,) = compare(archive, Side(labels[0]), Side(labels[1]), metrics=("tpot_s",))
+    assert (row.a, row.b) == (pytest.approx(0.1, rel=0.01), pytest.approx(0.2, rel=0.01))
     shown = runs(archive, {"sha": labels[2]})
     assert [run.tpot_s for run in shown] == [pytest.approx(0.3, rel=0.01)] * 5
 
 
-def test_overview_tells_targets_of_one_label_and_hosts_of_one_name_apart(store: Store, archive: Archive) -> None:
+def test_overview_distinguishes_equal_labels_and_hostnames(store: Store, archive: Archive) -> None:
     first, second = (Target(name, "neuron", f"http://{name}", "GPU box") for name in "ab")
-    take(store, replace(CELL, target=first), 0.1)
-    take(store, replace(CELL, target=second, host=replace(CELL.host, driver_version="600")), 0.1)
+    record_samples(store, replace(CELL, target=first), 0.1)
+    record_samples(store, replace(CELL, target=second, host=replace(CELL.host, driver_version="600")), 0.1)
     shown = views.overview(archive, {"target": None})["targets"]
-    assert [(one["title"], one["host"].driver_version) for one in shown] == [
+    assert [(row["title"], row["host"].driver_version) for row in shown] == [
         ("GPU box (a)", "595"),
         ("GPU box (b)", "600"),
     ]
 
 
 def test_overview_calls_a_target_steady_only_after_a_comparison(store: Store, archive: Archive) -> None:
-    take(store, CELL, 0.1, output_tps_user=10.0)
+    record_samples(store, CELL, 0.1, output_tps_user=10.0)
     assert "steady" not in page(archive, "overview")
-    take(store, replace(CELL, build=NEXT), 0.1, output_tps_user=10.0)
+    record_samples(store, replace(CELL, build=NEXT), 0.1, output_tps_user=10.0)
     assert "= steady" in page(archive, "overview")
 
 
-def test_one_level_of_load_has_no_knee(store: Store, archive: Archive) -> None:
+def test_single_load_level_has_no_knee(store: Store, archive: Archive) -> None:
     def level(users: int, ttft: float) -> None:
         scenario = ScenarioKey(f"concurrency:{users}", "concurrency", {"concurrency": users})
-        take(store, replace(CELL, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
+        record_samples(store, replace(CELL, scenario=scenario), 0.1, concurrency=users, ttft_p95_s=ttft)
 
     level(1, 0.1)
-    assert [(one.knee, one.knee_concurrency) for one in capacity.capacity(archive)] == [(None, None)]
+    assert [(row.knee, row.knee_concurrency) for row in capacity.capacity(archive)] == [(None, None)]
     level(2, 0.15)
     level(4, 0.5)
-    assert [(one.knee, one.knee_concurrency) for one in capacity.capacity(archive)] == [(2, 2)]
+    assert [(row.knee, row.knee_concurrency) for row in capacity.capacity(archive)] == [(2, 2)]
 
 
-def test_context_chart_labels_no_two_lengths_that_are_close() -> None:
+def test_context_chart_omits_labels_of_close_lengths() -> None:
     def ladder(kind: str, *lengths: float) -> scaling.Scaling:
         points = [scaling.ScalingPoint("s", None, length, None, 1.0, 1.0, None, 5, False) for length in lengths]
         return scaling.Scaling("a", "m", kind, "b", points, None)
@@ -157,7 +157,7 @@ def test_context_chart_labels_no_two_lengths_that_are_close() -> None:
     assert drawn["x"]["ticks"] == [130, 1030, 4102]
 
 
-def test_request_that_was_cancelled_on_purpose_is_not_shown_as_a_failure(store: Store, archive: Archive) -> None:
+def test_deliberately_cancelled_request_is_not_shown_as_failed(store: Store, archive: Archive) -> None:
     record = RequestRecord(0.0, 0.0, 1.0, "cancelled", deltas=[Delta(0.5, "text")])
     scenario = ScenarioKey("cancel", "cancel", {})
     sample = Sample(now_ms(), 0.0, 1.0, None, True, records=[record], measures=measure_run([record]))
@@ -165,5 +165,5 @@ def test_request_that_was_cancelled_on_purpose_is_not_shown_as_a_failure(store: 
     shown = page(archive, "run", id=run_id)
     assert "cancelled</span>" in shown
     assert "✕" not in shown
-    assert shown.count("failed-bar") == 1  # the legend's
+    assert shown.count("failed-bar") == 1  # only in the legend
     assert "0 of 1, 1 cancelled" in page(archive, "runs", offset=0)

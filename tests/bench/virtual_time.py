@@ -1,7 +1,8 @@
-"""An event loop whose clock stands still while anything can be done, and else jumps to when something is due.
+"""An event loop with a virtual clock.
 
-Sockets are real. Unix sockets deliver what is written at once, so between two processes' worth of code in one loop
-nothing takes any time but what a script says takes time: measurements are exact, on however busy a machine.
+The clock stands still while callbacks are ready to run, and otherwise jumps to the next timer. Sockets are real: Unix
+sockets deliver data at once, so a client and a server in one loop spend only the time that a script prescribes.
+Measurements are exact on a busy machine too.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """See above. Work in other threads is not waited for."""
+    """An event loop in virtual time. The loop does not wait for work in other threads."""
 
     def __init__(self) -> None:
         self._virtual = _Selector()
@@ -39,7 +40,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass
 class VirtualClock:
-    """The loop's clock; the calendar jumps about as a badly set machine's does."""
+    """A clock of the event loop's time. Its wall clock goes back an hour at every call."""
 
     calendar: float = 1.7e12
 
@@ -55,6 +56,6 @@ class VirtualClock:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run to the end, in virtual time."""
+    """Run a coroutine in virtual time and return its result."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)

@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks the gateway's surface with answers a test chooses."""
+"""An HTTP server with the gateway's API whose responses a test chooses."""
 
 import json
 import threading
@@ -7,27 +7,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 class CannedGateway:
-    """Answers on a free port of this machine until closed.
+    """Listens on a free local port until closed.
 
-    `pieces` is streamed as the answer to every chat request, a dict among them as a raw chunk; after the piece
-    "WAIT" nothing more comes until the client goes away, which sets `gone`; after "DROP" the connection ends.
-    `asked` is set once a chat request has arrived.
-    `patience` is how many chat requests are answered, None for all; the others wait like "WAIT".
-    `refusal` is (status, headers, envelope) instead of an answer.
+    Attributes:
+        chunks: the stream that answers each chat request: a string is a content delta, a dict a raw chunk.
+            "WAIT" stalls until the client disconnects; "DROP" closes the connection.
+        response_limit: number of chat requests that are answered, None for all; later requests stall like "WAIT".
+        error_response: (status, headers, envelope) to send instead of `chunks`.
+        request_received: set when a chat request arrives.
+        client_disconnected: set when a client disconnects during "WAIT".
     """
 
     def __init__(self):
-        self.pieces = ["Hello", " there", "!"]
-        self.patience = None
-        self.refusal = None
+        self.chunks = ["Hello", " there", "!"]
+        self.response_limit = None
+        self.error_response = None
         self.finish_reason = "stop"
         self.models = [{"id": "cold/model", "loaded": False}, {"id": "warm/model", "loaded": True}]
         self.nodes = []
         self.health = {"status": "ok", "nodes": {"healthy": 1, "total": 1}}
         self.requests = []
         self.authorization = None
-        self.asked = threading.Event()
-        self.gone = threading.Event()
+        self.request_received = threading.Event()
+        self.client_disconnected = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._server.daemon_threads = True
         self._server.gateway = self
@@ -50,40 +52,40 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         gateway = self.server.gateway
         gateway.authorization = self.headers["Authorization"]
-        replies = {
+        bodies = {
             "/v1/models": {"object": "list", "data": gateway.models},
             "/api/nodes": {"nodes": gateway.nodes},
             "/health": gateway.health,
         }
-        self._json(200 if self.path in replies else 404, {}, replies.get(self.path, {}))
+        self._json(200 if self.path in bodies else 404, {}, bodies.get(self.path, {}))
 
     def do_POST(self):
         gateway = self.server.gateway
         gateway.authorization = self.headers["Authorization"]
         gateway.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        patient = gateway.patience is None or len(gateway.requests) <= gateway.patience
-        gateway.asked.set()
-        if gateway.refusal:
-            self._json(*gateway.refusal)
+        within_limit = gateway.response_limit is None or len(gateway.requests) <= gateway.response_limit
+        gateway.request_received.set()
+        if gateway.error_response:
+            self._json(*gateway.error_response)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream; charset=utf-8")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        with suppress(BrokenPipeError, ConnectionResetError):  # the client may leave whenever it likes
-            self._answer(gateway.pieces if patient else ["WAIT"])
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client may disconnect at any time
+            self._stream_response(gateway.chunks if within_limit else ["WAIT"])
 
-    def _answer(self, pieces):
+    def _stream_response(self, chunks):
         self._write(b": keep-alive\n\n")
         self._delta({"role": "assistant", "content": ""})
-        for piece in pieces:
-            if piece == "WAIT":
-                self._wait_for_the_end()
+        for chunk in chunks:
+            if chunk == "WAIT":
+                self._wait_for_disconnect()
                 return
-            if piece == "DROP":
+            if chunk == "DROP":
                 self.close_connection = True
                 return
-            self._event(piece) if isinstance(piece, dict) else self._delta({"content": piece})
+            self._event(chunk) if isinstance(chunk, dict) else self._delta({"content": chunk})
         self._event({"choices": [{"index": 0, "delta": {}, "finish_reason": self.server.gateway.finish_reason}]})
         usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
         self._event({"choices": [], "usage": usage})
@@ -100,11 +102,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
-    def _wait_for_the_end(self):
+    def _wait_for_disconnect(self):
         self.close_connection = True
         self.connection.settimeout(60)
         if self.connection.recv(1) == b"":
-            self.server.gateway.gone.set()
+            self.server.gateway.client_disconnected.set()
 
     def _json(self, status, headers, value):
         body = json.dumps(value).encode()

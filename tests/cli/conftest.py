@@ -1,4 +1,4 @@
-"""The command line as a person runs it: a process of its own, in a home of its own."""
+"""Fixtures: run the `helexa` command as a process with its own state directory."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ def gateway():
 
 @pytest.fixture
 def environ(tmp_path):
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(UNWANTED)}
-    return kept | {"XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "xterm", "PYTHONWARNINGS": "error"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(UNWANTED)}
+    return variables | {"XDG_STATE_HOME": str(tmp_path / "state"), "TERM": "xterm", "PYTHONWARNINGS": "error"}
 
 
 @pytest.fixture
 def helexa(environ):
-    """Run the command to its end; stdin is empty unless given."""
+    """Return a function that runs `helexa ARGUMENTS` and returns the completed process; stdin is empty by default."""
 
     def run(*arguments, stdin="", **variables):
         return subprocess.run(

@@ -1,4 +1,4 @@
-"""A terminal with a person at it: the command runs on a pseudo-terminal of its own, keys go in, text comes out."""
+"""A simulated terminal: runs the command on a pseudo-terminal, sends keys and reads the output."""
 
 import os
 import pty
@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 
-# The command must own the terminal for Ctrl-C to become a signal, and not have inherited that it is to ignore it.
-_OWN = (
+# For Ctrl-C to become SIGINT, the command must own the terminal and must not inherit an ignored SIGINT.
+_WITH_TERMINAL = (
     "import fcntl, os, signal, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
 )
@@ -18,36 +18,42 @@ CTRL_D = "\x04"
 
 
 class Screen:
-    """Runs `helexa ARGUMENTS`, or another module's command, until it is left."""
+    """Runs `python -m MODULE ARGUMENTS` on a pseudo-terminal.
+
+    `expect` and `press_until` look only at output after the previous match.
+    """
 
     def __init__(self, arguments, environ, module="helexa"):
         self.text = ""
-        self._seen = 0
+        self._position = 0
         self._master, slave = pty.openpty()
-        command = [sys.executable, "-c", _OWN, sys.executable, "-m", module, *arguments]
+        command = [sys.executable, "-c", _WITH_TERMINAL, sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environ, start_new_session=True
         )
         os.close(slave)
 
     def type(self, text):
-        """Press keys; a line ends with "\\n"."""
+        """Send keys. Enter is "\\n"."""
         os.write(self._master, text.encode())
 
     def expect(self, text, seconds=60):
-        """Read until `text` is shown after what was expected before."""
-        assert self._look_for(text, seconds), f"{text!r} was not shown in {self.text[self._seen :]!r}"
+        """Read output until `text` appears; fail after `seconds` seconds."""
+        assert self._look_for(text, seconds), f"{text!r} was not shown in {self.text[self._position :]!r}"
 
-    def insist(self, key, text):
-        """Press `key` until `text` is shown: a line editor can miss a signal that comes as it shows its prompt."""
+    def press_until(self, key, text):
+        """Press `key` once a second until `text` appears.
+
+        A line editor can miss a signal that arrives before the prompt is complete.
+        """
         for _ in range(60):
             self.type(key)
             if self._look_for(text, 1):
                 return
-        raise AssertionError(f"{text!r} was not shown in {self.text[self._seen :]!r}")
+        raise AssertionError(f"{text!r} was not shown in {self.text[self._position :]!r}")
 
-    def leave(self, seconds=60):
-        """Read to the end; returns the exit code."""
+    def wait_for_exit(self, seconds=60):
+        """Read all output and return the exit code."""
         while self._read(seconds):
             pass
         return self._process.wait(seconds)
@@ -60,10 +66,10 @@ class Screen:
 
     def _look_for(self, text, seconds):
         deadline = time.monotonic() + seconds
-        while (found := self.text.find(text, self._seen)) < 0:
+        while (start := self.text.find(text, self._position)) < 0:
             if not self._read(deadline - time.monotonic()):
                 return False
-        self._seen = found + len(text)
+        self._position = start + len(text)
         return True
 
     def _read(self, seconds):
@@ -72,6 +78,6 @@ class Screen:
         try:
             data = os.read(self._master, 4096)
         except OSError:
-            return False  # the command has left
+            return False  # the command has ended
         self.text += data.decode(errors="replace")
         return bool(data)

@@ -1,4 +1,4 @@
-"""Commands of an installation without extras: one line names the extra and the command that installs it."""
+"""Commands in an installation without extras print one line with the missing extra and how to install it."""
 
 import subprocess
 
@@ -41,19 +41,19 @@ def run(python, environ, tmp_path):
     ],
 )
 def test_command_without_its_extra_names_the_extra_in_one_line(run, command, extra):
-    done = run(*command.split())
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.endswith(f" is not installed; install it with: pip install 'helexa[{extra}]'\n")
-    assert done.stderr.count("\n") == 1
+    result = run(*command.split())
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.endswith(f" is not installed; install it with: pip install 'helexa[{extra}]'\n")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", ["helexa list", "helexa completion bash", "helexa --help", "helexa.cortex --help"])
 def test_command_that_needs_no_extra_works_without_extras(run, command):
-    done = run(*command.split())
-    assert done.returncode == 0, done.stderr
+    result = run(*command.split())
+    assert result.returncode == 0, result.stderr
 
 
 def test_library_without_the_engine_raises_an_error_that_names_the_extra(python, environ):
     code = "import helexa\ntry: helexa.pull('helexa/small')\nexcept helexa.HelexaError as error: print(error)"
-    done = subprocess.run([str(python), "-c", code], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("install it with: pip install 'helexa[neuron]'\n")
+    result = subprocess.run([str(python), "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("install it with: pip install 'helexa[neuron]'\n")

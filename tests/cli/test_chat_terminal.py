@@ -11,7 +11,7 @@ PROMPT = ">>> "
 
 
 @pytest.fixture
-def talk(environ, gateway):
+def start_chat(environ, gateway):
     """Open a chat and wait for its first prompt."""
     screens = []
 
@@ -26,25 +26,25 @@ def talk(environ, gateway):
         screen.close()
 
 
-def said(request):
+def messages(request):
     return [(turn["role"], turn["content"]) for turn in request["messages"]]
 
 
-def test_a_conversation(talk, gateway):
-    screen = talk("--system", "Be kind.")
+def test_conversation_is_sent_with_each_message(start_chat, gateway):
+    screen = start_chat("--system", "Be kind.")
     assert "warm/model" in screen.text
     screen.type("hello\n")
     screen.expect("Hello there!")
     screen.expect(PROMPT)
-    gateway.pieces = ["Fine."]
+    gateway.chunks = ["Fine."]
     screen.type("and you?\n")
     screen.expect("Fine.")
     screen.expect(PROMPT)
     screen.type("/stats\n")
     screen.expect("prompt 12 tokens (8 from the cache), answer 3 tokens, first after")
     screen.type("/exit\n")
-    assert screen.leave() == 0
-    assert said(gateway.requests[1]) == [
+    assert screen.wait_for_exit() == 0
+    assert messages(gateway.requests[1]) == [
         ("system", "Be kind."),
         ("user", "hello"),
         ("assistant", "Hello there!"),
@@ -52,83 +52,83 @@ def test_a_conversation(talk, gateway):
     ]
 
 
-def test_ctrl_c_stops_the_answer_and_the_talk_goes_on(talk, gateway):
-    gateway.pieces = ["begun", "WAIT"]
-    screen = talk()
+def test_ctrl_c_stops_the_response_and_keeps_the_chat_open(start_chat, gateway):
+    gateway.chunks = ["begun", "WAIT"]
+    screen = start_chat()
     screen.type("a long story\n")
     screen.expect("begun")
     screen.type(CTRL_C)
     screen.expect("[stopped]")
-    assert gateway.gone.wait(30)
+    assert gateway.client_disconnected.wait(30)
     screen.expect(PROMPT)
-    gateway.pieces = ["as you wish"]
+    gateway.chunks = ["as you wish"]
     screen.type("shorter\n")
     screen.expect("as you wish")
     screen.expect(PROMPT)
     screen.type("/exit\n")
-    assert screen.leave() == 0
-    assert said(gateway.requests[1]) == [("user", "a long story"), ("assistant", "begun"), ("user", "shorter")]
+    assert screen.wait_for_exit() == 0
+    assert messages(gateway.requests[1]) == [("user", "a long story"), ("assistant", "begun"), ("user", "shorter")]
 
 
-def test_ctrl_c_before_any_answer_takes_the_question_back(talk, gateway):
-    gateway.pieces = ["WAIT"]
-    screen = talk()
+def test_ctrl_c_before_the_response_discards_the_message(start_chat, gateway):
+    gateway.chunks = ["WAIT"]
+    screen = start_chat()
     screen.type("first\n")
-    assert gateway.asked.wait(30)
+    assert gateway.request_received.wait(30)
     screen.type(CTRL_C)
     screen.expect("[stopped]")
     screen.expect(PROMPT)
-    gateway.pieces = ["yes"]
+    gateway.chunks = ["yes"]
     screen.type("second\n")
     screen.expect("yes")
-    assert said(gateway.requests[1]) == [("user", "second")]
+    assert messages(gateway.requests[1]) == [("user", "second")]
 
 
-def test_ctrl_c_twice_at_the_prompt_leaves(talk):
-    screen = talk()
-    screen.insist(CTRL_C, "Ctrl-C again")
+def test_ctrl_c_twice_at_the_prompt_exits(start_chat):
+    screen = start_chat()
+    screen.press_until(CTRL_C, "Ctrl-C again")
     screen.expect(PROMPT)
-    screen.insist(CTRL_C, "\n")
-    assert screen.leave() == 0
+    screen.press_until(CTRL_C, "\n")
+    assert screen.wait_for_exit() == 0
 
 
-def test_ctrl_d_leaves(talk):
-    screen = talk()
+def test_ctrl_d_exits(start_chat):
+    screen = start_chat()
     screen.type(CTRL_D)
-    assert screen.leave() == 0
+    assert screen.wait_for_exit() == 0
 
 
-def test_several_lines(talk, gateway):
-    screen = talk()
+def test_triple_quotes_span_several_lines(start_chat, gateway):
+    screen = start_chat()
     screen.type('"""one\n')
     screen.expect("... ")
     screen.type("/two\n")
     screen.expect("... ")
     screen.type('three"""\n')
     screen.expect("Hello there!")
-    assert said(gateway.requests[0]) == [("user", "one\n/two\nthree")]
+    assert messages(gateway.requests[0]) == [("user", "one\n/two\nthree")]
 
 
-def test_retry_asks_the_same_again(talk, gateway):
-    screen = talk()
+def test_retry_sends_the_last_message_again(start_chat, gateway):
+    screen = start_chat()
     screen.type("why?\n")
     screen.expect("Hello there!")
     screen.expect(PROMPT)
-    gateway.pieces = ["Because."]
+    gateway.chunks = ["Because."]
     screen.type("/retry\n")
     screen.expect("Because.")
     screen.expect(PROMPT)
     screen.type("ok\n")
     screen.expect("Because.")
-    assert said(gateway.requests[1]) == [("user", "why?")]
-    assert said(gateway.requests[2]) == [("user", "why?"), ("assistant", "Because."), ("user", "ok")]
+    assert messages(gateway.requests[1]) == [("user", "why?")]
+    assert messages(gateway.requests[2]) == [("user", "why?"), ("assistant", "Because."), ("user", "ok")]
 
 
-def test_system_model_and_clear(talk, gateway):
-    screen = talk()
+def test_system_model_and_clear(start_chat, gateway):
+    screen = start_chat()
     screen.type("hello\n")
     screen.expect("Hello there!")
-    for line, reply in [
+    for line, output in [
         ("/system Be brief.", "Be brief."),
         ("/clear", "forgotten"),
         ("/model cold/model", "* cold/model"),
@@ -140,55 +140,59 @@ def test_system_model_and_clear(talk, gateway):
         screen.expect(PROMPT)
         screen.type(f"{line}\n")
         screen.expect(line)
-        screen.expect(reply)
+        screen.expect(output)
     screen.expect(PROMPT)
     screen.type("now\n")
     screen.expect("Hello there!")
     assert gateway.requests[1]["model"] == "cold/model"
-    assert said(gateway.requests[1]) == [("system", "Be brief."), ("user", "now")]
+    assert messages(gateway.requests[1]) == [("system", "Be brief."), ("user", "now")]
 
 
-def test_a_refusal_is_shown_and_the_talk_goes_on(talk, gateway):
-    screen = talk()
-    gateway.refusal = (503, {"Retry-After": "0"}, {"error": {"message": "too busy", "code": "rate_limit_exceeded"}})
+def test_error_response_is_shown_and_the_chat_stays_open(start_chat, gateway):
+    screen = start_chat()
+    gateway.error_response = (
+        503,
+        {"Retry-After": "0"},
+        {"error": {"message": "too busy", "code": "rate_limit_exceeded"}},
+    )
     screen.type("hello\n")
     screen.expect("error: too busy")
     screen.expect(PROMPT)
-    gateway.refusal = None
+    gateway.error_response = None
     screen.type("/retry\n")
     screen.expect("Hello there!")
-    assert said(gateway.requests[1]) == [("user", "hello")]
+    assert messages(gateway.requests[1]) == [("user", "hello")]
 
 
-def test_the_model_cannot_steer_the_terminal(talk, gateway):
-    gateway.pieces = ["\x1b]0;ev", "il\x07", {"choices": [{"delta": {"reasoning_content": "\x1b[2Jhm"}}]}, "done"]
-    screen = talk(NO_COLOR="1")
-    before = len(screen.text)
+def test_control_characters_of_the_model_are_removed(start_chat, gateway):
+    gateway.chunks = ["\x1b]0;ev", "il\x07", {"choices": [{"delta": {"reasoning_content": "\x1b[2Jhm"}}]}, "done"]
+    screen = start_chat(NO_COLOR="1")
+    start = len(screen.text)
     screen.type("hello\n")
     screen.expect("]0;evil")
     screen.expect("[2Jhm")
     screen.expect("done")
-    assert not [danger for danger in ("\x1b]", "\x1b[2J", "\x07") if danger in screen.text[before:]]
+    assert not [danger for danger in ("\x1b]", "\x1b[2J", "\x07") if danger in screen.text[start:]]
 
 
-def test_an_unknown_model_is_refused_before_the_first_prompt(environ, gateway):
+def test_unknown_model_ends_the_command_before_the_first_prompt(environ, gateway):
     screen = Screen(["chat", "--url", gateway.url, "--model", "warm/modle"], environ)
-    assert screen.leave() == 4
+    assert screen.wait_for_exit() == 4
     assert "did you mean 'warm/model'?" in screen.text
     screen.close()
 
 
-def test_typed_lines_are_remembered_for_this_user_alone(talk, environ):
-    screen = talk()
+def test_history_is_saved_readable_only_by_the_user(start_chat, environ):
+    screen = start_chat()
     screen.type("remember me\n")
     screen.expect("Hello there!")
     screen.expect(PROMPT)
     screen.type("/exit\n")
-    assert screen.leave() == 0
+    assert screen.wait_for_exit() == 0
     file = Path(environ["XDG_STATE_HOME"]) / "helexa" / "chat_history"
     assert "remember me" in file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    again = talk()
-    again.type("\x1b[A\x1b[A\n")
-    again.expect("remember me")
-    again.expect("Hello there!")
+    second = start_chat()
+    second.type("\x1b[A\x1b[A\n")
+    second.expect("remember me")
+    second.expect("Hello there!")

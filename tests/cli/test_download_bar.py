@@ -1,4 +1,4 @@
-"""What a person sees of a download, by a clock that the test sets."""
+"""The progress bar of downloads, with a simulated clock."""
 
 import io
 import re
@@ -24,35 +24,35 @@ class Clock:
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def plain_environment(monkeypatch):
     for name in ("CI", "HF_HUB_DISABLE_PROGRESS_BARS", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-def fetched(stream, clock, seconds, **options):
-    """What stands on the terminal while 8 of 10 MB have come, `seconds` after the start."""
+def output_during_download(stream, clock, seconds, **options):
+    """Return what the terminal shows when 8 of 10 MB are downloaded, `seconds` after the start."""
     with DownloadBar("org/name", stream=stream, clock=clock, **options) as bar:
         bar.show("list", 0, 0)
         bar.show("download", 2 * MB, 10 * MB)
         clock.now += seconds
         bar.show("download", 8 * MB, 10 * MB)
-        seen = stream.getvalue()
+        shown = stream.getvalue()
         bar.show("download", 10 * MB, 10 * MB)
-    return seen
+    return shown
 
 
-def test_nothing_is_shown_of_what_is_quick(capsys):
+def test_quick_download_shows_nothing(capsys):
     stream = Terminal()
-    assert fetched(stream, Clock(), 0.49) == ""
+    assert output_during_download(stream, Clock(), 0.49) == ""
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
 
 
-def test_a_bar_is_drawn_on_a_terminal_and_a_line_is_left(capsys):
+def test_terminal_shows_a_bar_and_then_a_summary(capsys):
     stream = Terminal()
-    fetched(stream, Clock(), 0.5)
-    for words in ("fetching org/name", "8.0 MB of 10.0 MB"):
-        assert words in stream.getvalue()
+    output_during_download(stream, Clock(), 0.5)
+    for text in ("fetching org/name", "8.0 MB of 10.0 MB"):
+        assert text in stream.getvalue()
     assert capsys.readouterr().err == "org/name: fetched 8.0 MB in 0.5 s, 16.0 MB/s\n"
 
 
@@ -84,28 +84,28 @@ def test_unknown_size_is_not_shown(monkeypatch):
     assert "?" not in re.sub(r"\x1b\[\?", "", drawn)
 
 
-def test_no_bar_where_there_is_no_terminal(capsys):
+def test_no_bar_without_a_terminal(capsys):
     stream = io.StringIO()
-    fetched(stream, Clock(), 60)
+    output_during_download(stream, Clock(), 60)
     assert stream.getvalue() == ""
     assert capsys.readouterr().err == "org/name: fetched 8.0 MB in 60.0 s, 133.3 kB/s\n"
 
 
 @pytest.mark.parametrize("name", ["CI", "HF_HUB_DISABLE_PROGRESS_BARS"])
-def test_bars_can_be_forbidden(monkeypatch, name):
+def test_environment_variable_disables_the_bar(monkeypatch, name):
     monkeypatch.setenv(name, "1")
     stream = Terminal()
-    fetched(stream, Clock(), 60)
+    output_during_download(stream, Clock(), 60)
     assert stream.getvalue() == ""
 
 
-def test_quiet_says_nothing_at_all(capsys):
+def test_quiet_prints_nothing(capsys):
     stream = Terminal()
-    fetched(stream, Clock(), 60, quiet=True)
+    output_during_download(stream, Clock(), 60, quiet=True)
     assert (stream.getvalue(), capsys.readouterr().err) == ("", "")
 
 
-def test_what_was_here_already_is_not_reported(capsys):
+def test_cached_download_is_not_reported(capsys):
     clock = Clock()
     with DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:
         clock.now += 60
@@ -113,7 +113,7 @@ def test_what_was_here_already_is_not_reported(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_load_that_follows_is_shown_and_does_not_count(capsys):
+def test_load_after_the_download_is_shown_but_not_counted(capsys):
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:
         bar.show("download", 0, 10 * MB)
@@ -125,7 +125,7 @@ def test_a_load_that_follows_is_shown_and_does_not_count(capsys):
     assert capsys.readouterr().err == "org/name: fetched 10.0 MB in 2.0 s, 5.0 MB/s\n"
 
 
-def test_a_failure_leaves_its_words_to_others(capsys):
+def test_failed_download_prints_no_summary(capsys):
     clock = Clock()
     with pytest.raises(OSError), DownloadBar("org/name", stream=io.StringIO(), clock=clock) as bar:
         bar.show("download", 0, 10 * MB)
@@ -135,7 +135,7 @@ def test_a_failure_leaves_its_words_to_others(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_hub_that_says_nothing_is_shown_to_be_asked():
+def test_slow_lookup_is_shown():
     stream, clock = Terminal(), Clock()
     with DownloadBar("org/name", stream=stream, clock=clock) as bar:
         bar.show("list", 0, 0)

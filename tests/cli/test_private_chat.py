@@ -18,26 +18,26 @@ def screen(environ, smollm2_gguf):
     screen.close()
 
 
-def test_a_talk_that_is_steered_stopped_saved_and_taken_up(screen, tmp_path):
+def test_private_chat_is_configured_stopped_saved_and_resumed(screen, tmp_path):
     screen.type("What is the capital of France?\n")
     screen.expect("Paris")
-    for line, reply in [
+    for line, output in [
         ("/stats", "cpu in "),
         ("/set top_k 5", "top_k 5"),
         ("/set top-k default", "max_tokens 24"),
-        ("/set top_k many", "'many' is no value for top_k"),
+        ("/set top_k many", "'many' is not a valid value for top_k"),
         ("/set nonsense 1", "/set NAME VALUE, with a NAME among max_tokens, temperature"),
         (f"/save {tmp_path / 'talk.json'}", "2 messages saved"),
         ("/set max_tokens 4000", "max_tokens 4000"),
     ]:
         screen.expect(PROMPT)
         screen.type(f"{line}\n")
-        screen.expect(reply)
+        screen.expect(output)
     screen.expect(PROMPT)
     screen.type("Tell me a very long story, and never end it.\n")
     screen.expect("\n")
-    screen.expect(" ")  # it has begun
-    screen.insist(CTRL_C, "[stopped]")
+    screen.expect(" ")  # the response has started
+    screen.press_until(CTRL_C, "[stopped]")
     screen.expect(PROMPT)
     screen.type(f"/load {tmp_path / 'talk.json'}\n")
     screen.expect("2 messages loaded")
@@ -48,6 +48,6 @@ def test_a_talk_that_is_steered_stopped_saved_and_taken_up(screen, tmp_path):
     screen.expect("Paris")
     screen.expect(PROMPT)
     screen.type("/exit\n")
-    assert screen.leave() == 0
+    assert screen.wait_for_exit() == 0
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert [turn["role"] for turn in saved["messages"]] == ["user", "assistant"]

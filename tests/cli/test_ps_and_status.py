@@ -27,11 +27,11 @@ NODE = {
 }
 
 
-def test_ps_is_a_table(helexa, gateway):
+def test_ps_prints_a_table(helexa, gateway):
     gateway.nodes = [NODE, {"name": "attic", "healthy": False, "models": [{"id": "org/old"}]}]
-    done = helexa("ps", "--url", gateway.url)
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split("  ") for line in done.stdout.splitlines()]
+    result = helexa("ps", "--url", gateway.url)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = [line.split("  ") for line in result.stdout.splitlines()]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells == [
         ["MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S"],
@@ -59,12 +59,12 @@ def test_ps_as_json(helexa, gateway):
     assert rows[1]["tok_s"] is None
 
 
-def test_nothing_to_list_is_said_on_stderr(helexa, gateway):
-    done = helexa("ps", "--url", gateway.url)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "the gateway has no nodes\n")
+def test_empty_list_is_noted_on_stderr(helexa, gateway):
+    result = helexa("ps", "--url", gateway.url)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "the gateway has no nodes\n")
 
 
-def test_status_in_words(helexa, gateway):
+def test_status_as_text(helexa, gateway):
     gateway.nodes = [NODE, {"name": "attic", "endpoint": "http://10.0.0.2:13131", "models": [{"id": "org/old"}]}]
     gateway.health = {"status": "impaired"}
     assert helexa("status", "--url", gateway.url).stdout.splitlines() == [
@@ -96,18 +96,18 @@ def test_status_as_json(helexa, gateway):
     assert report["nodes"][0]["models"][0]["id"] == "helexa/small"
 
 
-@pytest.mark.parametrize("verb", ["ps", "status"])
+@pytest.mark.parametrize("command", ["ps", "status"])
 @pytest.mark.parametrize("nodes", [None, "x", [{"models": []}], [{"name": "n", "load": 3}]])
-def test_answers_of_something_else(helexa, gateway, verb, nodes):
+def test_invalid_gateway_response_is_an_error(helexa, gateway, command, nodes):
     gateway.nodes = nodes
-    done = helexa(verb, "--url", gateway.url)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "is this a helexa gateway?" in done.stderr
+    result = helexa(command, "--url", gateway.url)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "is this a helexa gateway?" in result.stderr
 
 
-@pytest.mark.parametrize("verb", ["ps", "status"])
-def test_names_cannot_steer_the_terminal(helexa, gateway, verb):
+@pytest.mark.parametrize("command", ["ps", "status"])
+def test_control_characters_in_names_are_removed(helexa, gateway, command):
     gateway.nodes = [{"name": "no\x1b]0;x\x07de", "healthy": True, "models": [{"id": "org/\x9bm\rodel"}]}]
-    shown = helexa(verb, "--url", gateway.url).stdout
+    shown = helexa(command, "--url", gateway.url).stdout
     assert "no]0;xde" in shown
     assert not {"\x1b", "\x07", "\x9b", "\r"} & set(shown)

@@ -7,7 +7,7 @@ from descriptors import many_descriptors
 from helexa.cli.stop_signals import StopSignals
 
 
-def test_a_signal_is_seen_with_many_descriptors_open() -> None:
+def test_signal_is_received_with_many_open_descriptors() -> None:
     with many_descriptors(), StopSignals() as stop:
         assert not stop.wait(0)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`helexa up`: what it refuses to start, and that what it started ends with it, however it ends."""
+"""`helexa up`: invalid options, and the end of all its processes when it ends or is killed."""
 
 import itertools
 import os
@@ -27,16 +27,16 @@ from helexa.neuron.processes.file_use import is_used
 
 @pytest.fixture
 def ports():
-    """Options that name three free ports."""
+    """Command-line options with three free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
-        numbers = [str(one.getsockname()[1]) for one in sockets]
+        numbers = [str(sock.getsockname()[1]) for sock in sockets]
     return ["--port", numbers[0], "--metrics-port", numbers[1], "--neuron-port", numbers[2]]
 
 
 @pytest.fixture
 def started(environ):
-    """Start `helexa up`; whatever it leaves behind is found and killed afterwards."""
+    """Return a function that starts `helexa up`. Its remaining processes are killed after the test."""
     mark = f"HELEXA_TEST_RUN={uuid.uuid4()}"
     name, value = mark.split("=")
 
@@ -57,19 +57,19 @@ def started(environ):
 
 
 def running(mark):
-    """The processes that have `mark` in their environment."""
-    found = []
+    """Return the ids of processes that have `mark` in their environment."""
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
-            continue  # it has just ended, or is not ours
-    return found
+            continue  # the process has ended or belongs to another user
+    return pids
 
 
-def until(condition, seconds=60):
-    """Wait for what another process does."""
+def wait_until(condition, seconds=60):
+    """Wait until `condition()` is true; fail after `seconds` seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -86,21 +86,21 @@ def read_until(stream, text):
 
 
 @pytest.mark.parametrize("option", ["--port", "--metrics-port", "--neuron-port"])
-def test_a_port_in_use(helexa, environ, ports, option):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = str(taken.getsockname()[1])
+def test_port_in_use_is_an_error(helexa, environ, ports, option):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        number = str(listener.getsockname()[1])
         ports[ports.index(option) + 1] = number
-        done = helexa("up", *ports)
-    assert (done.returncode, done.stdout) == (1, "")
+        result = helexa("up", *ports)
+    assert (result.returncode, result.stdout) == (1, "")
     hint = f"port {number} is already in use; stop what listens there, or choose another with {option}"
-    assert done.stderr == f"helexa: {hint}\n"
+    assert result.stderr == f"helexa: {hint}\n"
     assert not Path(environ["XDG_STATE_HOME"]).exists()
 
 
-def test_the_same_port_twice(helexa):
-    done = helexa("up", "--port", "4000", "--metrics-port", "4000")
-    assert done.returncode == 2
-    assert done.stderr == "helexa: --port and --metrics-port are both 4000; they need different ports\n"
+def test_equal_ports_are_wrong_usage(helexa):
+    result = helexa("up", "--port", "4000", "--metrics-port", "4000")
+    assert result.returncode == 2
+    assert result.stderr == "helexa: --port and --metrics-port are both 4000; they need different ports\n"
 
 
 @pytest.mark.parametrize(
@@ -109,27 +109,27 @@ def test_the_same_port_twice(helexa):
         (["--model", "no/such/name"], "'no/such/name' is not a model source"),
         (["--model", "./missing.gguf"], "missing.gguf: no such file"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
-        (["--host", "a..b"], "cannot listen on a..b: there can be no such host"),
+        (["--host", "a..b"], "cannot listen on a..b: the host name is invalid"),
     ],
 )
-def test_what_cannot_work_is_refused_at_once(helexa, ports, arguments, message):
-    done = helexa("up", *ports, *arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_invalid_model_or_host_is_rejected_before_start(helexa, ports, arguments, message):
+    result = helexa("up", *ports, *arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_two_models_of_one_name(helexa, ports, tmp_path):
+def test_models_with_equal_names_are_wrong_usage(helexa, ports, tmp_path):
     files = [tmp_path / folder / "tiny.gguf" for folder in ("a", "b")]
     for file in files:
         file.parent.mkdir()
         file.touch()
-    done = helexa("up", *ports, "--model", str(files[0]), "--model", str(files[1]))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "helexa: two models would both be called 'tiny'; start one of them, or rename its file\n"
+    result = helexa("up", *ports, "--model", str(files[0]), "--model", str(files[1]))
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "helexa: two models would have the id 'tiny'; start one of them, or rename its file\n"
 
 
-def test_any_name_can_be_written_to_the_configuration(tmp_path):
+def test_configuration_escapes_model_names(tmp_path):
     model = LocalModel('a "b" \\ é 😀', "file:/models/😀.gguf")
     files = LocalConfig((model,), "127.0.0.1", 1, 2, 3).write(tmp_path)
     names = [tomllib.loads(file.read_text(encoding="utf-8")) for file in (files[0], tmp_path / "models.toml")]
@@ -137,15 +137,15 @@ def test_any_name_can_be_written_to_the_configuration(tmp_path):
     assert names[1]["models"] == [{"id": model.id, "source": model.source}]
 
 
-def test_without_the_engine(environ):
+def test_missing_engine_extra_is_named(environ):
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['helexa', 'up']; from helexa.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "pip install 'helexa[neuron]'" in done.stderr
-    assert done.stderr.count("\n") == 1
+    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "pip install 'helexa[neuron]'" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_gguf):
+def test_up_serves_and_ctrl_c_ends_every_process(started, helexa, ports, smollm2_gguf):
     process = started("--model", str(smollm2_gguf), *ports)
     with process:
         shown = read_until(process.stdout, "Ctrl-C")
@@ -157,47 +157,45 @@ def test_it_serves_and_ctrl_c_ends_all_of_it(started, helexa, ports, smollm2_ggu
         listed = helexa("ps", "--url", url).stdout.splitlines()
         assert listed[1].split()[:3] == [smollm2_gguf.stem, "local", "loaded"]
         assert is_used(smollm2_gguf)
-        asked = helexa("chat", "Say hello.", "--max-tokens", "4", "--url", url)
-        assert asked.returncode == 0
-        assert asked.stdout.strip()
+        chat = helexa("chat", "Say hello.", "--max-tokens", "4", "--url", url)
+        assert chat.returncode == 0
+        assert chat.stdout.strip()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read().splitlines()[-1] == "stopping"
-    until(lambda: not started.running())
+    wait_until(lambda: not started.running())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a process to its parent")
-def test_killed_it_leaves_no_orphans(started, ports, smollm2_gguf):
+def test_killed_up_leaves_no_processes(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", "--insecure", *ports) as process:
         assert f"base URL  http://127.0.0.1:{ports[1]}/v1" in read_until(process.stdout, "Ctrl-C")
         read_until(process.stderr, f"--insecure: the gateway serves everyone who can reach 0.0.0.0 port {ports[1]}")
         assert len(started.running()) > 2
         process.kill()
         process.wait()
-        until(lambda: not started.running())
+        wait_until(lambda: not started.running())
 
 
-def test_up_on_the_network_prints_a_generated_key_and_serves_only_with_the_key(
-    started, helexa, environ, ports, smollm2_gguf
-):
+def test_public_host_needs_the_generated_key(started, helexa, environ, ports, smollm2_gguf):
     url = f"http://127.0.0.1:{ports[1]}"
     with started("--model", str(smollm2_gguf), "--host", "0.0.0.0", *ports) as process:
         shown = read_until(process.stdout, "Ctrl-C")
         key = re.search(r"API key   (hlx_\w{43})\n", shown)[1]
         assert f"export HELEXA_API_KEY={key}\n" in shown
         assert '-H "Authorization: Bearer $HELEXA_API_KEY"' in shown
-        refused = helexa("chat", "Say hello.", "--url", url)
-        assert refused.returncode != 0
-        assert "API key" in refused.stderr
+        rejected = helexa("chat", "Say hello.", "--url", url)
+        assert rejected.returncode != 0
+        assert "API key" in rejected.stderr
         assert helexa("ps", "--url", url, HELEXA_API_KEY=key).returncode == 0
         folder = Path(environ["XDG_STATE_HOME"], "helexa", "up", ports[1])
         assert [(folder / name).stat().st_mode & 0o777 for name in ("api_key", "cortex.toml")] == [0o600, 0o600]
         process.terminate()
         assert process.wait(60) == 0
-    until(lambda: not started.running())
+    wait_until(lambda: not started.running())
 
 
-def test_generated_key_stays_the_same(tmp_path):
+def test_generated_key_is_reused(tmp_path):
     key = generated_key(tmp_path)
     assert generated_key(tmp_path) == key
     (tmp_path / "api_key").write_text("")
@@ -206,7 +204,7 @@ def test_generated_key_stays_the_same(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
-def test_key_replaces_insecure_on_hosts_that_other_machines_can_reach(tmp_path, host):
+def test_key_replaces_insecure_on_public_hosts(tmp_path, host):
     config = LocalConfig((), host, 1, 2, 3, "secret-key")
     written = tomllib.loads(config.write(tmp_path)[1].read_text(encoding="utf-8"))
     assert not written["gateway"]["insecure"]
@@ -231,20 +229,20 @@ def test_loopback_hosts_need_no_key(host):
     ],
 )
 def test_unusable_api_key_is_wrong_usage(helexa, ports, arguments, message):
-    done = helexa("up", "--host", "0.0.0.0", *ports, *arguments)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"helexa: {message}\n")
+    result = helexa("up", "--host", "0.0.0.0", *ports, *arguments)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"helexa: {message}\n")
 
 
-def test_sigterm_while_it_starts(started, ports, smollm2_gguf):
+def test_sigterm_during_startup_ends_every_process(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), *ports) as process:
-        until(lambda: len(started.running()) > 2)
+        wait_until(lambda: len(started.running()) > 2)
         process.terminate()
         assert process.wait(60) == 0
         assert process.stdout.read() == ""
-    until(lambda: not started.running())
+    wait_until(lambda: not started.running())
 
 
-def test_a_server_that_dies_takes_the_other_with_it(started, ports, smollm2_gguf):
+def test_exit_of_one_server_ends_the_other(started, ports, smollm2_gguf):
     with started("--model", str(smollm2_gguf), *ports, CORTEX_ROUTING__AFFINITY="many") as process:
         assert process.wait(60) == 1
         lines = process.stderr.read().splitlines()
@@ -253,7 +251,7 @@ def test_a_server_that_dies_takes_the_other_with_it(started, ports, smollm2_gguf
     assert not started.running()
 
 
-def test_a_model_that_cannot_be_loaded(started, ports, tmp_path):
+def test_failed_load_ends_up_with_an_error(started, ports, tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(b"GGUF" + bytes(100))
     with started("--model", str(damaged), *ports) as process:
@@ -292,21 +290,21 @@ with Stack(dict(os.environ), verbose=True) as stack:
 """
 
 
-def test_the_second_ctrl_c_kills(environ, tmp_path):
+def test_second_ctrl_c_kills_servers(environ, tmp_path):
     (tmp_path / "stubborn.py").write_text(STUBBORN)
     path = os.pathsep.join([str(tmp_path), *filter(None, [environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", STACK, str(tmp_path / "log")]
     with subprocess.Popen(command, env=environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True) as process:
         read_until(process.stderr, "stubborn | ready")
         process.send_signal(signal.SIGINT)
-        until(lambda: "refused" in (tmp_path / "log").read_text())
+        wait_until(lambda: "refused" in (tmp_path / "log").read_text())
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "stubborn is being killed")
         assert process.wait(60) == 0
 
 
-def test_node_that_misses_a_poll_after_a_long_load_is_waited_for(monkeypatch, tmp_path):
-    """Each poll takes 40 s of a clock that only the polls advance."""
+def test_missed_poll_does_not_end_a_long_load(monkeypatch, tmp_path):
+    """Each poll advances the simulated clock by 40 s."""
     polls = iter([Activation(state="pre_warming", in_progress="a")] * 3 + [None, Activation(completed=["a"])])
     seconds = itertools.count(0.0, 40.0)
     now = 0.0
@@ -319,5 +317,5 @@ def test_node_that_misses_a_poll_after_a_long_load_is_waited_for(monkeypatch, tm
     monkeypatch.setattr(up, "_activation", poll)
     monkeypatch.setattr(up, "time", SimpleNamespace(monotonic=lambda: now))
     with up.Stack({}, verbose=False) as stack, up.Progress(plain=True) as progress:
-        found = up._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
-    assert found and found.completed == ["a"]
+        activation = up._until_loaded(stack, Gateway("http://127.0.0.1:9"), progress, tmp_path / "neuron.log")
+    assert activation and activation.completed == ["a"]

@@ -1,51 +1,54 @@
-"""An agent at work: installed by npm, in an empty home, with the gateway as its only way out."""
+"""Runs a coding agent: installed by npm, in an empty home directory, with network access only to the gateway."""
 
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.agents import PROMPT, Agent, errand
+from clients.agents import PROMPT, Agent, task_prompt
 from clients.saying_stack import saying_stack
-from clients.wiretap import Heard, Wiretap
+from clients.wiretap import ForwardedRequest, Wiretap
 from npm import NODE, NODE_PATH, installed
 
-PATIENCE_SECONDS = 120  # a bound for waits on a busy machine, never a measure
+PATIENCE_SECONDS = 120  # a limit for a busy machine; no test measures time with it
 
 
 @dataclass
 class Outcome:
-    """What an errand came to.
+    """The result of an agent's task.
 
     Attributes:
-        text: what the agent printed.
-        note: what is in the file that it was to write, None without one.
-        heard: its requests to the gateway.
-        strays: hosts and ports that it wanted to reach besides.
-        asked: prompts that reached the model.
+        status: the agent's exit code.
+        text: the agent's output on stdout and stderr.
+        note: content of the file that the task creates, None if the file is missing.
+        requests: the agent's requests to the gateway.
+        rejected_hosts: other hosts, with ports, that the agent tried to reach.
+        prompts: prompts that reached the model.
     """
 
     status: int
     text: str
     note: str | None
-    heard: list[Heard]
-    strays: set[str]
-    asked: list[str]
+    requests: list[ForwardedRequest]
+    rejected_hosts: set[str]
+    prompts: list[str]
 
 
 async def run(agent: Agent, home: Path) -> Outcome:
-    """Have an agent run its errand, through a gateway and a node, with a scripted model."""
+    """Run an agent's task through a gateway and a node with a scripted model."""
     program = await asyncio.to_thread(installed, agent.package) / agent.program
     folder = home / "work"
     folder.mkdir()
     async with saying_stack(home) as stack, Wiretap(stack.url).listening() as tap:
 
-        def filled(text: str) -> str:
+        def fill(text: str) -> str:
             return text.replace("{url}", tap.url).replace("{folder}", str(folder))
 
-        prompt = errand([(name, {key: filled(text) for key, text in call.items()}) for name, call in agent.errand])
+        prompt = task_prompt(
+            [(name, {key: fill(text) for key, text in call.items()}) for name, call in agent.tool_calls]
+        )
         for name, text in agent.files.items():
             (home / name).parent.mkdir(parents=True, exist_ok=True)
-            (home / name).write_text(filled(text))
+            (home / name).write_text(fill(text))
         environ = {"PATH": NODE_PATH, "HOME": str(home), "TMPDIR": str(home)}
         environ |= {"HTTP_PROXY": tap.url, "HTTPS_PROXY": tap.url, "NO_PROXY": "127.0.0.1,localhost"}
         process = await asyncio.create_subprocess_exec(
@@ -53,7 +56,7 @@ async def run(agent: Agent, home: Path) -> Outcome:
             program,
             *[prompt if argument == PROMPT else argument for argument in agent.arguments],
             cwd=folder,
-            env=environ | {name: filled(value) for name, value in agent.environ.items()},
+            env=environ | {name: fill(value) for name, value in agent.environ.items()},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -65,13 +68,13 @@ async def run(agent: Agent, home: Path) -> Outcome:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        asked = [request["prompt"] for request in stack.asked()]
+        prompts = [request["prompt"] for request in stack.received_requests()]
     note = folder / "note.txt"
     return Outcome(
         status=process.returncode or 0,
         text=output.decode(errors="replace"),
         note=note.read_text() if note.exists() else None,
-        heard=tap.heard,
-        strays=tap.strays,
-        asked=asked,
+        requests=tap.requests,
+        rejected_hosts=tap.rejected_hosts,
+        prompts=prompts,
     )

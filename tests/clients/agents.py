@@ -1,4 +1,4 @@
-"""Coding agents out of npm's registry, set up as docs/clients.md says: which package, which settings, which errand."""
+"""Coding agents from npm's registry, configured as in docs/clients.md, each with a task for its own tools."""
 
 import json
 from dataclasses import dataclass, field
@@ -10,42 +10,42 @@ Call = tuple[str, dict[str, str]]
 
 PROMPT = "..."
 THOUGHT = "What is next?"
-DONE = "The errand is done."
+FINAL_TEXT = "The task is done."
 
 
-def errand(calls: list[Call]) -> str:
-    """What to ask an agent, so that its model thinks before it calls one tool after the other, and then is done."""
+def task_prompt(calls: list[Call]) -> str:
+    """Return a prompt that makes the scripted model think and call each tool in turn, then finish."""
     written = [json.dumps({"name": name, "arguments": arguments}) for name, arguments in calls]
     thought = f"<think>\n{THOUGHT}\n</think>\n\n"
-    return say(*[f"{thought}<tool_call>\n{call}\n</tool_call>" for call in written], thought + DONE)
+    return say(*[f"{thought}<tool_call>\n{call}\n</tool_call>" for call in written], thought + FINAL_TEXT)
 
 
 @dataclass(frozen=True)
 class Agent:
-    """One agent. `{url}` (of the gateway) and `{folder}` (it works in) are filled in, in its texts.
+    """One agent. In its texts, `{url}` is replaced by the gateway's URL and `{folder}` by the working directory.
 
     Attributes:
-        package: what npm installs, with its version.
-        program: what is run, below `node_modules`; JavaScript is run by node.
-        arguments: of the program, to work on `PROMPT`, for which the errand is put, and end.
-        errand: the tools of its own that the model calls for it.
-        dialect: the path that its requests go to.
-        environ: what it needs beside a home.
-        files: below its home.
-        strays: hosts that it turns to all the same.
-        thinks: whether its model is to think.
+        package: the npm package with its version.
+        program: the program's path below `node_modules`; Node.js runs JavaScript files.
+        arguments: the program's arguments for one task without interaction; `PROMPT` is replaced by the prompt.
+        tool_calls: calls of the agent's own tools that the scripted model makes.
+        path: the API path of the agent's requests.
+        environ: environment variables in addition to `HOME`.
+        files: contents of files in the home directory, by relative path.
+        rejected_hosts: hosts that the agent contacts in spite of its settings.
+        uses_thinking: whether the agent asks the model to think.
     """
 
     name: str
     package: str
     program: str
     arguments: list[str]
-    errand: list[Call]
-    dialect: str
+    tool_calls: list[Call]
+    path: str
     environ: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
-    strays: frozenset[str] = frozenset()
-    thinks: bool = True
+    rejected_hosts: frozenset[str] = frozenset()
+    uses_thinking: bool = True
 
 
 _CLAUDE_CODE = Agent(
@@ -53,11 +53,11 @@ _CLAUDE_CODE = Agent(
     package="@anthropic-ai/claude-code@2.1.330",
     program="@anthropic-ai/claude-code/cli-wrapper.cjs",
     arguments=["-p", PROMPT, "--model", MODEL, "--allowedTools", "Write,Read,Bash"],
-    errand=[
+    tool_calls=[
         ("Write", {"file_path": "{folder}/note.txt", "content": "errand\n"}),
         ("Bash", {"command": "cat note.txt", "description": "Show the note"}),
     ],
-    dialect="/v1/messages",
+    path="/v1/messages",
     environ={
         "ANTHROPIC_BASE_URL": "{url}",
         "ANTHROPIC_AUTH_TOKEN": "placeholder",
@@ -73,8 +73,8 @@ _CODEX = Agent(
     package="@openai/codex@0.169.0",
     program="@openai/codex/bin/codex.js",
     arguments=["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", PROMPT],
-    errand=[("exec_command", {"cmd": "echo errand > note.txt"}), ("exec_command", {"cmd": "cat note.txt"})],
-    dialect="/v1/responses",
+    tool_calls=[("exec_command", {"cmd": "echo errand > note.txt"}), ("exec_command", {"cmd": "cat note.txt"})],
+    path="/v1/responses",
     environ={"HELEXA_API_KEY": "placeholder"},
     files={
         ".codex/config.toml": (
@@ -89,14 +89,14 @@ _CODEX = Agent(
 
 _OPENCODE = Agent(
     name="opencode",
-    package="opencode-linux-x64@1.18.33",  # what opencode-ai brings, without its twin for older processors
+    package="opencode-linux-x64@1.18.33",  # the binary package that opencode-ai depends on
     program="opencode-linux-x64/bin/opencode",
     arguments=["run", "--model", f"helexa/{MODEL}", PROMPT],
-    errand=[
+    tool_calls=[
         ("write", {"filePath": "{folder}/note.txt", "content": "errand\n"}),
         ("bash", {"command": "cat note.txt", "description": "Show the note"}),
     ],
-    dialect="/v1/chat/completions",
+    path="/v1/chat/completions",
     environ={"OPENCODE_DISABLE_MODELS_FETCH": "1"},
     files={
         ".config/opencode/opencode.json": json.dumps(
@@ -112,13 +112,13 @@ _OPENCODE = Agent(
             }
         )
     },
-    strays=frozenset({"registry.npmjs.org:443"}),  # for the types of its plugins
-    thinks=False,
+    rejected_hosts=frozenset({"registry.npmjs.org:443"}),  # for its plugins' type declarations
+    uses_thinking=False,
 )
 
 
-def _pi(name: str, api: str, dialect: str, base_url: str) -> Agent:
-    """Pi speaks three dialects, each as its settings say."""
+def _pi(name: str, api: str, path: str, base_url: str) -> Agent:
+    """Return Pi, configured for one of the three API formats that it supports."""
     model = {"id": MODEL, "reasoning": True, "contextWindow": 131072, "maxTokens": 4096}
     provider = {"baseUrl": base_url, "api": api, "apiKey": "placeholder", "models": [model]}
     return Agent(
@@ -126,8 +126,8 @@ def _pi(name: str, api: str, dialect: str, base_url: str) -> Agent:
         package="@mariozechner/pi-coding-agent@0.73.1",
         program="@mariozechner/pi-coding-agent/dist/cli.js",
         arguments=["--provider", "helexa", "--model", MODEL, "--thinking", "low", "-p", PROMPT],
-        errand=[("write", {"path": "note.txt", "content": "errand\n"}), ("bash", {"command": "cat note.txt"})],
-        dialect=dialect,
+        tool_calls=[("write", {"path": "note.txt", "content": "errand\n"}), ("bash", {"command": "cat note.txt"})],
+        path=path,
         environ={"PI_OFFLINE": "1", "PI_TELEMETRY": "0"},
         files={".pi/agent/models.json": json.dumps({"providers": {"helexa": provider}})},
     )

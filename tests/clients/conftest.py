@@ -1,4 +1,4 @@
-"""One running stack and one client for all tests of this folder."""
+"""Fixtures: one running stack and one client for all tests of this folder."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The official clients' four ways to ask one thing, and what they make of the answer, streamed or not."""
+"""Send one request in each of four API formats with the official clients, and parse the response."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -6,28 +6,29 @@ from typing import Any, Protocol
 
 from clients.saying_stack import MODEL, SayingStack
 
-LEAST_BUDGET = 1024
-"""The fewest tokens of thinking that Anthropic's API has."""
+MIN_BUDGET = 1024
+"""Anthropic's API accepts no smaller thinking budget, in tokens."""
 
 Call = tuple[str, dict[str, Any] | None]
-"""A name and arguments; None for arguments that broke off."""
+"""A tool's name and its arguments; the arguments are None if they were truncated."""
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What is asked for, in no dialect's words; None and () are not said.
+class Request:
+    """A request, independent of the API format. Fields that are None or () are not sent.
 
     Attributes:
-        says: what the user says.
-        history: calls and their results that were before, and what the user says after them.
-        choice: `required` or `none`: whether the model has to call tools, or must not.
-        parallel: whether it may call more than one.
-        thinking: whether the model should.
-        budget: tokens of thinking at most.
-        schema: of the answer.
+        text: the user's message.
+        forced: name of the tool that the model must call.
+        choice: `required` if the model must call a tool, `none` if it must not.
+        parallel: whether the model may call several tools at once.
+        history: earlier tool calls with their results.
+        thinking: whether the model should think.
+        budget: largest number of reasoning tokens.
+        schema: JSON schema of the completion.
     """
 
-    says: str
+    text: str
     max_tokens: int = 1000
     tools: tuple[dict[str, Any], ...] = ()
     forced: str | None = None
@@ -43,29 +44,32 @@ class Ask:
 
 
 @dataclass
-class Answer:
-    """One answer. `reason` is `stop`, `length` or `tool_calls`, whatever the dialect calls it."""
+class Completion:
+    """One completion. `finish` is `stop`, `length` or `tool_calls` in every API format."""
 
     text: str = ""
-    thought: str = ""
+    reasoning: str = ""
     calls: list[Call] = field(default_factory=list)
-    reason: str = ""
+    finish: str = ""
 
 
 @dataclass(frozen=True)
-class Reply:
-    """All answers to an ask, and what they cost in tokens, thoughts being part of what was said."""
+class Result:
+    """All completions of a request and their token usage.
 
-    answers: list[Answer]
-    prompt: int
-    said: int
-    thought: int
+    `completion_tokens` includes the reasoning tokens, whose number is `reasoning`.
+    """
+
+    completions: list[Completion]
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning: int
 
 
 class Dialect(Protocol):
-    """Asks, and reads the reply."""
+    """Sends a request in one API format and parses the response."""
 
-    async def __call__(self, stack: SayingStack, ask: Ask, *, stream: bool) -> Reply: ...
+    async def __call__(self, stack: SayingStack, request: Request, *, stream: bool) -> Result: ...
 
 
 _USAGE = {"include_usage": True}
@@ -82,159 +86,166 @@ def _arguments(text: str) -> dict[str, Any] | None:
         return None
 
 
-def _openai_reply(answers: list[Answer], usage: Any) -> Reply:
+def _openai_reply(completions: list[Completion], usage: Any) -> Result:
     details = usage.completion_tokens_details
-    return Reply(answers, usage.prompt_tokens, usage.completion_tokens, details.reasoning_tokens if details else 0)
+    return Result(completions, usage.prompt_tokens, usage.completion_tokens, details.reasoning_tokens if details else 0)
 
 
-async def chat(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
-    """Chat completions, with OpenAI's client."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": ask.says}]
-    for number, ((name, arguments), result) in enumerate(ask.history):
+async def chat(stack: SayingStack, request: Request, *, stream: bool) -> Result:
+    """Send a chat completion request with OpenAI's client."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": request.text}]
+    for number, ((name, arguments), result) in enumerate(request.history):
         function = {"name": name, "arguments": json.dumps(arguments)}
         call = {"id": f"call_{number}", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": f"call_{number}", "content": result})
     fields = _present(
-        tools=[{"type": "function", "function": tool} for tool in ask.tools],
-        tool_choice=ask.choice or (ask.forced and {"type": "function", "function": {"name": ask.forced}}),
-        parallel_tool_calls=ask.parallel,
-        response_format=ask.schema and {"type": "json_schema", "json_schema": {"name": "answer", "schema": ask.schema}},
-        stop=ask.stop,
-        n=ask.n,
-        seed=ask.seed,
+        tools=[{"type": "function", "function": tool} for tool in request.tools],
+        tool_choice=request.choice or (request.forced and {"type": "function", "function": {"name": request.forced}}),
+        parallel_tool_calls=request.parallel,
+        response_format=request.schema
+        and {"type": "json_schema", "json_schema": {"name": "answer", "schema": request.schema}},
+        stop=request.stop,
+        n=request.n,
+        seed=request.seed,
         stream_options=_USAGE if stream else None,
-        extra_body=_present(chat_template_kwargs=_present(enable_thinking=ask.thinking), thinking_budget=ask.budget),
+        extra_body=_present(
+            chat_template_kwargs=_present(enable_thinking=request.thinking), thinking_budget=request.budget
+        ),
     )
     create: Any = stack.openai.chat.completions.create
-    reply = await create(model=MODEL, messages=messages, max_tokens=ask.max_tokens, stream=stream, **fields)
-    answers = [Answer() for _ in range(ask.n or 1)]
-    called: dict[tuple[int, int], list[str]] = {}
-    parts = [chunk async for chunk in reply] if stream else [reply]
-    for choice in [choice for part in parts for choice in part.choices]:
-        answer, said = answers[choice.index], choice.delta if stream else choice.message
-        answer.text += said.content or ""
-        answer.thought += getattr(said, "reasoning_content", None) or ""
-        answer.reason = choice.finish_reason or answer.reason
-        for number, call in enumerate(said.tool_calls or ()):
-            pieces = called.setdefault((choice.index, call.index if stream else number), [])
-            pieces += [text for text in (call.function.name, call.function.arguments) if text]
-    for (index, _), (name, *texts) in called.items():
-        answers[index].calls.append((name, _arguments("".join(texts))))
-    return _openai_reply(answers, parts[-1].usage)
+    response = await create(model=MODEL, messages=messages, max_tokens=request.max_tokens, stream=stream, **fields)
+    completions = [Completion() for _ in range(request.n or 1)]
+    call_texts: dict[tuple[int, int], list[str]] = {}
+    chunks = [chunk async for chunk in response] if stream else [response]
+    for choice in [choice for chunk in chunks for choice in chunk.choices]:
+        completion, delta = completions[choice.index], choice.delta if stream else choice.message
+        completion.text += delta.content or ""
+        completion.reasoning += getattr(delta, "reasoning_content", None) or ""
+        completion.finish = choice.finish_reason or completion.finish
+        for number, call in enumerate(delta.tool_calls or ()):
+            arguments_text = call_texts.setdefault((choice.index, call.index if stream else number), [])
+            arguments_text += [text for text in (call.function.name, call.function.arguments) if text]
+    for (index, _), (name, *texts) in call_texts.items():
+        completions[index].calls.append((name, _arguments("".join(texts))))
+    return _openai_reply(completions, chunks[-1].usage)
 
 
-async def completions(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
-    """Text completions, with OpenAI's client."""
-    schema = _present(response_format=ask.schema and {"type": "json_schema", "json_schema": {"schema": ask.schema}})
+async def completions(stack: SayingStack, request: Request, *, stream: bool) -> Result:
+    """Send a text completion request with OpenAI's client."""
+    schema = _present(
+        response_format=request.schema and {"type": "json_schema", "json_schema": {"schema": request.schema}}
+    )
     options = _USAGE if stream else None
-    fields = _present(stop=ask.stop, n=ask.n, seed=ask.seed, stream_options=options, extra_body=schema)
+    fields = _present(stop=request.stop, n=request.n, seed=request.seed, stream_options=options, extra_body=schema)
     create: Any = stack.openai.completions.create
-    reply = await create(model=MODEL, prompt=ask.says, max_tokens=ask.max_tokens, stream=stream, **fields)
-    answers = [Answer() for _ in range(ask.n or 1)]
-    parts = [chunk async for chunk in reply] if stream else [reply]
-    for choice in [choice for part in parts for choice in part.choices]:
-        answers[choice.index].text += choice.text
-        answers[choice.index].reason = choice.finish_reason or answers[choice.index].reason
-    return _openai_reply(answers, parts[-1].usage)
+    response = await create(model=MODEL, prompt=request.text, max_tokens=request.max_tokens, stream=stream, **fields)
+    completions = [Completion() for _ in range(request.n or 1)]
+    chunks = [chunk async for chunk in response] if stream else [response]
+    for choice in [choice for chunk in chunks for choice in chunk.choices]:
+        completions[choice.index].text += choice.text
+        completions[choice.index].finish = choice.finish_reason or completions[choice.index].finish
+    return _openai_reply(completions, chunks[-1].usage)
 
 
-async def responses(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
-    """Responses, with OpenAI's client. What the API has no words for goes by helexa's other names for it."""
-    items: list[dict[str, Any]] = [{"role": "user", "content": ask.says}]
-    for number, ((name, arguments), result) in enumerate(ask.history):
+async def responses(stack: SayingStack, request: Request, *, stream: bool) -> Result:
+    """Send a Responses request with OpenAI's client. Fields that the API lacks are sent under helexa's names."""
+    items: list[dict[str, Any]] = [{"role": "user", "content": request.text}]
+    for number, ((name, arguments), result) in enumerate(request.history):
         call = {"call_id": f"call_{number}", "name": name, "arguments": json.dumps(arguments)}
         items.append({"type": "function_call", **call})
         items.append({"type": "function_call_output", "call_id": f"call_{number}", "output": result})
     fields = _present(
-        tools=[{"type": "function", **tool} for tool in ask.tools],
-        tool_choice=ask.choice or (ask.forced and {"type": "function", "name": ask.forced}),
-        parallel_tool_calls=ask.parallel,
-        text=ask.schema and {"format": {"type": "json_schema", "name": "answer", "schema": ask.schema}},
+        tools=[{"type": "function", **tool} for tool in request.tools],
+        tool_choice=request.choice or (request.forced and {"type": "function", "name": request.forced}),
+        parallel_tool_calls=request.parallel,
+        text=request.schema and {"format": {"type": "json_schema", "name": "answer", "schema": request.schema}},
         extra_body=_present(
-            stop=ask.stop,
-            n=ask.n,
-            seed=ask.seed,
-            chat_template_kwargs=_present(enable_thinking=ask.thinking),
-            thinking_budget=ask.budget,
+            stop=request.stop,
+            n=request.n,
+            seed=request.seed,
+            chat_template_kwargs=_present(enable_thinking=request.thinking),
+            thinking_budget=request.budget,
         ),
     )
     create: Any = stack.openai.responses.create
-    reply = await create(model=MODEL, input=items, max_output_tokens=ask.max_tokens, stream=stream, **fields)
-    streamed = Answer()
+    response = await create(model=MODEL, input=items, max_output_tokens=request.max_tokens, stream=stream, **fields)
+    streamed = Completion()
     if stream:
-        async for event in reply:
+        async for event in response:
             match event.type:
                 case "response.output_text.delta":
                     streamed.text += event.delta
                 case "response.reasoning_summary_text.delta" | "response.reasoning_text.delta":
-                    streamed.thought += event.delta
+                    streamed.reasoning += event.delta
                 case "response.function_call_arguments.done":
                     streamed.calls.append((event.name, _arguments(event.arguments)))
                 case "response.completed" | "response.incomplete":
-                    reply = event.response
-    answer = Answer(text=reply.output_text)
-    for item in reply.output:
+                    response = event.response
+    completion = Completion(text=response.output_text)
+    for item in response.output:
         if item.type == "reasoning":
-            answer.thought += "".join(part.text for part in item.summary or item.content or ())
+            completion.reasoning += "".join(part.text for part in item.summary or item.content or ())
         elif item.type == "function_call":
-            answer.calls.append((item.name, _arguments(item.arguments)))
-            assert item.status == ("incomplete" if answer.calls[-1][1] is None else "completed")
-    if stream:  # the deltas and the response at the end say the same
-        assert [call for _, call in answer.calls] == [call for _, call in streamed.calls]
-        assert streamed == replace(answer, calls=streamed.calls)
-    cut = reply.status == "incomplete" and reply.incomplete_details.reason == "max_output_tokens"
-    whole = [call for call in answer.calls if call[1] is not None]
-    answer.reason = "length" if cut else "tool_calls" if whole else "stop"
-    usage = reply.usage
-    return Reply([answer], usage.input_tokens, usage.output_tokens, usage.output_tokens_details.reasoning_tokens)
+            completion.calls.append((item.name, _arguments(item.arguments)))
+            assert item.status == ("incomplete" if completion.calls[-1][1] is None else "completed")
+    if stream:  # the deltas and the final response must agree
+        assert [call for _, call in completion.calls] == [call for _, call in streamed.calls]
+        assert streamed == replace(completion, calls=streamed.calls)
+    cut = response.status == "incomplete" and response.incomplete_details.reason == "max_output_tokens"
+    complete_calls = [call for call in completion.calls if call[1] is not None]
+    completion.finish = "length" if cut else "tool_calls" if complete_calls else "stop"
+    usage = response.usage
+    return Result([completion], usage.input_tokens, usage.output_tokens, usage.output_tokens_details.reasoning_tokens)
 
 
-async def messages(stack: SayingStack, ask: Ask, *, stream: bool) -> Reply:
-    """Messages, with Anthropic's client."""
-    turns: list[dict[str, Any]] = [{"role": "user", "content": ask.says}]
-    for number, ((name, arguments), result) in enumerate(ask.history):
+async def messages(stack: SayingStack, request: Request, *, stream: bool) -> Result:
+    """Send a Messages request with Anthropic's client."""
+    turns: list[dict[str, Any]] = [{"role": "user", "content": request.text}]
+    for number, ((name, arguments), result) in enumerate(request.history):
         call = {"type": "tool_use", "id": f"call_{number}", "name": name, "input": arguments}
         turns.append({"role": "assistant", "content": [call]})
         block = {"type": "tool_result", "tool_use_id": f"call_{number}", "content": result}
         turns.append({"role": "user", "content": [block]})
-    budget = ask.budget or LEAST_BUDGET
+    budget = request.budget or MIN_BUDGET
     thinking = {True: {"type": "enabled", "budget_tokens": budget}, False: {"type": "disabled"}, None: None}
-    choice = {"required": {"type": "any"}, "none": {"type": "none"}, None: None}[ask.choice]
-    if ask.parallel is not None:
-        choice = {"type": "auto", "disable_parallel_tool_use": not ask.parallel}
+    choice = {"required": {"type": "any"}, "none": {"type": "none"}, None: None}[request.choice]
+    if request.parallel is not None:
+        choice = {"type": "auto", "disable_parallel_tool_use": not request.parallel}
     fields = _present(
-        tools=[{"input_schema" if key == "parameters" else key: value for key, value in t.items()} for t in ask.tools],
-        tool_choice=choice or (ask.forced and {"type": "tool", "name": ask.forced}),
-        thinking=thinking[ask.thinking],
-        output_config=ask.schema and {"format": {"type": "json_schema", "schema": ask.schema}},
-        stop_sequences=[ask.stop] if ask.stop else None,
-        extra_body=_present(n=ask.n, seed=ask.seed),
+        tools=[
+            {"input_schema" if key == "parameters" else key: value for key, value in t.items()} for t in request.tools
+        ],
+        tool_choice=choice or (request.forced and {"type": "tool", "name": request.forced}),
+        thinking=thinking[request.thinking],
+        output_config=request.schema and {"format": {"type": "json_schema", "schema": request.schema}},
+        stop_sequences=[request.stop] if request.stop else None,
+        extra_body=_present(n=request.n, seed=request.seed),
     )
-    asked: dict[str, Any] = {"model": MODEL, "messages": turns, "max_tokens": ask.max_tokens, **fields}
-    pieces: dict[int, str] = {}
+    options: dict[str, Any] = {"model": MODEL, "messages": turns, "max_tokens": request.max_tokens, **fields}
+    arguments_text: dict[int, str] = {}
     if stream:
-        async with stack.anthropic.messages.stream(**asked) as events:
+        async with stack.anthropic.messages.stream(**options) as events:
             async for event in events:
                 if event.type == "content_block_delta" and event.delta.type == "input_json_delta":
-                    pieces[event.index] = pieces.get(event.index, "") + event.delta.partial_json
+                    arguments_text[event.index] = arguments_text.get(event.index, "") + event.delta.partial_json
             message = await events.get_final_message()
     else:
-        message = await stack.anthropic.messages.create(**asked)
-    answer = Answer()
+        message = await stack.anthropic.messages.create(**options)
+    completion = Completion()
     for index, block in enumerate(message.content):
         if block.type == "text":
-            answer.text += block.text
+            completion.text += block.text
         elif block.type == "thinking":
-            answer.thought += block.thinking
+            completion.reasoning += block.thinking
         elif block.type == "tool_use":
-            answer.calls.append((block.name, _arguments(pieces[index]) if stream else dict(block.input)))
+            completion.calls.append((block.name, _arguments(arguments_text[index]) if stream else dict(block.input)))
     reasons = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}
-    answer.reason = reasons[str(message.stop_reason)]
+    completion.finish = reasons[str(message.stop_reason)]
     usage: Any = message.usage
     prompt = usage.input_tokens + usage.cache_read_input_tokens
     details = usage.output_tokens_details
-    return Reply([answer], prompt, usage.output_tokens, details.thinking_tokens if details else 0)
+    return Result([completion], prompt, usage.output_tokens, details.thinking_tokens if details else 0)
 
 
 DIALECTS: dict[str, Dialect] = {

@@ -1,7 +1,7 @@
-"""Requests as real agents send them, kept in `requests/`, a file per agent.
+"""Recorded requests of real agents, one file per agent in `requests/`.
 
-Whatever was long, secret or different each time is cut out of them; their shape is as it was.
-`python -m clients.recorded NAME...`, run in `tests/`, records them anew.
+Long texts, secrets and values that change with each run are shortened or replaced; the structure is unchanged.
+`python -m clients.recorded NAME...` in `tests/` records the requests of the named agents again.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from clients.agents import AGENTS
 
 FOLDER = Path(__file__).with_name("requests")
 
-_LONGEST = 160
-_KEPT = 60
-_NOT_KEPT = frozenset({"host", "connection", "content-length", "accept-encoding", "accept-language"})
-_CHANGING = (
+_MAX_LENGTH = 160
+_PREFIX_LENGTH = 60
+_DROPPED_HEADERS = frozenset({"host", "connection", "content-length", "accept-encoding", "accept-language"})
+_REPLACEMENTS = (
     (re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"), "0" * 8),
     (re.compile(r"[0-9a-f]{64}"), "0" * 8),
     (re.compile(r"say:[0-9a-f,]+"), "Write a note, then show it."),
@@ -29,46 +29,46 @@ _CHANGING = (
 
 
 def requests(name: str) -> list[dict[str, Any]]:
-    """The recorded requests of an agent, in order: `method`, `path`, `headers`, `body`."""
+    """Return an agent's recorded requests in order, with the keys `method`, `path`, `headers` and `body`."""
     return json.loads((FOLDER / f"{name}.json").read_text())["requests"]
 
 
 def record(name: str) -> None:
-    """Run an agent and write down what it asked: the last request of its errand, and those that have no tools."""
+    """Run an agent and write its requests to a file: those without tools, and the last request of the task."""
     with tempfile.TemporaryDirectory() as home:
         outcome = asyncio.run(run(AGENTS[name], Path(home)))
-        print(outcome.text, *sorted(outcome.strays), sep="\n")
-        (FOLDER / f"{name}.json").write_text(json.dumps(_kept(name, outcome, home), indent=1) + "\n")
+        print(outcome.text, *sorted(outcome.rejected_hosts), sep="\n")
+        (FOLDER / f"{name}.json").write_text(json.dumps(_recording(name, outcome, home), indent=1) + "\n")
 
 
-def _kept(name: str, outcome: Outcome, home: str) -> dict[str, Any]:
-    working = [heard for heard in outcome.heard if heard.body and heard.body.get("tools")]
-    aside = [heard for heard in outcome.heard if heard not in working]
+def _recording(name: str, outcome: Outcome, home: str) -> dict[str, Any]:
+    with_tools = [request for request in outcome.requests if request.body and request.body.get("tools")]
+    without_tools = [request for request in outcome.requests if request not in with_tools]
     return {
         "agent": AGENTS[name].package,
         "requests": [
             {
-                "method": heard.method,
-                "path": heard.path,
-                "headers": _cut({k: v for k, v in heard.headers.items() if k not in _NOT_KEPT}, home),
-                "body": _cut(heard.body, home),
+                "method": request.method,
+                "path": request.path,
+                "headers": _shortened({k: v for k, v in request.headers.items() if k not in _DROPPED_HEADERS}, home),
+                "body": _shortened(request.body, home),
             }
-            for heard in [*aside, *working[-1:]]
+            for request in [*without_tools, *with_tools[-1:]]
         ],
     }
 
 
-def _cut(value: Any, home: str) -> Any:
+def _shortened(value: Any, home: str) -> Any:
     match value:
         case str():
             text = value.replace(home, "/home/user")
-            for pattern, instead in _CHANGING:
-                text = pattern.sub(instead, text)
-            return text if len(text) <= _LONGEST else f"{text[:_KEPT]} ..."
+            for pattern, replacement in _REPLACEMENTS:
+                text = pattern.sub(replacement, text)
+            return text if len(text) <= _MAX_LENGTH else f"{text[:_PREFIX_LENGTH]} ..."
         case list():
-            return [_cut(item, home) for item in value]
+            return [_shortened(item, home) for item in value]
         case dict():
-            return {key: _cut(item, home) for key, item in value.items()}
+            return {key: _shortened(item, home) for key, item in value.items()}
         case _:
             return value
 

@@ -1,9 +1,9 @@
-"""A process that speaks the engine's protocol without a model: what it is to say stands in its prompt.
+"""A process that speaks the engine's protocol without a model; the prompt contains the text to generate.
 
-The last `say:<hex>,<hex>,...` in a prompt is what it says, a token at a time: the first before any result of a tool,
-the second after one, and so on. Without one it says "ok". A thought that a text begins with is gone on with where the
-prompt has opened one, and left out where the prompt has closed it; a text without one ends what was opened. What the
-engine was asked is written to `<model>.asked`, a JSON object per line.
+The last `say:<hex>,<hex>,...` of a prompt lists the completions: the first is generated if no tool result follows, the
+second after one tool result, and so on. A prompt without such a list gets "ok". A completion that starts with thinking
+continues a thinking block that the prompt has opened, and loses its thinking if the prompt has closed the block. A
+completion without thinking closes an open block. Each request is appended as a line of JSON to `<model>.asked`.
 """
 
 import argparse
@@ -26,17 +26,17 @@ _RESULT = "<|im_start|>tool\n"
 
 
 def say(*texts: str) -> str:
-    """What makes the model say the first text, and when it has called a tool, the next one."""
+    """Return prompt text that makes the model generate `texts` in order, the next one after each tool result."""
     return "say:" + ",".join([text.encode().hex() for text in texts])
 
 
-def said_to(prompt: str) -> str:
-    """What the model says to a prompt."""
-    found = list(_SAY.finditer(prompt))
-    if not found:
+def completion_for(prompt: str) -> str:
+    """Return the text that the model generates for a prompt."""
+    markers = list(_SAY.finditer(prompt))
+    if not markers:
         return "ok"
-    texts = found[-1][1].split(",")
-    results = prompt.count(_RESULT, found[-1].end())
+    texts = markers[-1][1].split(",")
+    results = prompt.count(_RESULT, markers[-1].end())
     text = bytes.fromhex(texts[min(results, len(texts) - 1)]).decode()
     if prompt.endswith("<think>\n"):
         return text.removeprefix("<think>\n") if text.startswith("<think>\n") else f"</think>\n\n{text}"
@@ -44,17 +44,17 @@ def said_to(prompt: str) -> str:
 
 
 class SayingEngine:
-    """Answers one request after the other."""
+    """Answers requests one at a time."""
 
     def __init__(self, connection: socket.socket, model: Path, context: int) -> None:
         self._connection = connection
         self._context = context
         self._tokenizer = tokenizers.Tokenizer.from_file(str(model / "tokenizer.json"))
-        self._asked = model.with_suffix(".asked")
-        self._asked.touch()
+        self._requests_file = model.with_suffix(".asked")
+        self._requests_file.touch()
 
     def serve(self) -> None:
-        """Take requests until the server wants no more."""
+        """Handle messages until the server sends `Shutdown` or closes the connection."""
         self._send(
             Ready(
                 model_type="saying",
@@ -73,20 +73,20 @@ class SayingEngine:
         while data := self._connection.recv(1 << 16):
             for message in decoder.feed(data):
                 if isinstance(message, Generate):
-                    self._answer(message)
+                    self._generate(message)
                 elif isinstance(message, Shutdown):
                     return
 
-    def _answer(self, request: Generate) -> None:
+    def _generate(self, request: Generate) -> None:
         prompt = self._tokenizer.decode(request.prompt, skip_special_tokens=False)
-        tokens = [*self._tokenizer.encode(said_to(prompt)).ids, self._tokenizer.token_to_id("<|im_end|>")]
+        tokens = [*self._tokenizer.encode(completion_for(prompt)).ids, self._tokenizer.token_to_id("<|im_end|>")]
         finish = "stop" if len(tokens) <= request.max_tokens else "length"
         fields = msgspec.to_builtins(request) | {"prompt": prompt}
-        fields |= {"prompt_tokens": len(request.prompt), "said_tokens": min(len(tokens), request.max_tokens)}
-        with self._asked.open("a") as file:
+        fields |= {"prompt_tokens": len(request.prompt), "completion_tokens": min(len(tokens), request.max_tokens)}
+        with self._requests_file.open("a") as file:
             file.write(json.dumps(fields) + "\n")
-        *before, last = tokens[: request.max_tokens]
-        for token in before:
+        *tokens_before_last, last = tokens[: request.max_tokens]
+        for token in tokens_before_last:
             self._report(TokenOutput(id=request.id, tokens=[token]))
         self._report(TokenOutput(id=request.id, tokens=[last], finish=finish, timing=TIMING))
 

@@ -1,4 +1,4 @@
-"""A gateway and a node, both real, in front of an engine that says what a prompt tells it to."""
+"""A real gateway and a real node with an engine that generates the text that the prompt prescribes."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ MODEL = "org/saying"
 _ENGINE = (sys.executable, str(Path(__file__).with_name("saying_engine.py")))
 _SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>")
 
-# As Qwen's, but for thinking: asked for, the block is open already; refused, it is over; else that is the model's word.
+# Qwen's template, with three cases of `enable_thinking`: true opens the block, false closes it, undefined omits it.
 _TEMPLATE = r"""
 {%- if tools %}
 {{- '<|im_start|>system\n<tools>' }}
@@ -49,21 +49,21 @@ _TEMPLATE = r"""
 
 @dataclass
 class SayingStack:
-    """The stack and the official clients, which must see every failure and so never retry."""
+    """The stack and the official clients. The clients never retry, so that tests see every failure."""
 
     url: str
     openai: openai.AsyncOpenAI
     anthropic: anthropic.AsyncAnthropic
-    asked_file: Path
+    requests_file: Path
     node_url: str
 
-    def asked(self) -> list[dict[str, Any]]:
-        """What the engine was asked so far: prompts as text, and how many tokens they and the answers had."""
-        return [json.loads(line) for line in self.asked_file.read_text().splitlines()]
+    def received_requests(self) -> list[dict[str, Any]]:
+        """Return the requests that the engine has received: their fields, prompt text and token counts."""
+        return [json.loads(line) for line in self.requests_file.read_text().splitlines()]
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """A tokenizer with one token per byte."""
+    """Return a tokenizer with one token per byte."""
     letters = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = tokenizers.Tokenizer(models.BPE(letters, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -72,8 +72,7 @@ def byte_tokenizer() -> tokenizers.Tokenizer:
 
 
 def saying_model(folder: Path, backend: tokenizers.Tokenizer | None = None) -> Path:
-    """A checkpoint for the engine: the tokenizer (one token per byte by default), the control tokens of Qwen, no
-    weights."""
+    """Write a checkpoint without weights: Qwen's control tokens and a tokenizer, by default with one token per byte."""
     path = folder / "saying"
     path.mkdir()
     (path / "config.json").write_text("{}")
@@ -90,15 +89,15 @@ def saying_model(folder: Path, backend: tokenizers.Tokenizer | None = None) -> P
 async def saying_stack(
     folder: Path, backend: tokenizers.Tokenizer | None = None, environ: dict[str, str] | None = None
 ) -> AsyncIterator[SayingStack]:
-    """The stack, with the model loaded.
+    """Start the stack, load the model and yield the stack.
 
     Args:
-        backend: the model's tokenizer, one token per byte by default.
-        environ: further environment variables of the node.
+        backend: the model's tokenizer; by default one token per byte.
+        environ: additional environment variables of the node.
     """
     path = saying_model(folder, backend)
     options: dict[str, Any] = {"api_key": "any", "max_retries": 0}
-    port = free_port()  # known before it is bound: the node tells the gateway where it is
+    port = free_port()  # chosen in advance: the node reports its address to the gateway
     async with running({"NEURON_PORT": str(port), **(environ or {})}, _ENGINE, port=port) as node:
         assert await node.load(path, MODEL) == (200, {"status": "loaded"})
         async with (

@@ -1,4 +1,4 @@
-"""helexa as people run it: a node with a real model and a gateway in front of it, each a process of its own."""
+"""A node with a real model and a gateway in front of it, as two processes."""
 
 import json
 import os
@@ -18,14 +18,14 @@ import openai
 import psutil
 
 MODEL = "helexa/small"
-PATIENCE_SECONDS = 120.0  # a bound for waits on a busy machine, never a measure
+PATIENCE_SECONDS = 120.0  # a limit for a busy machine; no test measures time with it
 
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _UNWANTED = ("HELEXA_", "CORTEX_", "NEURON_", "OPENAI_")
 
 
 class Server:
-    """One server process, its log and its end."""
+    """One server process and its log."""
 
     def __init__(self, module: str, arguments: Iterable[str], log: Path) -> None:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(_UNWANTED)}
@@ -39,18 +39,18 @@ class Server:
                 stderr=file,
             )
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """Wait until the condition holds and return what it gave."""
+    def until(self, condition: Callable[[], Any], description: str) -> Any:
+        """Wait until `condition()` is true and return its value."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"the server ended by itself:\n{self.log.read_text()}"
             if outcome := condition():
                 return outcome
             time.sleep(0.02)
-        raise AssertionError(f"waited in vain until {what}:\n{self.log.read_text()}")
+        raise AssertionError(f"timeout while waiting until {description}:\n{self.log.read_text()}")
 
     def end(self) -> int:
-        """Ask the process to end and return its exit code; what it leaves running is killed and is an error."""
+        """Terminate the process and return its exit code; fail if child processes remain, and kill them."""
         if self.process.poll() is not None:
             return self.process.returncode
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -60,21 +60,23 @@ class Server:
         finally:
             self.process.kill()
             self.process.wait()
-            _, left = psutil.wait_procs(children, timeout=5)
-            for child in left:
+            _, remaining = psutil.wait_procs(children, timeout=5)
+            for child in remaining:
                 child.kill()
-            assert not left, f"{left} outlived the server"
+            assert not remaining, f"{remaining} outlived the server"
 
 
 class Stack:
-    """A node and a gateway; leaving the block ends both.
+    """A node and a gateway. Leaving the `with` block ends both.
 
     Args:
-        folder: takes configuration files and logs.
-        node_config, catalogue: more text for the node's configuration and the gateway's catalogue.
+        folder: directory for configuration files and logs.
+        node_config: TOML text to append to the node's configuration.
+        catalogue: TOML text to insert into the gateway's model catalogue.
 
     Attributes:
-        node_url, url, metrics_url: of the node's API, the gateway's API and its Prometheus text.
+        node_url, url: base URLs of the node and of the gateway.
+        metrics_url: URL of the gateway's Prometheus metrics.
     """
 
     def __init__(self, model: Path, folder: Path, *, node_config: str = "", catalogue: str = "") -> None:
@@ -99,8 +101,8 @@ class Stack:
             self.cortex = self._start("cortex", "serve", "-c", str(self._folder / "cortex.toml"))
             self.start_node()
             pattern = re.compile(r"listening on (http://\S+), metrics on (http://\S+)")
-            found = self.cortex.until(lambda: pattern.search(self.cortex.log.read_text()), "the gateway listens")
-            self.url, self.metrics_url = found.groups()
+            match = self.cortex.until(lambda: pattern.search(self.cortex.log.read_text()), "the gateway listens")
+            self.url, self.metrics_url = match.groups()
             self.await_model()
         except BaseException:
             self.__exit__()
@@ -113,11 +115,11 @@ class Stack:
         assert set(codes) <= {0, -signal.SIGKILL}, codes
 
     def start_node(self) -> None:
-        """Start the node, at first or again."""
+        """Start the node, also after it has ended."""
         self.node = self._start("neuron", "--config", str(self._folder / "neuron.toml"), "--port", str(self._port))
 
     def await_model(self) -> None:
-        """Wait until the gateway knows that the node serves the model."""
+        """Wait until the gateway lists the model as loaded."""
 
         def serves() -> bool:
             nodes = get(f"{self.url}/api/nodes")["nodes"]
@@ -126,18 +128,18 @@ class Stack:
         self.cortex.until(serves, "the model is served")
 
     def engine(self) -> psutil.Process:
-        """The process that runs the model."""
+        """Return the engine process, which runs the model."""
         children = psutil.Process(self.node.process.pid).children()
         (engine,) = [child for child in children if "helexa.neuron.engine.process" in child.cmdline()]
         return engine
 
     def load(self) -> dict[str, Any]:
-        """What the node says of the model's load."""
+        """Return the node's report on the loaded model."""
         (load,) = get(f"{self.node_url}/health")["models"]
         return load
 
     def until_idle(self) -> None:
-        """Wait until nothing of any request is left in the node."""
+        """Wait until the node holds no state of any request."""
 
         def idle() -> bool:
             load = self.load()
@@ -147,11 +149,11 @@ class Stack:
         self.node.until(idle, "the node is idle and its KV cache is free")
 
     def client(self) -> openai.OpenAI:
-        """The official client, which must see every failure and so never retries."""
+        """Return OpenAI's client without retries, so that tests see every failure."""
         return openai.OpenAI(http_client=openai.DefaultHttpxClient(trust_env=False), **self._client_options())
 
     def async_client(self) -> openai.AsyncOpenAI:
-        """The same, asynchronous."""
+        """Return OpenAI's asynchronous client without retries."""
         return openai.AsyncOpenAI(http_client=openai.DefaultAsyncHttpxClient(trust_env=False), **self._client_options())
 
     def _client_options(self) -> dict[str, Any]:
@@ -164,24 +166,27 @@ class Stack:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a free TCP port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
 
 
 def read(url: str) -> str:
-    """The text at a URL."""
+    """Return the text at a URL."""
     with _direct.open(url, timeout=PATIENCE_SECONDS) as response:
         return response.read().decode()
 
 
 def get(url: str) -> Any:
-    """The JSON at a URL."""
+    """Return the JSON value at a URL."""
     return json.loads(read(url))
 
 
 def post(url: str, body: object) -> tuple[int, dict[str, str], Any]:
-    """Status, headers and JSON answer of a request; bytes are sent as they are."""
+    """Send a POST request and return status, headers and JSON value of the response.
+
+    `body` is sent unchanged if it is bytes, otherwise as JSON.
+    """
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
     try:

@@ -1,4 +1,4 @@
-"""helexa-acp on the stack: one session in each wire API, with what the gateway says of the model."""
+"""helexa-acp with the gateway: one session in each API format, with the model's data from the gateway."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from helexa.acp.config import WireApi
 
 
 @pytest.mark.parametrize("wire_api", ["openai-chat", "openai-responses", "anthropic-messages"])
-async def test_a_session_on_the_gateway(wire_api: WireApi, stack: Stack, tmp_path: Path):
+async def test_session_uses_the_gateway(wire_api: WireApi, stack: Stack, tmp_path: Path):
     settings = settings_for(f"{stack.url}/v1", tmp_path, wire_api=wire_api, max_tokens=200)
     async with agent_in_memory(settings) as editor:
         await editor.initialize()
@@ -25,8 +25,8 @@ async def test_a_session_on_the_gateway(wire_api: WireApi, stack: Stack, tmp_pat
         assert 500 < usage["used"] < usage["size"]
 
         _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "Count on."}])
-        said = len(editor.updates(session, "agent_message_chunk"))
-        await editor.until(lambda: len(editor.updates(session, "agent_message_chunk")) > said)
+        count = len(editor.updates(session, "agent_message_chunk"))
+        await editor.until(lambda: len(editor.updates(session, "agent_message_chunk")) > count)
         editor.notify("session/cancel", sessionId=session)
         assert (await waiting)["result"]["stopReason"] == "cancelled"
         stack.until_idle()

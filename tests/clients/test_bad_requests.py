@@ -1,4 +1,4 @@
-"""What a client may do wrong: each is refused with the right status and code, and the next request is answered."""
+"""Invalid requests get the right status and error code, and the next request succeeds."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,9 +15,9 @@ CONTEXT = 8192
 @pytest.fixture(autouse=True)
 def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
     yield
-    reply = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1)
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == 1
+    response = client.chat.completions.create(model=MODEL, messages=HI, max_tokens=1)
+    assert response.usage is not None
+    assert response.usage.completion_tokens == 1
     stack.until_idle()
 
 
@@ -42,33 +42,35 @@ def still_answers(client: openai.OpenAI, stack: Stack) -> Iterator[None]:
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, dict) else "",
 )
-def test_wrong_fields(client: openai.OpenAI, fields: dict[str, Any], kind: type[Exception], code: str, stream: bool):
-    with pytest.raises(openai.APIStatusError) as refused:
+def test_invalid_fields_are_rejected(
+    client: openai.OpenAI, fields: dict[str, Any], kind: type[Exception], code: str, stream: bool
+):
+    with pytest.raises(openai.APIStatusError) as caught:
         client.chat.completions.create(model=MODEL, messages=HI, stream=stream, extra_body={"max_tokens": 1} | fields)
-    assert type(refused.value) is kind
-    assert refused.value.code == code
-    assert "\n" not in refused.value.message
+    assert type(caught.value) is kind
+    assert caught.value.code == code
+    assert "\n" not in caught.value.message
 
 
-def test_a_prompt_beyond_the_context_says_both_numbers(client: openai.OpenAI):
-    # The node counts the first; the second is too long for any tokenizer.
+def test_too_long_prompt_error_names_both_lengths(client: openai.OpenAI):
+    # The node counts the tokens of the first prompt; it rejects the second by its length in characters.
     for text, length in (("a " * CONTEXT, "prompt_len"), ("word " * 26 * CONTEXT, "estimated_prompt_tokens")):
         messages: Any = [{"role": "user", "content": text}]
-        with pytest.raises(openai.BadRequestError) as refused:
+        with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
-        assert refused.value.code == "context_length_exceeded"
-        assert f"maximum context length is {CONTEXT} tokens" in refused.value.message
-        assert isinstance(refused.value.body, dict)
-        assert refused.value.body["max"] == CONTEXT
-        assert refused.value.body[length] > CONTEXT
+        assert caught.value.code == "context_length_exceeded"
+        assert f"maximum context length is {CONTEXT} tokens" in caught.value.message
+        assert isinstance(caught.value.body, dict)
+        assert caught.value.body["max"] == CONTEXT
+        assert caught.value.body[length] > CONTEXT
 
 
-def test_an_image_for_a_model_that_reads_text(client: openai.OpenAI):
-    parts = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
-    messages: Any = [{"role": "user", "content": parts}]
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_image_is_rejected_by_a_text_model(client: openai.OpenAI):
+    content = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    messages: Any = [{"role": "user", "content": content}]
+    with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
-    assert refused.value.code == "vision_unsupported"
+    assert caught.value.code == "vision_unsupported"
 
 
 @pytest.mark.parametrize(
@@ -84,16 +86,16 @@ def test_an_image_for_a_model_that_reads_text(client: openai.OpenAI):
     ids=["cut", "empty", "not-utf8", "deep", "list", "null"],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_bodies_that_are_no_request(stack: Stack, path: str, body: bytes, status: int, code: str):
-    found, _, answer = post(f"{stack.url}/v1/{path}", body)
-    assert (found, answer["error"]["code"], answer["error"]["type"]) == (status, code, "invalid_request_error")
+def test_invalid_bodies_are_rejected(stack: Stack, path: str, body: bytes, status: int, code: str):
+    actual, _, error = post(f"{stack.url}/v1/{path}", body)
+    assert (actual, error["error"]["code"], error["error"]["type"]) == (status, code, "invalid_request_error")
 
 
-def test_completions_refuse_in_the_same_way(client: openai.OpenAI):
+def test_completions_reject_invalid_prompts(client: openai.OpenAI):
     fields: Any = {"model": MODEL, "prompt": "word " * CONTEXT}
-    with pytest.raises(openai.BadRequestError) as refused:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**fields, max_tokens=1)
-    assert refused.value.code == "context_length_exceeded"
+    assert caught.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError):
         client.completions.create(model=MODEL, prompt="word", max_tokens=-1)
     with pytest.raises(openai.BadRequestError):

@@ -1,4 +1,4 @@
-"""Embeddings through the gateway, of a real model."""
+"""Embeddings of a real model through the gateway."""
 
 import math
 from typing import Any
@@ -12,37 +12,37 @@ TEXTS = ["The cat sat on the mat.", "A kitten is sitting on a rug.", "Interest r
 
 
 def vectors(client: openai.OpenAI, texts: Any, **fields: Any) -> list[list[float]]:
-    return [one.embedding for one in client.embeddings.create(model="small", input=texts, **fields).data]
+    return [item.embedding for item in client.embeddings.create(model="small", input=texts, **fields).data]
 
 
-def alike(one: list[float], other: list[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
+def similarity(left: list[float], right: list[float]) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
-def test_what_means_the_same_is_near(client: openai.OpenAI) -> None:
+def test_similar_texts_have_similar_embeddings(client: openai.OpenAI) -> None:
     cat, kitten, rates = vectors(client, TEXTS)
-    assert alike(cat, kitten) > alike(cat, rates)
+    assert similarity(cat, kitten) > similarity(cat, rates)
     assert all(math.hypot(*vector) == pytest.approx(1, abs=1e-5) for vector in (cat, kitten, rates))
 
 
-def test_a_text_has_one_vector_however_it_is_asked_for(client: openai.OpenAI) -> None:
-    reply = client.embeddings.create(model="small", input=TEXTS, encoding_format="float")
-    assert reply.model == MODEL
-    together = [one.embedding for one in reply.data]
+def test_embedding_is_independent_of_batching_and_encoding(client: openai.OpenAI) -> None:
+    response = client.embeddings.create(model="small", input=TEXTS, encoding_format="float")
+    assert response.model == MODEL
+    batched = [item.embedding for item in response.data]
     tokens = 0
-    for text, vector in zip(TEXTS, together, strict=True):
-        alone = client.embeddings.create(model="small", input=text)
-        tokens += alone.usage.prompt_tokens
-        assert alone.data[0].embedding == pytest.approx(vector, abs=1e-6)
-    assert reply.usage.prompt_tokens == tokens
+    for text, vector in zip(TEXTS, batched, strict=True):
+        single = client.embeddings.create(model="small", input=text)
+        tokens += single.usage.prompt_tokens
+        assert single.data[0].embedding == pytest.approx(vector, abs=1e-6)
+    assert response.usage.prompt_tokens == tokens
 
 
-def test_nothing_is_left_of_a_request(stack: Stack, client: openai.OpenAI) -> None:
+def test_embedding_request_leaves_the_node_idle(stack: Stack, client: openai.OpenAI) -> None:
     vectors(client, TEXTS)
     stack.until_idle()
 
 
-def test_refusals_come_through(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_node_error_reaches_the_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
         vectors(client, "x", dimensions=8)
-    assert refused.value.code == "unsupported_parameter"
+    assert caught.value.code == "unsupported_parameter"

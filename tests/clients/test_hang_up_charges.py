@@ -1,4 +1,4 @@
-"""A request whose client hung up is charged what the node generated, streamed or not."""
+"""A request whose client disconnects is charged for the tokens that the node generated, streamed or not."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ HEADERS = {"authorization": "Bearer capped"}
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    port = free_port()  # known before it is bound: the node tells the gateway where it is
+    port = free_port()  # chosen in advance: the node reports its address to the gateway
     async with running({"NEURON_PORT": str(port)}, port=port) as node:
         assert (await node.load(make_model(tmp_path)))[0] == 200
         yield node
@@ -34,39 +34,39 @@ async def cortex(node: Node) -> AsyncIterator[Cortex]:
 
 
 async def spent(cortex: Cortex) -> int:
-    """What the key has spent once nothing is held any more."""
+    """Return what the key has spent, after all reservations are settled."""
     ledger = cortex.gateway.ledger
     await eventually(lambda: not ledger.open)
     return (await ledger.budget(cortex.gateway.gatekeeper.static[0].principal)).spent
 
 
 def generated(node: Node) -> bool:
-    """Whether the node has received all tokens of the answer."""
+    """Return whether the node has received all tokens of the completion."""
     assert node.app is not None
     return node.app.state.registry.get("org/tiny").engine.prompt_tokens == 4242
 
 
 async def hang_up(cortex: Cortex, node: Node, **fields: Any) -> None:
-    asking = asyncio.create_task(
+    request = asyncio.create_task(
         cortex.client.post(f"{cortex.url}/v1/completions", json=ENDLESS | fields, headers=HEADERS)
     )
     await eventually(lambda: generated(node))
     if fields.get("stream"):
-        (await asking).close()
+        (await request).close()
     else:
-        asking.cancel()
-        await asyncio.wait((asking,))
+        request.cancel()
+        await asyncio.wait((request,))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_hang_up_is_charged_what_the_node_generated(cortex: Cortex, node: Node, stream: bool) -> None:
+async def test_hang_up_is_charged_for_generated_tokens(cortex: Cortex, node: Node, stream: bool) -> None:
     await hang_up(cortex, node, stream=stream)
     assert await spent(cortex) == 3 + GENERATED
     (row,) = await cortex.gateway.ledger.recent(1)
     assert (row["client_gone"], row["prompt"], row["completion"]) == (True, 3, GENERATED)
 
 
-async def test_usage_is_known_by_its_random_id_only(cortex: Cortex, node: Node) -> None:
+async def test_usage_is_found_only_by_its_random_id(cortex: Cortex, node: Node) -> None:
     headers = HEADERS | {"x-request-id": "mine-1", "x-helexa-usage-id": "0" * 32}
     body = {"model": "org/tiny", "prompt": [1, 3]}
     async with cortex.client.post(f"{cortex.url}/v1/completions", json=body, headers=headers) as response:

@@ -1,4 +1,4 @@
-"""Many clients at once, half of whom do not stay."""
+"""Many concurrent clients, half of which disconnect early."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ TOKENS = 12
 
 
 async def complete(client: openai.AsyncOpenAI, stream: bool) -> int:
-    """The number of tokens that an answer took."""
+    """Send a request and return its number of completion tokens."""
     fields: Any = {"model": MODEL, "messages": COUNT, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True}}
     if not stream:
         return (await client.chat.completions.create(**fields)).usage.completion_tokens
@@ -26,29 +26,29 @@ async def complete(client: openai.AsyncOpenAI, stream: bool) -> int:
 
 
 async def hang_up(client: openai.AsyncOpenAI, chunks: int) -> None:
-    """Read a few chunks of an answer that would be long, then go."""
+    """Read `chunks` chunks of a long completion, then disconnect."""
     fields: Any = {"model": MODEL, "messages": COUNT, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
     async with await client.chat.completions.create(**fields, stream=True) as stream:
         for _ in range(chunks):
             await anext(stream)
 
 
-async def leave_before_the_answer(client: openai.AsyncOpenAI) -> None:
+async def disconnect_before_the_response(client: openai.AsyncOpenAI) -> None:
     fields: Any = {"model": MODEL, "messages": COUNT, "max_tokens": 4000, "extra_body": {"ignore_eos": True}}
-    asking = asyncio.create_task(client.chat.completions.create(**fields))
-    await asyncio.sleep(0.2)  # by now it is a request that somebody works on
-    asking.cancel()
-    await asyncio.wait([asking])
+    request = asyncio.create_task(client.chat.completions.create(**fields))
+    await asyncio.sleep(0.2)  # by now the node works on the request
+    request.cancel()
+    await asyncio.wait([request])
 
 
-async def test_half_of_many_clients_hang_up(stack: Stack):
+async def test_hang_ups_do_not_affect_other_clients(stack: Stack):
     async with stack.async_client() as client:
-        answers, _ = await asyncio.gather(
+        token_counts, _ = await asyncio.gather(
             asyncio.gather(*(complete(client, stream=number % 4 > 0) for number in range(16))),
             asyncio.gather(
                 *(hang_up(client, chunks=number) for number in range(12)),
-                *(leave_before_the_answer(client) for _ in range(4)),
+                *(disconnect_before_the_response(client) for _ in range(4)),
             ),
         )
-    assert answers == [TOKENS] * 16
+    assert token_counts == [TOKENS] * 16
     stack.until_idle()

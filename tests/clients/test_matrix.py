@@ -1,6 +1,6 @@
-"""Every feature in every dialect, streamed and not, with the official clients, through a gateway and a node.
+"""Every feature in every API format, streamed and not, with the official clients, through a gateway and a node.
 
-The model says exactly what a cell has it say. What a dialect has no word for is no cell.
+The model generates exactly the text that a case prescribes. Features that an API format lacks are left out.
 """
 
 from collections.abc import AsyncIterator
@@ -12,7 +12,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from clients.dialects import DIALECTS, LEAST_BUDGET, Answer, Ask
+from clients.dialects import DIALECTS, MIN_BUDGET, Completion, Request
 from clients.saying_engine import say
 from clients.saying_stack import SayingStack, saying_stack
 
@@ -27,120 +27,132 @@ ADD: dict[str, Any] = {
 }
 SUBTRACT: dict[str, Any] = {**ADD, "name": "subtract"}
 CALL = ("add", {"a": 1, "b": 2})
-CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": }}\n</tool_call>'
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What is asked, what comes of it, and what of it the engine must see.
+class Case:
+    """One feature: a request, the expected completion, and what must reach the engine.
 
     Attributes:
-        seen, unseen: in the prompt.
-        held, loose: in the grammar of the answer; it has none where both are empty.
-        unsaid: how many tokens the engine says beyond the end of the answer; None where a cell does not tell.
-        message: the answer as a whole message, which has no word for a call that broke off: it is text there.
+        in_prompt, not_in_prompt: texts that the prompt must or must not contain.
+        in_grammar, not_in_grammar: texts that the grammar must or must not contain; if both are empty, the request must
+            have no grammar.
+        discarded_tokens: tokens that the engine generates after the end of the completion; None if unspecified.
+        message: the expected completion in the Messages API without streaming, if it differs: a truncated tool call is
+            text there.
     """
 
-    ask: Ask
-    answer: Answer
-    seen: tuple[str, ...] = ()
-    unseen: tuple[str, ...] = ()
+    request: Request
+    completion: Completion
+    in_prompt: tuple[str, ...] = ()
+    not_in_prompt: tuple[str, ...] = ()
     seed: int | None = None
-    held: tuple[str, ...] = ()
-    loose: tuple[str, ...] = ()
-    unsaid: int | None = 0
-    message: Answer | None = None
+    in_grammar: tuple[str, ...] = ()
+    not_in_grammar: tuple[str, ...] = ()
+    discarded_tokens: int | None = 0
+    message: Completion | None = None
 
 
-CELLS = {
-    "plain": Cell(Ask(say("Grüße 🦊")), Answer("Grüße 🦊", reason="stop")),
-    "tools": Cell(
-        Ask(say(f"Adding.{CALLED}"), tools=(ADD,)),
-        Answer("Adding.", calls=[CALL], reason="tool_calls"),
-        seen=('"add"',),
+CASES = {
+    "plain": Case(Request(say("Grüße 🦊")), Completion("Grüße 🦊", finish="stop")),
+    "tools": Case(
+        Request(say(f"Adding.{CALL_TEXT}"), tools=(ADD,)),
+        Completion("Adding.", calls=[CALL], finish="tool_calls"),
+        in_prompt=('"add"',),
     ),
-    "two calls of tools": Cell(
-        Ask(say(f"{CALLED}\n{CALLED}"), tools=(ADD,)), Answer(calls=[CALL, CALL], reason="tool_calls")
+    "two calls of tools": Case(
+        Request(say(f"{CALL_TEXT}\n{CALL_TEXT}"), tools=(ADD,)), Completion(calls=[CALL, CALL], finish="tool_calls")
     ),
-    "a tool's call that is none": Cell(
-        Ask(say("<tool_call>\nadd them\n</tool_call>"), tools=(ADD,)),
-        Answer("<tool_call>\nadd them\n</tool_call>", reason="stop"),
+    "a tool's call that is none": Case(
+        Request(say("<tool_call>\nadd them\n</tool_call>"), tools=(ADD,)),
+        Completion("<tool_call>\nadd them\n</tool_call>", finish="stop"),
     ),
-    "a tool's call whose arguments go wrong": Cell(
-        Ask(say(f"So:{BROKEN}"), tools=(ADD,)),
-        Answer("So:}}\n</tool_call>", calls=[("add", None)], reason="stop"),
-        message=Answer('So:}}\n</tool_call>{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', reason="stop"),
+    "a tool's call whose arguments go wrong": Case(
+        Request(say(f"So:{BROKEN}"), tools=(ADD,)),
+        Completion("So:}}\n</tool_call>", calls=[("add", None)], finish="stop"),
+        message=Completion('So:}}\n</tool_call>{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', finish="stop"),
     ),
-    "a tool's call that ends in its arguments": Cell(
-        Ask(say(f"So:{BROKEN[: BROKEN.index('}')]}"), tools=(ADD,)),
-        Answer("So:", calls=[("add", None)], reason="stop"),
-        message=Answer('So:{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', reason="stop"),
+    "a tool's call that ends in its arguments": Case(
+        Request(say(f"So:{BROKEN[: BROKEN.index('}')]}"), tools=(ADD,)),
+        Completion("So:", calls=[("add", None)], finish="stop"),
+        message=Completion('So:{"name":"add","arguments":"{\\"a\\": 1, \\"b\\": "}', finish="stop"),
     ),
-    "tools unused": Cell(Ask(say("No need."), tools=(ADD,)), Answer("No need.", reason="stop"), seen=('"add"',)),
-    "forced tool": Cell(
-        Ask(say(CALLED), tools=(ADD, SUBTRACT), forced="add"),
-        Answer(calls=[CALL], reason="tool_calls"),
-        held=("add",),
-        loose=("subtract",),
+    "tools unused": Case(
+        Request(say("No need."), tools=(ADD,)), Completion("No need.", finish="stop"), in_prompt=('"add"',)
     ),
-    "a tool required": Cell(
-        Ask(say(CALLED), tools=(ADD, SUBTRACT), choice="required"),
-        Answer(calls=[CALL], reason="tool_calls"),
-        held=("add", "subtract"),
+    "forced tool": Case(
+        Request(say(CALL_TEXT), tools=(ADD, SUBTRACT), forced="add"),
+        Completion(calls=[CALL], finish="tool_calls"),
+        in_grammar=("add",),
+        not_in_grammar=("subtract",),
     ),
-    "no tool allowed": Cell(
-        Ask(say(CALLED), tools=(ADD,), choice="none"), Answer(CALLED, reason="stop"), unseen=('"add"',)
+    "a tool required": Case(
+        Request(say(CALL_TEXT), tools=(ADD, SUBTRACT), choice="required"),
+        Completion(calls=[CALL], finish="tool_calls"),
+        in_grammar=("add", "subtract"),
     ),
-    "one tool at a time": Cell(
-        Ask(say(f"{CALLED}\n{CALLED}"), tools=(ADD,), parallel=False),
-        Answer(calls=[CALL], reason="tool_calls"),
-        unsaid=None,
+    "no tool allowed": Case(
+        Request(say(CALL_TEXT), tools=(ADD,), choice="none"),
+        Completion(CALL_TEXT, finish="stop"),
+        not_in_prompt=('"add"',),
     ),
-    "tool history": Cell(
-        Ask(say("Three."), tools=(ADD,), history=((CALL, "the sum is 3"),)),
-        Answer("Three.", reason="stop"),
-        seen=('"add"', '"a": 1', '"b": 2', "the sum is 3"),
+    "one tool at a time": Case(
+        Request(say(f"{CALL_TEXT}\n{CALL_TEXT}"), tools=(ADD,), parallel=False),
+        Completion(calls=[CALL], finish="tool_calls"),
+        discarded_tokens=None,
     ),
-    "thinking": Cell(
-        Ask(say("<think>\nhm\n</think>\n\nYes."), thinking=True),
-        Answer("Yes.", thought="hm", reason="stop"),
-        seen=("<think>",),
+    "tool history": Case(
+        Request(say("Three."), tools=(ADD,), history=((CALL, "the sum is 3"),)),
+        Completion("Three.", finish="stop"),
+        in_prompt=('"add"', '"a": 1', '"b": 2', "the sum is 3"),
     ),
-    "thinking, then a tool": Cell(
-        Ask(say(f"<think>\nhm\n</think>\n\n{CALLED}"), thinking=True, tools=(ADD,)),
-        Answer(thought="hm", calls=[CALL], reason="tool_calls"),
+    "thinking": Case(
+        Request(say("<think>\nhm\n</think>\n\nYes."), thinking=True),
+        Completion("Yes.", reasoning="hm", finish="stop"),
+        in_prompt=("<think>",),
     ),
-    "thinking to its budget": Cell(
-        Ask(say(f"<think>\n{'h' * 2000}\n</think>\n\nYes."), thinking=True, budget=LEAST_BUDGET, max_tokens=4000),
-        Answer("Yes.", thought="h" * LEAST_BUDGET, reason="stop"),
-        unsaid=None,
+    "thinking, then a tool": Case(
+        Request(say(f"<think>\nhm\n</think>\n\n{CALL_TEXT}"), thinking=True, tools=(ADD,)),
+        Completion(reasoning="hm", calls=[CALL], finish="tool_calls"),
     ),
-    "thinking, then a schema": Cell(
-        Ask(say('<think>\nhm\n</think>\n\n{"age": 7}'), thinking=True, schema=AGE),
-        Answer('{"age": 7}', thought="hm", reason="stop"),
-        held=("age",),
+    "thinking to its budget": Case(
+        Request(say(f"<think>\n{'h' * 2000}\n</think>\n\nYes."), thinking=True, budget=MIN_BUDGET, max_tokens=4000),
+        Completion("Yes.", reasoning="h" * MIN_BUDGET, finish="stop"),
+        discarded_tokens=None,
     ),
-    "thinking unasked": Cell(Ask(say("<think>hm</think>Yes.")), Answer("Yes.", thought="hm", reason="stop")),
-    "no thinking": Cell(Ask(say("Yes."), thinking=False), Answer("Yes.", reason="stop"), ("<think>\n\n</think>\n\n",)),
-    "truncated in thought": Cell(
-        Ask(say("<think>\nhmmmm"), thinking=True, max_tokens=3),
-        Answer(thought="hmm", reason="length"),
-        seen=("<think>",),
+    "thinking, then a schema": Case(
+        Request(say('<think>\nhm\n</think>\n\n{"age": 7}'), thinking=True, schema=AGE),
+        Completion('{"age": 7}', reasoning="hm", finish="stop"),
+        in_grammar=("age",),
     ),
-    "truncated": Cell(Ask(say("too long"), max_tokens=3), Answer("too", reason="length")),
-    "schema": Cell(Ask(say('{"age": 7}'), schema=AGE), Answer('{"age": 7}', reason="stop"), held=("age",)),
-    "stop string": Cell(Ask(say("one END two"), stop="END"), Answer("one ", reason="stop"), unsaid=len(" two") + 1),
-    "two answers": Cell(Ask(say("Yes."), n=2), Answer("Yes.", reason="stop")),
-    "seed": Cell(Ask(say("Yes."), seed=7), Answer("Yes.", reason="stop"), seed=7),
+    "thinking unasked": Case(Request(say("<think>hm</think>Yes.")), Completion("Yes.", reasoning="hm", finish="stop")),
+    "no thinking": Case(
+        Request(say("Yes."), thinking=False), Completion("Yes.", finish="stop"), ("<think>\n\n</think>\n\n",)
+    ),
+    "truncated in thought": Case(
+        Request(say("<think>\nhmmmm"), thinking=True, max_tokens=3),
+        Completion(reasoning="hmm", finish="length"),
+        in_prompt=("<think>",),
+    ),
+    "truncated": Case(Request(say("too long"), max_tokens=3), Completion("too", finish="length")),
+    "schema": Case(
+        Request(say('{"age": 7}'), schema=AGE), Completion('{"age": 7}', finish="stop"), in_grammar=("age",)
+    ),
+    "stop string": Case(
+        Request(say("one END two"), stop="END"), Completion("one ", finish="stop"), discarded_tokens=len(" two") + 1
+    ),
+    "two answers": Case(Request(say("Yes."), n=2), Completion("Yes.", finish="stop")),
+    "seed": Case(Request(say("Yes."), seed=7), Completion("Yes.", finish="stop"), seed=7),
 }
 
-# What a dialect has no word for.
-NO_CELLS = {("completions", cell) for cell in CELLS if "tool" in cell or "think" in cell or "thought" in cell}
+# (API format, case) pairs that the API format cannot express.
+UNSUPPORTED = {("completions", case) for case in CASES if "tool" in case or "think" in case or "thought" in case}
 
-# What is refused: status, code, and what the message must name.
-REFUSED: dict[tuple[str, str], tuple[int, str, str]] = {
+# Rejected pairs: status, error code and a part of the message.
+REJECTED: dict[tuple[str, str], tuple[int, str, str]] = {
     ("messages", "two answers"): (400, "invalid_anthropic_body", "n: is not a field of the Messages API"),
     ("responses", "two answers"): (400, "unsupported_parameter", "'n'"),
 }
@@ -155,38 +167,38 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sayin
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("dialect", "name"),
-    [(dialect, name) for dialect in DIALECTS for name in CELLS if (dialect, name) not in NO_CELLS],
+    [(dialect, name) for dialect in DIALECTS for name in CASES if (dialect, name) not in UNSUPPORTED],
 )
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_cell(stack: SayingStack, dialect: str, name: str, stream: bool) -> None:
-    cell, ask = CELLS[name], DIALECTS[dialect]
-    if refusal := REFUSED.get((dialect, name)):
-        status, code, words = refusal
-        with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match=words) as refused:
-            await ask(stack, cell.ask, stream=stream)
-        body: Any = refused.value.body
-        assert refused.value.status_code == status
+async def test_feature_works(stack: SayingStack, dialect: str, name: str, stream: bool) -> None:
+    case, send = CASES[name], DIALECTS[dialect]
+    if rejection := REJECTED.get((dialect, name)):
+        status, code, message = rejection
+        with pytest.raises((openai.APIStatusError, anthropic.APIStatusError), match=message) as caught:
+            await send(stack, case.request, stream=stream)
+        body: Any = caught.value.body
+        assert caught.value.status_code == status
         assert dialect == "messages" or body["code"] == code  # Anthropic's errors have no codes
         return
-    before = len(stack.asked())
-    reply = await ask(stack, cell.ask, stream=stream)
-    asked = stack.asked()[before:]
-    assert reply.prompt == asked[0]["prompt_tokens"]
-    said = sum(request["said_tokens"] for request in asked)
-    assert cell.unsaid is None or reply.said == said - cell.unsaid
-    thought = cell.answer.thought or asked[0]["prompt"].endswith("<think>\n")  # which takes a token to end
-    assert 0 < reply.thought <= reply.said if thought else reply.thought == 0
-    answer = cell.message if cell.message and dialect == "messages" and not stream else cell.answer
-    assert reply.answers == [answer] * (cell.ask.n or 1)
-    for request in asked:
-        assert [text for text in cell.seen if text not in request["prompt"]] == []
-        assert [text for text in cell.unseen if text in request["prompt"]] == []
-        assert cell.seed in (None, request["sampling"]["seed"])
-        assert [text for text in cell.held if text not in request["grammar"]] == []
-        assert [text for text in cell.loose if text in request["grammar"]] == []
-        assert cell.held or cell.loose or not request["grammar"]
+    earlier = len(stack.received_requests())
+    result = await send(stack, case.request, stream=stream)
+    received = stack.received_requests()[earlier:]
+    assert result.prompt_tokens == received[0]["prompt_tokens"]
+    generated = sum(request["completion_tokens"] for request in received)
+    assert case.discarded_tokens is None or result.completion_tokens == generated - case.discarded_tokens
+    has_reasoning = case.completion.reasoning or received[0]["prompt"].endswith("<think>\n")  # ending it takes a token
+    assert 0 < result.reasoning <= result.completion_tokens if has_reasoning else result.reasoning == 0
+    completion = case.message if case.message and dialect == "messages" and not stream else case.completion
+    assert result.completions == [completion] * (case.request.n or 1)
+    for request in received:
+        assert [text for text in case.in_prompt if text not in request["prompt"]] == []
+        assert [text for text in case.not_in_prompt if text in request["prompt"]] == []
+        assert case.seed in (None, request["sampling"]["seed"])
+        assert [text for text in case.in_grammar if text not in request["grammar"]] == []
+        assert [text for text in case.not_in_grammar if text in request["grammar"]] == []
+        assert case.in_grammar or case.not_in_grammar or not request["grammar"]
 
 
-def test_what_is_refused_is_a_cell() -> None:
-    cells = {(dialect, name) for dialect in DIALECTS for name in CELLS} - NO_CELLS
-    assert REFUSED.keys() <= cells
+def test_rejected_features_are_cases() -> None:
+    cases = {(dialect, name) for dialect in DIALECTS for name in CASES} - UNSUPPORTED
+    assert REJECTED.keys() <= cases

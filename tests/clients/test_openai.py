@@ -1,4 +1,4 @@
-"""OpenAI's own client, through the gateway, to a real model."""
+"""OpenAI's official client with a real model behind the gateway."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,28 +15,28 @@ def text_of(chunks: Iterable[Any]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
-def answer(client: openai.OpenAI, **fields: Any) -> str:
+def chat_text(client: openai.OpenAI, **fields: Any) -> str:
     arguments: Any = {"model": MODEL, "messages": FRANCE, "max_tokens": 24} | fields
-    reply = client.chat.completions.create(**arguments)
-    return text_of(reply) if fields.get("stream") else reply.choices[0].message.content
+    response = client.chat.completions.create(**arguments)
+    return text_of(response) if fields.get("stream") else response.choices[0].message.content
 
 
 @pytest.fixture(scope="module")
 def greedy(client: openai.OpenAI) -> str:
-    return answer(client, temperature=0)
+    return chat_text(client, temperature=0)
 
 
-def test_the_model_answers_in_english(client: openai.OpenAI, greedy: str):
+def test_chat_completion_answers_in_english(client: openai.OpenAI, greedy: str):
     assert "Paris" in greedy
-    reply = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=64)
-    (choice,) = reply.choices
-    assert (choice.finish_reason, choice.message.role, reply.model) == ("stop", "assistant", MODEL)
-    assert reply.usage is not None
-    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    response = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_tokens=64)
+    (choice,) = response.choices
+    assert (choice.finish_reason, choice.message.role, response.model) == ("stop", "assistant", MODEL)
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.prompt_tokens + response.usage.completion_tokens
     assert "<|im_end|>" not in (choice.message.content or "")
 
 
-def test_a_stream_says_the_same(client: openai.OpenAI, greedy: str):
+def test_stream_equals_the_completion(client: openai.OpenAI, greedy: str):
     chunks = list(
         client.chat.completions.create(
             model=MODEL,
@@ -58,7 +58,7 @@ def test_a_stream_says_the_same(client: openai.OpenAI, greedy: str):
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
-async def test_the_asynchronous_client_streams_the_same(stack: Stack, greedy: str):
+async def test_async_client_streams_the_same_text(stack: Stack, greedy: str):
     async with stack.async_client() as client:
         stream = await client.chat.completions.create(
             model="small", messages=FRANCE, temperature=0, max_tokens=24, stream=True
@@ -67,44 +67,46 @@ async def test_the_asynchronous_client_streams_the_same(stack: Stack, greedy: st
     assert text_of(chunks) == greedy
 
 
-def test_a_seed_decides_the_text(client: openai.OpenAI):
+def test_seed_determines_the_text(client: openai.OpenAI):
     story = {"messages": [{"role": "user", "content": "Invent the name of a ship."}], "temperature": 0.8}
-    first, again, other = (answer(client, seed=seed, **story) for seed in (7, 7, 8))
+    first, again, different = (chat_text(client, seed=seed, **story) for seed in (7, 7, 8))
     assert first == again
-    assert first != other
-    assert answer(client, seed=7, stream=True, **story) == first
+    assert first != different
+    assert chat_text(client, seed=7, stream=True, **story) == first
 
 
-def test_limits_and_stop_strings_end_an_answer(client: openai.OpenAI, greedy: str):
-    reply = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_completion_tokens=3)
-    assert reply.choices[0].finish_reason == "length"
-    assert reply.usage is not None
-    assert reply.usage.completion_tokens == 3
-    assert greedy.startswith(reply.choices[0].message.content or "-")
+def test_limits_and_stop_strings_end_a_completion(client: openai.OpenAI, greedy: str):
+    response = client.chat.completions.create(model=MODEL, messages=FRANCE, temperature=0, max_completion_tokens=3)
+    assert response.choices[0].finish_reason == "length"
+    assert response.usage is not None
+    assert response.usage.completion_tokens == 3
+    assert greedy.startswith(response.choices[0].message.content or "-")
     for stream in (False, True):
-        assert answer(client, temperature=0, stop=["never said", " Paris"], stream=stream) == greedy.split(" Paris")[0]
+        assert (
+            chat_text(client, temperature=0, stop=["never said", " Paris"], stream=stream) == greedy.split(" Paris")[0]
+        )
 
 
-def test_a_text_is_continued(client: openai.OpenAI):
+def test_text_completion_continues_the_prompt(client: openai.OpenAI):
     fields: Any = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0, "max_tokens": 8}
-    whole = client.completions.create(**fields)
-    assert "Paris" in whole.choices[0].text
-    assert whole.usage is not None
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 8)
+    complete = client.completions.create(**fields)
+    assert "Paris" in complete.choices[0].text
+    assert complete.usage is not None
+    assert (complete.usage.prompt_tokens, complete.usage.completion_tokens) == (5, 8)
     chunks = list(client.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == complete.choices[0].text
     assert chunks[-1].usage.completion_tokens == 8
     stopped = client.completions.create(**fields, stop=".")
     assert stopped.choices[0].finish_reason == "stop"
     assert "." not in stopped.choices[0].text
 
 
-def test_text_parts_read_like_plain_text(client: openai.OpenAI):
+def test_text_parts_equal_plain_text(client: openai.OpenAI):
     def tokens_and_text(content: Any) -> tuple[int, str | None]:
         messages: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
-        reply = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
-        assert reply.usage is not None
-        return reply.usage.prompt_tokens, reply.choices[0].message.content
+        response = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=8)
+        assert response.usage is not None
+        return response.usage.prompt_tokens, response.choices[0].message.content
 
     assert tokens_and_text([{"type": "text", "text": "Who are you?"}]) == tokens_and_text("Who are you?")
 
@@ -115,8 +117,8 @@ def test_models_are_listed(client: openai.OpenAI):
     assert client.models.retrieve(MODEL).id == MODEL
 
 
-def test_the_time_to_the_first_token_is_a_histogram(stack: Stack, client: openai.OpenAI):
-    answer(client, temperature=0, stream=True)
+def test_ttft_is_recorded_in_a_histogram(stack: Stack, client: openai.OpenAI):
+    chat_text(client, temperature=0, stream=True)
     lines = read(stack.metrics_url).splitlines()
     name = "cortex_time_to_first_token_seconds_bucket{"
     buckets = [line for line in lines if line.startswith(name) and f'model="{MODEL}",node="n1"' in line]

@@ -47,27 +47,27 @@ def chat(content: str) -> dict[str, Any]:
 
 
 async def count(stack: SayingStack, content: str) -> int:
-    """Tokens of a prompt, as the node's tokenizer counts them."""
+    """Return the prompt's length in tokens, counted by the node."""
     async with aiohttp.ClientSession() as http, http.post(f"{stack.node_url}/tokenize", json=chat(content)) as response:
         return (await response.json())["count"]
 
 
 async def content_of(stack: SayingStack, unit: str, tokens: int) -> str:
-    """`unit` repeated until the prompt has at least `tokens` tokens, and few more."""
+    """Return `unit` repeated until the prompt has at least `tokens` tokens, and only a few more."""
     tokens_of_unit = (await count(stack, unit * 2 * SAMPLE) - await count(stack, unit * SAMPLE)) / SAMPLE
-    repeated, found = 0, 0
-    while found < tokens:
-        repeated += math.ceil((tokens - found) / tokens_of_unit)
-        found = await count(stack, unit * repeated)
+    repeated, count_so_far = 0, 0
+    while count_so_far < tokens:
+        repeated += math.ceil((tokens - count_so_far) / tokens_of_unit)
+        count_so_far = await count(stack, unit * repeated)
     return unit * repeated
 
 
-async def test_the_tokenizer_decides_what_fits(stack: SayingStack) -> None:
+async def test_prompt_length_is_checked_in_tokens(stack: SayingStack) -> None:
     for name, unit in TEXTS.items():
         content = await content_of(stack, unit, FITS)
-        answer = await stack.openai.chat.completions.create(**chat(content), max_tokens=1)
-        assert answer.usage is not None
-        assert CONTEXT > answer.usage.prompt_tokens == await count(stack, content) >= FITS, name
+        response = await stack.openai.chat.completions.create(**chat(content), max_tokens=1)
+        assert response.usage is not None
+        assert CONTEXT > response.usage.prompt_tokens == await count(stack, content) >= FITS, name
 
         content = await content_of(stack, unit, CONTEXT + 16)
         tokens = await count(stack, content)
@@ -81,7 +81,7 @@ async def test_the_tokenizer_decides_what_fits(stack: SayingStack) -> None:
             await stack.anthropic.messages.create(**chat(content), max_tokens=1)  # type: ignore[arg-type]
 
 
-async def test_a_text_that_fits_no_tokenizer_is_refused_with_an_estimate(stack: SayingStack) -> None:
+async def test_huge_prompt_is_rejected_with_an_estimated_length(stack: SayingStack) -> None:
     content = "x" * (128 * CONTEXT)
     with pytest.raises(openai.BadRequestError, match="an estimated 262146 tokens") as caught:
         await stack.openai.chat.completions.create(**chat(content), max_tokens=1)
@@ -90,4 +90,4 @@ async def test_a_text_that_fits_no_tokenizer_is_refused_with_an_estimate(stack: 
     assert "prompt_len" not in body
     with pytest.raises(anthropic.BadRequestError, match=f"prompt is too long: about 262146 tokens > {CONTEXT} maximum"):
         await stack.anthropic.messages.create(model=MODEL, messages=chat(content)["messages"], max_tokens=1)
-    assert stack.asked() == []
+    assert stack.received_requests() == []

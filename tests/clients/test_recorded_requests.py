@@ -1,4 +1,4 @@
-"""Requests as real agents send them, through the gateway, to a node: nothing in them is refused or lost."""
+"""Recorded requests of real agents, sent through the gateway to a node: none is rejected, no text is lost."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -10,7 +10,7 @@ import pytest
 from clients.recorded import FOLDER, requests
 from clients.saying_stack import MODEL, SayingStack, saying_stack
 
-RECORDED = [
+REQUESTS = [
     pytest.param(request, id=f"{path.stem}-{number}")
     for path in sorted(FOLDER.glob("*.json"))
     for number, request in enumerate(requests(path.stem))
@@ -23,24 +23,24 @@ async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sayin
         yield stack
 
 
-@pytest.mark.parametrize("request_", RECORDED)
-async def test_a_recorded_request_reaches_the_model_whole(stack: SayingStack, request_: dict[str, Any]) -> None:
+@pytest.mark.parametrize("request_", REQUESTS)
+async def test_recorded_request_reaches_the_model_completely(stack: SayingStack, request_: dict[str, Any]) -> None:
     body = request_["body"] | {"model": MODEL}
     async with (
         aiohttp.ClientSession() as session,
         session.post(stack.url + request_["path"], json=body, headers=request_["headers"]) as response,
     ):
-        answer = await response.text()
-        kind = response.content_type
-    assert response.status == 200, answer
-    assert kind == "text/event-stream" and '"error":{' not in answer
-    (asked,) = stack.asked()
-    lost = [text for text in _texts(body) if text not in asked["prompt"]]
-    assert lost == []
+        text = await response.text()
+        content_type = response.content_type
+    assert response.status == 200, text
+    assert content_type == "text/event-stream" and '"error":{' not in text
+    (received,) = stack.received_requests()
+    missing = [text for text in _texts(body) if text not in received["prompt"]]
+    assert missing == []
 
 
 def _texts(body: dict[str, Any]) -> Iterator[str]:
-    """What the model must see of a request: the tools' names and descriptions, and everything that was said."""
+    """Yield the texts that the model must see: names and descriptions of tools, and all text of the conversation."""
     for tool in body.get("tools") or ():
         yield from _tool_texts(tool.get("function") or tool)
     for system in body.get("system") or ():
@@ -54,7 +54,7 @@ def _tool_texts(tool: dict[str, Any]) -> Iterator[str]:
     if tool.get("type") == "namespace":
         for inner in tool["tools"]:
             yield from _tool_texts(inner)
-    elif "name" in tool:  # a tool without one is run by a server, not by the model's caller
+    elif "name" in tool:  # a tool without a name runs on a server, not at the client
         yield f'{tool["name"]}"'
         yield json.dumps(tool["description"], ensure_ascii=False)[1:-1]
 

@@ -1,4 +1,4 @@
-"""OpenAI's Responses through the gateway, to a real model."""
+"""OpenAI's Responses API with a real model behind the gateway."""
 
 from typing import Any
 
@@ -10,34 +10,38 @@ from clients.stack import MODEL, Stack, read
 FRANCE: Any = {"model": "small", "input": "What is the capital of France? Answer in one word.", "temperature": 0}
 
 
-def test_the_model_answers_and_a_stream_says_the_same(client: openai.OpenAI) -> None:
-    whole = client.responses.create(**FRANCE, max_output_tokens=24)
-    assert "Paris" in whole.output_text
-    assert (whole.model, whole.status) == (MODEL, "completed")
+def test_stream_equals_the_complete_response(client: openai.OpenAI) -> None:
+    complete = client.responses.create(**FRANCE, max_output_tokens=24)
+    assert "Paris" in complete.output_text
+    assert (complete.model, complete.status) == (MODEL, "completed")
     with client.responses.stream(**FRANCE, max_output_tokens=24) as stream:
-        told = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        streamed_text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         final = stream.get_final_response()
-    assert told == final.output_text == whole.output_text
-    assert final.usage is not None and whole.usage is not None
+    assert streamed_text == final.output_text == complete.output_text
+    assert final.usage is not None and complete.usage is not None
     assert (final.usage.input_tokens, final.usage.output_tokens) == (
-        whole.usage.input_tokens,
-        whole.usage.output_tokens,
+        complete.usage.input_tokens,
+        complete.usage.output_tokens,
     )
 
 
-def test_a_conversation_goes_on_from_a_response(client: openai.OpenAI) -> None:
+def test_previous_response_id_continues_the_conversation(client: openai.OpenAI) -> None:
     first = client.responses.create(**FRANCE, max_output_tokens=24)
-    asked = {**FRANCE, "input": "Which country is that in?", "max_output_tokens": 16}
-    said = {"role": "assistant", "content": first.output_text}
-    turns: Any = [{"role": "user", "content": FRANCE["input"]}, said, {"role": "user", "content": asked["input"]}]
-    after = client.responses.create(**asked, previous_response_id=first.id)
-    spelled = client.responses.create(**asked | {"input": turns})
-    assert after.output_text == spelled.output_text
-    assert after.usage is not None and spelled.usage is not None
-    assert after.usage.input_tokens == spelled.usage.input_tokens
+    request = {**FRANCE, "input": "Which country is that in?", "max_output_tokens": 16}
+    assistant_message = {"role": "assistant", "content": first.output_text}
+    turns: Any = [
+        {"role": "user", "content": FRANCE["input"]},
+        assistant_message,
+        {"role": "user", "content": request["input"]},
+    ]
+    continued = client.responses.create(**request, previous_response_id=first.id)
+    spelled = client.responses.create(**request | {"input": turns})
+    assert continued.output_text == spelled.output_text
+    assert continued.usage is not None and spelled.usage is not None
+    assert continued.usage.input_tokens == spelled.usage.input_tokens
 
 
-def test_what_is_kept_is_given_back_until_it_is_forgotten(client: openai.OpenAI) -> None:
+def test_stored_response_can_be_read_until_deleted(client: openai.OpenAI) -> None:
     first = client.responses.create(**FRANCE, max_output_tokens=5)
     assert client.responses.retrieve(first.id) == first
     client.responses.delete(first.id)
@@ -45,20 +49,20 @@ def test_what_is_kept_is_given_back_until_it_is_forgotten(client: openai.OpenAI)
         client.responses.retrieve(first.id)
 
 
-def test_log_probabilities_are_of_the_texts_tokens(client: openai.OpenAI) -> None:
+def test_logprobs_match_the_tokens_of_the_text(client: openai.OpenAI) -> None:
     response = client.responses.create(
         **FRANCE, max_output_tokens=8, top_logprobs=2, include=["message.output_text.logprobs"]
     )
     (message,) = response.output
     assert message.type == "message" and message.content[0].type == "output_text"
-    told = message.content[0].logprobs or []
-    assert b"".join(bytes(one.bytes) for one in told).decode() == response.output_text
-    for one in told:
-        likeliest, second = one.top_logprobs
-        assert one.logprob == likeliest.logprob >= second.logprob  # at temperature 0
+    logprobs = message.content[0].logprobs or []
+    assert b"".join(bytes(token.bytes) for token in logprobs).decode() == response.output_text
+    for token in logprobs:
+        likeliest, second = token.top_logprobs
+        assert token.logprob == likeliest.logprob >= second.logprob  # at temperature 0
 
 
-def test_an_answer_that_is_cut_says_so(client: openai.OpenAI) -> None:
+def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
     cut = client.responses.create(**FRANCE | {"input": "Tell me a long story."}, max_output_tokens=5)
     assert cut.usage is not None
     assert (cut.status, cut.usage.output_tokens) == ("incomplete", 5)
@@ -66,13 +70,13 @@ def test_an_answer_that_is_cut_says_so(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_the_gateway_counts_what_the_response_says(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
+def test_gateway_metrics_count_the_usage(stack: Stack, client: openai.OpenAI, stream: bool) -> None:
     def spent() -> float:
         lines = read(stack.metrics_url).splitlines()
         name = "cortex_completion_tokens_total"
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
-    before = spent()
+    earlier = spent()
     if stream:
         *_, last = client.responses.create(**FRANCE, max_output_tokens=7, stream=True)
         assert last.type in ("response.completed", "response.incomplete")
@@ -80,11 +84,11 @@ def test_the_gateway_counts_what_the_response_says(stack: Stack, client: openai.
     else:
         response = client.responses.create(**FRANCE, max_output_tokens=7)
     assert response.usage is not None
-    expected = before + response.usage.output_tokens
+    expected = earlier + response.usage.output_tokens
     stack.cortex.until(lambda: spent() == expected, "it is counted")
 
 
-def test_refusals_come_through(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
+def test_node_error_reaches_the_client(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
         client.responses.create(**FRANCE, background=True)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "background")
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "background")

@@ -1,4 +1,4 @@
-"""Usage in streams, with OpenAI's client, straight from a node and through a gateway."""
+"""Usage in streams, with OpenAI's client, directly from a node and through a gateway."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def clients(stack: SayingStack) -> list[openai.AsyncOpenAI]:
-    """Through the gateway, and straight to the node."""
+    """Return a client of the gateway and a client of the node."""
     return [stack.openai, stack.openai.with_options(base_url=f"{stack.node_url}/v1")]
 
 
 async def streams(client: openai.AsyncOpenAI, **fields: Any) -> list[list[Any]]:
-    """The chunks of a chat and of a text completion."""
+    """Return the chunks of a chat completion and of a text completion."""
     messages: Any = [{"role": "user", "content": say("Grüße")}]
     chat: Any = await client.chat.completions.create(model=MODEL, messages=messages, stream=True, **fields)
     text: Any = await client.completions.create(model=MODEL, prompt=say("Grüße"), stream=True, **fields)
@@ -38,7 +38,7 @@ async def streams(client: openai.AsyncOpenAI, **fields: Any) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream_options": {"include_usage": False}}, {"n": 2}])
-async def test_openais_example_loop_reads_every_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
+async def test_stream_without_usage_has_a_choice_in_each_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
     for client in clients(stack):
         for chunks in await streams(client, **fields):
             reasons = [chunk.choices[0].finish_reason for chunk in chunks]  # raises IndexError on an empty list
@@ -47,21 +47,19 @@ async def test_openais_example_loop_reads_every_chunk(stack: SayingStack, fields
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}])
-async def test_usage_that_was_asked_for_is_in_the_last_chunk_and_null_before(
-    stack: SayingStack, fields: dict[str, Any]
-) -> None:
+async def test_requested_usage_is_in_the_last_chunk(stack: SayingStack, fields: dict[str, Any]) -> None:
     for client in clients(stack):
         for chunks in await streams(client, stream_options=USAGE, **fields):
-            *others, last = chunks
-            assert [chunk.to_dict()["usage"] for chunk in others] == [None] * len(others)
-            assert all(chunk.choices for chunk in others)
+            *content_chunks, last = chunks
+            assert [chunk.to_dict()["usage"] for chunk in content_chunks] == [None] * len(content_chunks)
+            assert all(chunk.choices for chunk in content_chunks)
             assert last.choices == []
             assert last.usage.completion_tokens == fields.get("n", 1) * (len("Grüße".encode()) + 1)
             assert last.usage.to_dict()["helexa_timing"]["prefill_tokens"] > 0
 
 
-async def test_stream_options_of_the_wrong_type_are_refused(stack: SayingStack) -> None:
-    wrong: Any = {"include_usage": "yes"}
+async def test_invalid_stream_options_are_rejected(stack: SayingStack) -> None:
+    invalid: Any = {"include_usage": "yes"}
     for client in clients(stack):
         with pytest.raises(openai.BadRequestError, match=r"stream_options\.include_usage"):
-            await streams(client, stream_options=wrong)
+            await streams(client, stream_options=invalid)

@@ -135,7 +135,7 @@ def test_prompts_are_read_lazily(scripted, prompts, results):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_next_run_resumes_after_killed_process(gateway, prompts, results, number):
     path = prompts(*(json.dumps(f"prompt {index}") for index in range(6)))
-    gateway.patience = 2
+    gateway.response_limit = 2
     command = [sys.executable, "-c", RUN, str(path), str(results), gateway.url]
     environ = {**os.environ, "PYTHONWARNINGS": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
@@ -146,9 +146,9 @@ def test_next_run_resumes_after_killed_process(gateway, prompts, results, number
         assert process.wait(30) != 0
         process.communicate()
     assert {record["index"] for record in records(results)} == finished
-    gateway.patience = None
-    second_run = subprocess.run(command, capture_output=True, text=True, env=environ, check=True, timeout=60)
-    assert second_run.stdout.splitlines()[-1] == "FileSummary(finished=4, failed=0, kept=2)"
+    gateway.response_limit = None
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "FileSummary(finished=4, failed=0, kept=2)"
     assert [record["index"] for record in records(results)] == list(range(6))
     sent = [request["messages"][0]["content"] for request in gateway.requests]
     assert all(sent.count(f"prompt {index}") == 1 for index in finished)

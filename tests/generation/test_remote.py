@@ -85,7 +85,7 @@ def test_environment_selects_server_key_and_model(gateway, monkeypatch):
 
 def test_busy_server_is_retried_after_its_delay(gateway, monkeypatch):
     busy = {"error": {"message": "busy", "type": "rate_limit_error", "code": "rate_limit_exceeded", "param": None}}
-    gateway.refusal = (429, {"Retry-After": "0"}, busy)
+    gateway.error_response = (429, {"Retry-After": "0"}, busy)
     with pytest.raises(helexa.EngineError, match="busy") as raised:
         helexa.generate("hi", target=gateway.url, model="m")
     assert raised.value.retryable
@@ -101,7 +101,7 @@ def test_busy_server_is_retried_after_its_delay(gateway, monkeypatch):
     ],
 )
 def test_broken_streams_fail_and_invalid_chunks_are_skipped(gateway, pieces, kind, message):
-    gateway.pieces = pieces
+    gateway.chunks = pieces
     if kind is None:
         assert helexa.generate("hi", target=gateway.url, model="m").text == message
     else:
@@ -110,10 +110,10 @@ def test_broken_streams_fail_and_invalid_chunks_are_skipped(gateway, pieces, kin
 
 
 def test_leaving_a_plain_stream_closes_the_connection(gateway):
-    gateway.pieces = ["one", "WAIT"]
+    gateway.chunks = ["one", "WAIT"]
     with helexa.stream("hi", target=gateway.url, model="m") as stream:
         assert next(iter(stream)).text == "one"
-    assert gateway.gone.wait(20)
+    assert gateway.client_disconnected.wait(20)
 
 
 def test_refused_connection_is_an_unreachable_error(unused_tcp_port):
@@ -128,7 +128,7 @@ def test_batch_fails_at_once_if_server_is_unreachable(unused_tcp_port):
 
 def test_lost_server_fails_each_prompt_with_retryable_error(gateway):
     model = helexa.load("m", target=gateway.url)
-    gateway.pieces = ["DROP"]
+    gateway.chunks = ["DROP"]
     with pytest.raises(helexa.UnreachableError, match="broke"):
         model.generate("hi")
     gateway.close()

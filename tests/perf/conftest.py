@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def scripts_importable(monkeypatch):
-    """The benchmarks are scripts that import one another; their folder is no package."""
+    """Put the folder of the benchmark scripts on the import path."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "perf")

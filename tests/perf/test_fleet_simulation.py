@@ -1,4 +1,7 @@
-"""The simulated fleet, scaled down. `World` itself asserts that no node is overfull and nothing leaves while in use."""
+"""The fleet simulation at a small size.
+
+`World` itself asserts that no node's memory is exceeded and no model is unloaded while in use.
+"""
 
 import importlib
 import random
@@ -13,7 +16,7 @@ def simulation():
     return importlib.import_module("fleet_simulation")
 
 
-def test_our_policy_swaps_at_most_half_as_often_and_answers_sooner(simulation):
+def test_helexa_policy_halves_swaps_and_lowers_ttft(simulation):
     runs = [simulation.compare(seed, minutes=10, per_minute=9, count=12) for seed in (1, 2)]
     assert {line["verdict"]: line["holds"] for line in simulation.verdicts(runs)} == {
         "swaps": True,
@@ -22,15 +25,15 @@ def test_our_policy_swaps_at_most_half_as_often_and_answers_sooner(simulation):
     }
 
 
-def test_a_seed_is_the_same_run_every_time(simulation):
+def test_equal_seeds_give_equal_runs(simulation):
     first, second = (simulation.compare(3, minutes=3, per_minute=9, count=12) for _ in range(2))
     assert first == second
     assert first != simulation.compare(4, minutes=3, per_minute=9, count=12)
 
 
-def test_two_models_that_are_asked_for_in_turn_are_served_in_batches(simulation):
-    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
-    policies = importlib.import_module("fleet_policies")
+def test_alternating_models_are_served_in_batches(simulation):
+    traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
+    policies = importlib.import_module("support.fleet_policies")
     catalogue = Catalogue.model_validate({"models": [{"id": "A", "vram_mb": 9000}, {"id": "B", "vram_mb": 9000}]})
     turn = traffic.Turn(100, 50, 0.0)
     abab = [traffic.Conversation(f"c{i}", "AB"[i % 2], 4.0 * i, (turn,)) for i in range(40)]
@@ -38,13 +41,13 @@ def test_two_models_that_are_asked_for_in_turn_are_served_in_batches(simulation)
     def swaps(policy):
         return world.World(catalogue, policy, abab, {"n": 12000}).run().evictions
 
-    assert 0 < 2 * swaps(policies.Ours(1)) <= swaps(policies.LruFifo(1))
+    assert 0 < 2 * swaps(policies.HelexaPolicy(1)) <= swaps(policies.LruFifo(1))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_starves_however_small_the_fleet(simulation, seed):
-    traffic, world = importlib.import_module("fleet_traffic"), importlib.import_module("fleet_world")
-    policies = importlib.import_module("fleet_policies")
+def test_every_request_is_served_by_a_small_fleet(simulation, seed):
+    traffic, world = importlib.import_module("support.fleet_traffic"), importlib.import_module("support.fleet_world")
+    policies = importlib.import_module("support.fleet_policies")
     rng = random.Random(seed)
     catalogue = traffic.models(12)
     nodes = {"large": 41_000, "small": rng.randint(5_000, 25_000)}
@@ -54,6 +57,6 @@ def test_nobody_starves_however_small_the_fleet(simulation, seed):
         swap_wait_secs=rng.choice((0, 30, 90)),
         strategy=rng.choice(("lru", "priority")),
     )
-    outcome = world.World(catalogue, policies.Ours(seed, eviction), conversations, nodes).run()
-    assert len(outcome.ttfts) == sum(len(one.turns) for one in conversations)
+    outcome = world.World(catalogue, policies.HelexaPolicy(seed, eviction), conversations, nodes).run()
+    assert len(outcome.ttfts) == sum(len(conversation.turns) for conversation in conversations)
     assert max(outcome.waits) < simulation.LONGEST_WAIT_SECS

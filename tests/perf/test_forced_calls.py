@@ -1,10 +1,10 @@
-"""Forced calls of random tools with real tokenizers, through a real node and a real gateway, with drafts."""
+"""Forced calls of random tools with real tokenizers and speculative decoding, through a node and a gateway."""
 
 from pathlib import Path
 
 import pytest
 
-TOOLS = 12  # two for each API, streamed and not
+TOOLS = 12  # two for each API, streamed and not streamed
 MAX_TOKENS = 100
 
 
@@ -13,11 +13,11 @@ def attacks_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "perf" / "attack")
 
 
-async def test_every_forced_answer_is_a_valid_call_or_cut_off(
+async def test_forced_calls_are_valid_or_truncated(
     tmp_path: Path, qwen2_5_tokenizer: Path, llama3_2_tokenizer: Path, mistral_nemo_tokenizer: Path
 ) -> None:
     from forced_calls import attack, stack
-    from random_tools import random_task, write_random_model
+    from support.random_tools import random_task, write_random_model
 
     tasks = [random_task(number, seed=1) for number in range(TOOLS)]
     async with stack() as running:

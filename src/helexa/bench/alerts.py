@@ -77,17 +77,17 @@ class Watch:
         A suspected change with enough samples is confirmed or dismissed.
         """
         known = {_key(row): row for row in self._rows()}
-        found = Review()
+        review = Review()
         for cell in self._archive.reader.latest_cells():
             if cell.samples:
                 for metric in self._config.metrics:
-                    self._look(cell, metric, known, found)
+                    self._look(cell, metric, known, review)
         self._wanted = self._more_wanted()
-        before = {row.id for row in known.values() if row.state == "confirmed"}
-        fresh = [one for one in self._alerts("confirmed") if one.id not in before]
-        found.regressed = [one for one in fresh if one.verdict == "regressed"]
-        found.improved = [one for one in fresh if one.verdict == "improved"]
-        return found
+        known_ids = {row.id for row in known.values() if row.state == "confirmed"}
+        fresh = [alert for alert in self._alerts("confirmed") if alert.id not in known_ids]
+        review.regressed = [alert for alert in fresh if alert.verdict == "regressed"]
+        review.improved = [alert for alert in fresh if alert.verdict == "improved"]
+        return review
 
     async def deliver(self) -> int:
         """Send undelivered confirmed regressions to the webhook; return the number of accepted alerts."""
@@ -98,15 +98,15 @@ class Watch:
             for row in self._rows()
             if row.state == "confirmed" and row.verdict == "regressed" and row.delivered_ms is None
         ][-_MOST_DELIVERED:]
-        named = {one.id: one for one in self._alerts("confirmed")} if waiting else {}
-        told = 0
+        alerts_by_id = {alert.id: alert for alert in self._alerts("confirmed")} if waiting else {}
+        delivered = 0
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_WEBHOOK_SECS)) as session:
             for row in waiting:
-                if not await self._post(session, named[row.id]):
+                if not await self._post(session, alerts_by_id[row.id]):
                     break  # retry with the next review
                 self._put(row, {"delivered_ms": now_ms()})
-                told += 1
-        return told
+                delivered += 1
+        return delivered
 
     async def _post(self, session: aiohttp.ClientSession, alert: alerts.Alert) -> bool:
         assert self._config.webhook is not None
@@ -120,25 +120,25 @@ class Watch:
         tell(log, logging.WARNING, "webhook_failed", alert=alert.id, reason=reason)
         return False
 
-    def _look(self, cell: CellRow, metric: str, known: dict[Key, AlertRow], found: Review) -> None:
+    def _look(self, cell: CellRow, metric: str, known: dict[Key, AlertRow], review: Review) -> None:
         alert = known.get((*_cell_ids(cell), metric))
         if alert is not None and alert.state != "suspected":
             return
         builds = self._archive.keep(("samples", cell, metric), partial(cell_samples, self._archive, cell, metric))
-        own = next((one for one in builds if one.build_id == cell.build_id), None)
-        if own is None:
+        build_samples = next((build for build in builds if build.build_id == cell.build_id), None)
+        if build_samples is None:
             return
-        history = [one for one in builds if one.build_id != cell.build_id]
+        history = [build for build in builds if build.build_id != cell.build_id]
         level = known_level(self._archive, cell.target_id, frozenset({cell.scenario_id}), metric, history)
-        verdict = judged(self._archive, history, own.values, metric, level, self._config.min_effect)
+        verdict = judged(self._archive, history, build_samples.values, metric, level, self._config.min_effect)
         if alert is None:
             if verdict.state in ("regressed", "improved"):
-                found.suspected += 1
+                review.suspected += 1
                 self._raise(cell, metric, history, verdict)
             return
-        first, extra = own.values[: alert.samples], own.values[alert.samples :]
+        first, extra = build_samples.values[: alert.samples], build_samples.values[alert.samples :]
         if len(extra) < self._config.extra_samples:
-            found.suspected += 1
+            review.suspected += 1
             return
         confirmed = verdict.state == alert.verdict and (not extra or confirms(verdict, first, extra))
         self._put(alert, {"state": "confirmed" if confirmed else "dismissed", **_numbers(verdict, alert)})
@@ -146,7 +146,7 @@ class Watch:
     def _raise(self, cell: CellRow, metric: str, history: list[BuildSamples], verdict: Verdict) -> None:
         assert verdict.interval is not None
         now = now_ms()
-        builds = [one.build_id for one in history[-verdict.trailing_builds :]]
+        builds = [build.build_id for build in history[-verdict.trailing_builds :]]
         self._store.put_alert(
             dict(zip(_CELL, _cell_ids(cell), strict=True))
             | {

@@ -39,10 +39,10 @@ def create_app(database: Path, root_path: str = "") -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.desk = QueryExecutor(database)
-        await app.state.desk.warm_up()
+        app.state.query_executor = QueryExecutor(database)
+        await app.state.query_executor.warm_up()
         yield
-        await app.state.desk.close()
+        await app.state.query_executor.close()
 
     static = resources.files("helexa.bench.pages").joinpath("static")
     app = Starlette(

@@ -69,7 +69,7 @@ class Client:
 
     async def ask(
         self,
-        question: PromptRequest,
+        prompt: PromptRequest,
         *,
         scheduled: float | None = None,
         role: Role = "load",
@@ -84,15 +84,19 @@ class Client:
             cancel_after: number of chunks after which the client disconnects, or None.
         """
         now = self.clock.now
-        asked = now()
+        requested_at = now()
         record = RequestRecord(
-            scheduled=asked if scheduled is None else scheduled, sent=asked, ended=asked, status="ok", role=role
+            scheduled=requested_at if scheduled is None else scheduled,
+            sent=requested_at,
+            ended=requested_at,
+            status="ok",
+            role=role,
         )
         answer = Answer()
-        moments = SimpleNamespace(now=now, sent=asked)
+        moments = SimpleNamespace(now=now, sent=requested_at)
         try:
             async with asyncio.timeout(self.timeout_secs):
-                await self._exchange(question, record, answer, moments, cancel_after)
+                await self._send(prompt, record, answer, moments, cancel_after)
         except TimeoutError:
             record.status, record.error = "timeout", f"no end of the answer after {self.timeout_secs:g} s"
         except StreamFault as fault:
@@ -107,16 +111,16 @@ class Client:
         _conclude(record, answer)
         return record
 
-    async def _exchange(
+    async def _send(
         self,
-        question: PromptRequest,
+        prompt: PromptRequest,
         record: RequestRecord,
         answer: Answer,
         moments: SimpleNamespace,
         cancel_after: int | None,
     ) -> None:
         substitutes = self.dialect.substitutes
-        body = self.dialect.body(question, ignore_eos=self.ignore_eos)
+        body = self.dialect.body(prompt, ignore_eos=self.ignore_eos)
         body = self.rejected.replace(body, substitutes)
         headers = {"content-type": "application/json", **self.dialect.headers(self.bearer)}
         async with self.session.post(
@@ -134,8 +138,8 @@ class Client:
             error = await response.content.read(_MAX_ERROR_BYTES)
         parameter = self.rejected.learn(body, response.status, error, substitutes)
         if parameter is not None:
-            tell(log, logging.INFO, "parameter_rejected", model=question.model, parameter=parameter)
-            await self._exchange(question, record, answer, moments, cancel_after)
+            tell(log, logging.INFO, "parameter_rejected", model=prompt.model, parameter=parameter)
+            await self._send(prompt, record, answer, moments, cancel_after)
             return
         record.http_status = response.status
         record.status = "rejected" if response.status in REFUSALS else "error"
@@ -195,10 +199,10 @@ def _conclude(record: RequestRecord, answer: Answer) -> None:
 
 def _refusal_text(status: int, body: bytes) -> str:
     try:
-        said = orjson.loads(body)
+        error = orjson.loads(body)
     except ValueError:
-        said = None
-    error = said.get("error") if isinstance(said, dict) else None
+        error = None
+    error = error.get("error") if isinstance(error, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     text = message if isinstance(message, str) else body.decode("utf-8", "replace")
     printable = "".join(itertools.islice((c if c.isprintable() else " " for c in text), _MAX_ERROR_CHARS))

@@ -35,29 +35,29 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 2) 
     return "\n".join([written(lines[0]), f"| {' | '.join(rule)} |", *map(written, lines[1:])])
 
 
-def comparison(found: Sequence[Compared]) -> str:
+def comparison(compared: Sequence[Compared]) -> str:
     """Return the table of a comparison."""
     rows = [
         (
-            f"{one.model} {one.scenario}" + (f" on {one.target}" if one.target else ""),
-            METRICS[one.metric].title,
-            measured(one.a, one.metric),
-            measured(one.b, one.metric),
-            change(one.ratio.ratio) if one.ratio else "–",
-            f"{change(one.ratio.low)} … {change(one.ratio.high)}" if one.ratio else "–",
-            one.state,
-            f"{one.samples_a}/{one.samples_b}",
+            f"{row.model} {row.scenario}" + (f" on {row.target}" if row.target else ""),
+            METRICS[row.metric].title,
+            measured(row.a, row.metric),
+            measured(row.b, row.metric),
+            change(row.ratio.ratio) if row.ratio else "–",
+            f"{change(row.ratio.low)} … {change(row.ratio.high)}" if row.ratio else "–",
+            row.state,
+            f"{row.samples_a}/{row.samples_b}",
         )
-        for one in found
+        for row in compared
     ]
-    few = any(one.state == "too few" for one in found)
-    note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if few else ""
-    differs = "; ".join(dict.fromkeys(text for one in found for text in one.differs))
+    has_too_few = any(row.state == "too few" for row in compared)
+    note = f"\n\ntoo few: a verdict needs {MIN_SAMPLES} samples of each side, above 0" if has_too_few else ""
+    differs = "; ".join(dict.fromkeys(text for row in compared for text in row.differs))
     note += f"\n\nA and B differ in more than the build: {differs}" if differs else ""
     return table(("cell", "metric", "A", "B", "change", "95 %", "verdict", "n"), rows) + note
 
 
-def _summary(found: Sequence[summary.SummaryRow]) -> str:
+def _summary(results: Sequence[summary.SummaryRow]) -> str:
     columns = ("engine", "model", "scenario", "prompt tok", "prefill tok/s", "TTFT", "TTFT p95", "decode tok/s")
     more = ("total", "total p95", "VRAM", "conc", "queue ms", "rej", "build", "n")
     rows = [
@@ -79,13 +79,13 @@ def _summary(found: Sequence[summary.SummaryRow]) -> str:
             one.git_sha,
             str(one.samples),
         )
-        for one in found
+        for one in results
     ]
-    note = "\n\n\\* estimated: tokens were counted by chunks" if any(one.estimated for one in found) else ""
+    note = "\n\n\\* estimated: tokens were counted by chunks" if any(one.estimated for one in results) else ""
     return table((*columns, *more), rows, left=3) + note
 
 
-def _scaling(found: Sequence[scaling.Scaling]) -> str:
+def _scaling(results: Sequence[scaling.Scaling]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -97,13 +97,13 @@ def _scaling(found: Sequence[scaling.Scaling]) -> str:
             one.build,
             str(point.samples),
         )
-        for one in found
+        for one in results
         for point in one.points
     ]
     return table(("model", "ladder", "context tok", "prefill tok/s", "TTFT", "decode tok/s", "build", "n"), rows)
 
 
-def _swaps(found: Sequence[swaps.Swap]) -> str:
+def _swaps(results: Sequence[swaps.Swap]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -115,12 +115,12 @@ def _swaps(found: Sequence[swaps.Swap]) -> str:
             one.build,
             str(one.samples),
         )
-        for one in found
+        for one in results
     ]
     return table(("model", "quant", "unload ms", "load ms", "cold TTFT", "cold total", "build", "n"), rows)
 
 
-def _capability(found: Sequence[quality.Artifact]) -> str:
+def _capability(results: Sequence[quality.Artifact]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -132,12 +132,12 @@ def _capability(found: Sequence[quality.Artifact]) -> str:
             seconds(one.total_s),
             one.build,
         )
-        for one in found
+        for one in results
     ]
     return table(("model", "probe", "run", "score", "scorer", "decode tok/s", "total", "build"), rows)
 
 
-def _concurrency(found: Sequence[capacity.Capacity]) -> str:
+def _concurrency(results: Sequence[capacity.Capacity]) -> str:
     rows = [
         (
             f"{one.target} {one.model}",
@@ -152,7 +152,7 @@ def _concurrency(found: Sequence[capacity.Capacity]) -> str:
             one.build,
             str(point.samples),
         )
-        for one in found
+        for one in results
         for point in one.points
     ]
     columns = ("model", "load", "level", "each tok/s", "all tok/s", "TTFT p95", "queue ms", "refused", "goodput/s")

@@ -178,6 +178,8 @@ class Sweep:
 
 def _shown(sample: Sample) -> dict[str, float]:
     """Return the values of a sample's log line."""
-    found = sample.measures.distributions if sample.measures else {}
-    medians = {name: round(found[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in found}
+    distributions = sample.measures.distributions if sample.measures else {}
+    medians = {
+        name: round(distributions[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in distributions
+    }
     return medians | {name: round(value, 4) for name, value in sample.columns.items() if value is not None}

@@ -18,28 +18,28 @@ app = App(
     name="helexa",
     version=f"helexa {__version__}",
     help="Serve open-weight models on hardware you own, and talk to them.",
-    help_epilogue="Start with 'helexa chat', or with 'helexa up' for a gateway that others can ask. "
-    "With --debug any command shows a traceback when it fails.",
+    help_epilogue="Start with 'helexa chat', or with 'helexa up' for a gateway that other clients can use. "
+    "With --debug, a failing command shows a traceback.",
     result_action="return_value",
 )
 app.command("helexa.cli.commands.up:up", help="Start one neuron and one cortex on this machine.")
-app.command("helexa.cli.commands.generate:generate", help="Answer a prompt, or a file of them.")
-app.command("helexa.cli.commands.run:run", help="Chat with a certain model, which is fetched if it is not here.")
-app.command("helexa.cli.commands.chat:chat", help="Chat with a model, or ask it for one answer.")
-app.command("helexa.cli.commands.pull:pull", help="Fetch models to this machine, or bring them up to date.")
+app.command("helexa.cli.commands.generate:generate", help="Answer a prompt or a file of prompts.")
+app.command("helexa.cli.commands.run:run", help="Chat with a given model, downloaded if missing.")
+app.command("helexa.cli.commands.chat:chat", help="Chat with a model, or get one answer.")
+app.command("helexa.cli.commands.pull:pull", help="Download models to this machine, or update them.")
 app.command(
-    "helexa.cli.commands.list:list_models", name=["list", "ls"], help="List the models that are kept on this machine."
+    "helexa.cli.commands.list:list_models", name=["list", "ls"], help="List the models downloaded to this machine."
 )
-app.command("helexa.cli.commands.show:show", help="Say what a model is, by its files.")
+app.command("helexa.cli.commands.show:show", help="Show the properties of a model from its files.")
 app.command("helexa.cli.commands.rm:rm", help="Remove models from this machine.")
 app.command("helexa.cli.commands.ps:ps", help="List the models of the fleet and how busy they are.")
-app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, judge it and show it.")
-app.command("helexa.cli.commands.status:status", help="Say in words how the gateway and its nodes are.")
-app.command("helexa.acp.cli:serve", name="acp", help="Be the coding agent of an editor, on stdin and stdout.")
-app.command("helexa.cli.commands.doctor:doctor", help="Say what was found on this machine, and what models run on.")
+app.command("helexa.bench.cli:app", name="bench", help="Measure every build of every node, and show the results.")
+app.command("helexa.cli.commands.status:status", help="Show the state of the gateway and its nodes.")
+app.command("helexa.acp.cli:serve", name="acp", help="Run the coding agent for an editor, on stdin and stdout.")
 app.command(
-    "helexa.cli.commands.completion:completion", help="Print what a shell needs to complete commands and models."
+    "helexa.cli.commands.doctor:doctor", help="Report the hardware and software, and the device that models run on."
 )
+app.command("helexa.cli.commands.completion:completion", help="Print a shell's completion script.")
 
 
 def main() -> NoReturn:

@@ -52,7 +52,7 @@ class DownloadBar:
         self._started = clock()
         self._lock = threading.Lock()
         self._at = ("list", 0, 0)
-        self._had: int | None = None
+        self._cached_bytes: int | None = None
         self._fetched = 0
         self._fetched_at = self._started
         self._bar: Progress | None = None
@@ -81,9 +81,9 @@ class DownloadBar:
         """Update the progress: a stage, the bytes done, and the total bytes (0: unknown)."""
         self._at = (stage, done, total)
         if stage == "download":
-            if self._had is None:
-                self._had = done
-            self._fetched = max(self._fetched, done - self._had)
+            if self._cached_bytes is None:
+                self._cached_bytes = done
+            self._fetched = max(self._fetched, done - self._cached_bytes)
             self._fetched_at = self._clock()
         self._draw()
 

@@ -28,14 +28,14 @@ class Gateway:
         """
         self.url = url.rstrip("/").removesuffix("/v1")
         try:
-            parts = urlsplit(self.url)
-            self._host, self._port = parts.hostname, parts.port
+            url_parts = urlsplit(self.url)
+            self._host, self._port = url_parts.hostname, url_parts.port
         except ValueError as error:
             raise CommandError(f"'{url}' is not a URL: {error}", USAGE) from None
-        if parts.scheme not in ("http", "https") or not self._host:
+        if url_parts.scheme not in ("http", "https") or not self._host:
             raise CommandError(f"'{url}' is not a URL; write it like {DEFAULT_URL}", USAGE)
-        self._connection = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._path = parts.path
+        self._connection = HTTPSConnection if url_parts.scheme == "https" else HTTPConnection
+        self._path = url_parts.path
         self._headers = {"Accept": "application/json", "User-Agent": "helexa"}
         if key:
             if not (key.isascii() and key.isprintable()):
@@ -61,8 +61,8 @@ class Gateway:
 
     def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
         """Return the entries of `/v1/models`; raises the errors of `get`."""
-        reply = self.get("/v1/models", patience)
-        entries = reply.get("data") if isinstance(reply, dict) else None
+        response = self.get("/v1/models", patience)
+        entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):
             raise CommandError(f"{self.url}/v1/models did not answer with a list of models")
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]

@@ -30,8 +30,8 @@ def node_reports(gateway: Gateway) -> list[NodeReport]:
     Raises:
         CommandError: the gateway is unreachable, rejects the request, or is not a helexa gateway.
     """
-    reply = gateway.get("/api/nodes")
+    response = gateway.get("/api/nodes")
     try:
-        return TypeAdapter(list[NodeReport]).validate_python(reply["nodes"])
+        return TypeAdapter(list[NodeReport]).validate_python(response["nodes"])
     except (KeyError, TypeError, ValidationError):
         raise CommandError(f"{gateway.url}/api/nodes did not answer with nodes; is this a helexa gateway?") from None

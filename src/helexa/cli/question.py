@@ -10,7 +10,7 @@ from helexa.cli.terminal import note
 _MOST_CHARACTERS = 16 * 1024 * 1024
 
 
-def question(prompt: str | None, files: Sequence[Path] = ()) -> str:
+def prompt_text(prompt: str | None, files: Sequence[Path] = ()) -> str:
     """Return the prompt, followed by the files and the text piped in.
 
     Raises:
@@ -38,7 +38,7 @@ def _content(path: Path) -> str:
         raise CommandError(f"{path}: {error.strerror}", USAGE) from None
 
 
-def _bounded(text: str, what: str) -> str:
+def _bounded(text: str, source: str) -> str:
     if len(text) > _MOST_CHARACTERS:
-        raise CommandError(f"{what} is too long for any model")
+        raise CommandError(f"{source} is too long for any model")
     return text

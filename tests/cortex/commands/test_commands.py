@@ -116,7 +116,7 @@ async def test_top_refreshes_until_ctrl_c() -> None:
             await asyncio.to_thread(screen.expect, "there is no such thing")
             await asyncio.to_thread(screen.expect, "attic")
             screen.type(CTRL_C)
-            assert await asyncio.to_thread(screen.leave) == 0
+            assert await asyncio.to_thread(screen.wait_for_exit) == 0
         finally:
             screen.close()
     assert "Traceback" not in screen.text

@@ -27,14 +27,14 @@ _REFUSALS = {
 @cache
 def document() -> bytes:
     """Return the document as JSON."""
-    adapters = {question.path: TypeAdapter(question.shape) for question in QUESTIONS} | {"export": TypeAdapter(RunRow)}
+    adapters = {query.path: TypeAdapter(query.shape) for query in QUESTIONS} | {"export": TypeAdapter(RunRow)}
     shapes, definitions = TypeAdapter.json_schemas(
         [(path, "serialization", adapter) for path, adapter in adapters.items()],
         ref_template="#/components/schemas/{model}",
     )
     paths = {
-        f"/api/v1/{question.path}": {"get": _operation(question, shapes[(question.path, "serialization")])}
-        for question in QUESTIONS
+        f"/api/v1/{query.path}": {"get": _operation(query, shapes[(query.path, "serialization")])}
+        for query in QUESTIONS
     }
     paths["/api/v1/export/runs"] = {
         "get": {
@@ -72,14 +72,14 @@ _FORMAT = {
 }
 
 
-def _operation(question: ApiQuery, shape: Any) -> dict[str, Any]:
+def _operation(query: ApiQuery, shape: Any) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": shape}}
-    if question.table:
+    if query.table:
         content["text/csv"] = {"schema": {"type": "string"}}
     return {
-        "operationId": f"get{question.path.title()}",
-        "summary": question.summary,
-        "parameters": [*_parameters(question.parameters), *([_FORMAT] if question.table else [])],
+        "operationId": f"get{query.path.title()}",
+        "summary": query.summary,
+        "parameters": [*_parameters(query.parameters), *([_FORMAT] if query.table else [])],
         "responses": {"200": {"description": "as asked", "content": content}, **_refusals()},
     }
 

@@ -78,8 +78,8 @@ def _series(archive: Archive, query: Mapping[str, Any]) -> list[series.Series]:
         raise LookupError(f"no scenario is called '{query['scenario']}'")
     metric = query["metric"] or summary.headline_of(kinds[query["scenario"]])
     targets = [query["host"]] if query["host"] else [row.name for row in names.targets.values()]
-    found = [series.series(archive, target, query["model"], query["scenario"], metric) for target in targets]
-    return [one for one in found if one.points]
+    trends = [series.series(archive, target, query["model"], query["scenario"], metric) for target in targets]
+    return [trend for trend in trends if trend.points]
 
 
 def _compare(archive: Archive, query: Mapping[str, Any]) -> list[comparison.Compared]:

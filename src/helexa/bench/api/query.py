@@ -73,18 +73,18 @@ Parameters = Mapping[str, Parameter]
 _BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-def read_query(given: Mapping[str, str], parameters: Parameters) -> dict[str, Any]:
+def read_query(arguments: Mapping[str, str], parameters: Parameters) -> dict[str, Any]:
     """Return the values of all parameters.
 
     Raises:
         ApiError: 400; a parameter is unknown, missing or invalid.
     """
-    for name in given:
+    for name in arguments:
         if name not in parameters:
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(parameters) or 'none'}"
             raise ApiError(400, "unknown_parameter", f"unknown parameter '{name[:80]}'; {hint}")
-    return {name: parameter.read(name, given.get(name)) for name, parameter in parameters.items()}
+    return {name: parameter.read(name, arguments.get(name)) for name, parameter in parameters.items()}
 
 
 def _wrong(name: str, what: str) -> ApiError:

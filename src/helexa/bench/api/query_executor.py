@@ -27,7 +27,7 @@ class QueryExecutor:
         self._file: tuple[int, int] | None = None
         self._waiting = 0
 
-    async def ask(self, question: Callable[[Archive], T]) -> T:
+    async def ask(self, query: Callable[[Archive], T]) -> T:
         """Return the result of a query.
 
         Raises:
@@ -37,7 +37,7 @@ class QueryExecutor:
             raise ApiError(503, "overloaded", "too many questions at once", retry_after=1)
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._answer, question)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, query)
         except StoreError as error:
             raise ApiError(503, "no_database", str(error), retry_after=10) from None
         finally:
@@ -54,8 +54,8 @@ class QueryExecutor:
         if self._archive is not None:
             self._archive.close()
 
-    def _answer(self, question: Callable[[Archive], T]) -> T:
-        return question(self._current())
+    def _run(self, query: Callable[[Archive], T]) -> T:
+        return query(self._current())
 
     def _current(self) -> Archive:
         try:

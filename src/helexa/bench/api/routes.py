@@ -27,13 +27,13 @@ _CSV = "text/csv; charset=utf-8; header=present"
 
 def routes() -> list[Route]:
     """Return the routes of all queries below `/api/` and `/api/v1/`, of the export, and of the OpenAPI document."""
-    found = [
-        Route(f"{base}/{question.path}", partial(_answer, question), methods=["GET"])
-        for question in QUESTIONS
+    handlers = [
+        Route(f"{base}/{query.path}", partial(_query_response, query), methods=["GET"])
+        for query in QUESTIONS
         for base in ("/api", "/api/v1")
     ]
     return [
-        *found,
+        *handlers,
         Route("/api/v1/export/runs", _export, methods=["GET"]),
         Route("/openapi.json", _document, methods=["GET"]),
     ]
@@ -47,18 +47,18 @@ async def refuse_api_error(_request: Request, error: Exception) -> Response:
     return Response(text + "\n", status, _CORS | headers, "text/plain")
 
 
-async def _answer(question: ApiQuery, request: Request) -> Response:
-    parameters = {**question.parameters, "format": _FORMAT} if question.table else question.parameters
-    query = read_query(request.query_params, parameters)
-    encode = to_csv if query.get("format") == "csv" else _to_json
+async def _query_response(query: ApiQuery, request: Request) -> Response:
+    parameters = {**query.parameters, "format": _FORMAT} if query.table else query.parameters
+    arguments = read_query(request.query_params, parameters)
+    encode = to_csv if arguments.get("format") == "csv" else _to_json
 
     def find(archive: Archive) -> bytes:
         try:
-            return encode(question.answer(archive, query))
+            return encode(query.answer(archive, arguments))
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 
-    body = await _desk(request).ask(find)
+    body = await _executor(request).ask(find)
     return Response(body, media_type=_CSV if encode is to_csv else "application/json", headers=_CORS)
 
 
@@ -66,19 +66,19 @@ async def _export(request: Request) -> Response:
     query = read_query(request.query_params, {**RUN_FILTERS, "format": _FORMAT})
     kind = query["format"]
     return StreamingResponse(
-        _all_runs(_desk(request), query, to_csv if kind == "csv" else None),
+        _all_runs(_executor(request), query, to_csv if kind == "csv" else None),
         media_type=_CSV if kind == "csv" else "application/x-ndjson",
         headers=_CORS | {"content-disposition": f'attachment; filename="runs.{"csv" if kind == "csv" else "jsonl"}"'},
     )
 
 
 async def _all_runs(
-    desk: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
+    executor: QueryExecutor, query: dict[str, Any], table: Callable[..., bytes] | None
 ) -> AsyncIterator[bytes]:
     """Yield the runs that match the filters, one page at a time."""
     offset, page = 0, [object()] * _PAGE
     while len(page) == _PAGE:
-        page = await desk.ask(partial(_page, query, offset))
+        page = await executor.ask(partial(_page, query, offset))
         if table is not None:
             yield table(page, head=offset == 0)
         else:
@@ -98,5 +98,5 @@ def _to_json(answer: object) -> bytes:
     return orjson.dumps(answer)
 
 
-def _desk(request: Request) -> QueryExecutor:
-    return request.app.state.desk
+def _executor(request: Request) -> QueryExecutor:
+    return request.app.state.query_executor

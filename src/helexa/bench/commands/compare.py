@@ -43,8 +43,10 @@ def compare(
     with Archive(database(db, config)) as archive:
         try:
             sides = Side.parse(a), Side.parse(b)
-            found = find(archive, *sides, model=model, metrics=(metric,) if metric else COMPARED)
+            compared = find(archive, *sides, model=model, metrics=(metric,) if metric else COMPARED)
         except LookupError as error:
             raise HelexaError(error.args[0]) from None
-    print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() if format == "json" else report.comparison(found))
-    return EXIT_REGRESSED if any(one.state == "regressed" for one in found) else 0
+    print(
+        orjson.dumps(compared, option=orjson.OPT_INDENT_2).decode() if format == "json" else report.comparison(compared)
+    )
+    return EXIT_REGRESSED if any(row.state == "regressed" for row in compared) else 0

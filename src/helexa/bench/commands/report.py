@@ -40,8 +40,8 @@ def report(
     chosen = {"scaling": scaling, "swap": swap, "capability": capability, "concurrency": concurrency}
     kind = next((name for name, wanted in chosen.items() if wanted), "summary")
     with Archive(database(db, config)) as archive:
-        found = reports.FINDERS[kind](archive)
+        results = reports.FINDERS[kind](archive)
     if format == "json":
-        print(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+        print(orjson.dumps(results, option=orjson.OPT_INDENT_2).decode())
     else:
-        print(reports.WRITERS[kind](found))
+        print(reports.WRITERS[kind](results))

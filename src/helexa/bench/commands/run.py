@@ -48,7 +48,7 @@ def once(*, config: ConfigPath = None, log_format: LogFormat = "text") -> int:
     with measuring(database), Store(database) as store, Archive(database) as archive:
         watch = Watch(settings.alerts, store, archive, settings.bench.samples_per_version)
         report, review = asyncio.run(daemon.sweep_and_judge(settings, store, watch))
-    code = _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+    code = _exit_code(report.measured, report.failed, report.skipped, len(report.unreachable))
     for alert in (*review.regressed, *review.improved):
         print(f"{alert.verdict}: {payload(alert)['text']}")
     return EXIT_REGRESSED if review.regressed else code
@@ -75,9 +75,9 @@ def swap_cost(*, config: ConfigPath = None, samples: int = 1, log_format: LogFor
         report = asyncio.run(
             daemon.sweep_once(settings, store, [scenario], lambda cell: store.count(cell).good + samples)
         )
-    return _told(report.measured, report.failed, report.skipped, len(report.unreachable))
+    return _exit_code(report.measured, report.failed, report.skipped, len(report.unreachable))
 
 
-def _told(measured: int, failed: int, skipped: int, unreachable: int) -> int:
+def _exit_code(measured: int, failed: int, skipped: int, unreachable: int) -> int:
     print(f"{measured} measured, {failed} failed, {skipped} cells were complete, {unreachable} targets unreachable")
     return 1 if failed or unreachable else 0

@@ -24,47 +24,47 @@ class AnthropicMessages:
         """Return the headers of every request."""
         return {"anthropic-version": _VERSION} | ({"x-api-key": bearer} if bearer else {})
 
-    def body(self, question: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
+    def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
         """Return the request body. The API format has no field for answers of a fixed length."""
-        system = "\n\n".join(turn.text for turn in question.turns if turn.role == "system")
+        system = "\n\n".join(turn.text for turn in prompt.turns if turn.role == "system")
         body: dict[str, Any] = {
-            "model": question.model,
-            "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns if turn.role != "system"],
-            "max_tokens": question.max_tokens,
-            **question.sampling,
+            "model": prompt.model,
+            "messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns if turn.role != "system"],
+            "max_tokens": prompt.max_tokens,
+            **prompt.sampling,
             "stream": True,
         }
         if system:
             body["system"] = system
-        if question.tools:
+        if prompt.tools:
             body["tools"] = [
                 {"name": tool.name, "description": tool.description, "input_schema": dict(tool.parameters)}
-                for tool in question.tools
+                for tool in prompt.tools
             ]
-        if question.schema is not None:
-            body["output_config"] = {"format": {"type": "json_schema", "schema": dict(question.schema)}}
+        if prompt.schema is not None:
+            body["output_config"] = {"format": {"type": "json_schema", "schema": dict(prompt.schema)}}
         return body
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:
         """Add a stream event to the answer; see `Dialect.take`."""
         try:
-            said = orjson.loads(event.data)
+            payload = orjson.loads(event.data)
         except ValueError:
             raise StreamFault("an event of the stream is not JSON") from None
-        said = mapping(said)
-        match said.get("type"):
+        payload = mapping(payload)
+        match payload.get("type"):
             case "error":
-                raise StreamFault(fault_text(said.get("error")))
+                raise StreamFault(fault_text(payload.get("error")))
             case "message_start":
-                _take_usage(mapping(mapping(said.get("message")).get("usage")), answer)
+                _take_usage(mapping(mapping(payload.get("message")).get("usage")), answer)
             case "content_block_start":
-                return _take_start(number(said.get("index")) or 0, mapping(said.get("content_block")), answer)
+                return _take_start(number(payload.get("index")) or 0, mapping(payload.get("content_block")), answer)
             case "content_block_delta":
-                return _take_delta(number(said.get("index")) or 0, mapping(said.get("delta")), answer)
+                return _take_delta(number(payload.get("index")) or 0, mapping(payload.get("delta")), answer)
             case "message_delta":
-                reason = text(mapping(said.get("delta")).get("stop_reason"))
+                reason = text(mapping(payload.get("delta")).get("stop_reason"))
                 answer.finish_reason = reason or answer.finish_reason
-                _take_usage(mapping(said.get("usage")), answer)
+                _take_usage(mapping(payload.get("usage")), answer)
             case "message_stop":
                 answer.ended = True
             case _:  # pings and future events
@@ -79,13 +79,13 @@ def _take_start(index: int, block: dict[str, Any], answer: Answer) -> DeltaKind 
 
 
 def _take_delta(index: int, delta: dict[str, Any], answer: Answer) -> DeltaKind | None:
-    if said := text(delta.get("text")):
-        answer.text.append(said)
+    if content := text(delta.get("text")):
+        answer.text.append(content)
         return "text"
     if thought := text(delta.get("thinking")):
         answer.reasoning.append(thought)
         return "reasoning"
-    if (piece := text(delta.get("partial_json"))) and answer.add_call(index, "", piece):
+    if (arguments := text(delta.get("partial_json"))) and answer.add_call(index, "", arguments):
         return "tool"
     return None
 

@@ -65,7 +65,7 @@ class Dialect(Protocol):
         """Return the headers of every request."""
         ...
 
-    def body(self, question: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
+    def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
         """Return the request body; `ignore_eos` is whether the server supports this field."""
         ...
 

@@ -29,19 +29,19 @@ class OpenAIChat:
         """Return the headers of every request."""
         return {"authorization": f"Bearer {bearer}"} if bearer else {}
 
-    def body(self, question: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
+    def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
         """Return the request body."""
         body: dict[str, Any] = {
-            "model": question.model,
-            "messages": [{"role": turn.role, "content": turn.text} for turn in question.turns],
-            "max_tokens": question.max_tokens,
-            **question.sampling,
+            "model": prompt.model,
+            "messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns],
+            "max_tokens": prompt.max_tokens,
+            **prompt.sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if question.fixed_length and ignore_eos:
+        if prompt.fixed_length and ignore_eos:
             body["ignore_eos"] = True
-        if question.tools:
+        if prompt.tools:
             body["tools"] = [
                 {
                     "type": "function",
@@ -51,10 +51,10 @@ class OpenAIChat:
                         "parameters": dict(tool.parameters),
                     },
                 }
-                for tool in question.tools
+                for tool in prompt.tools
             ]
-        if question.schema is not None:
-            form = {"name": "answer", "strict": True, "schema": dict(question.schema)}
+        if prompt.schema is not None:
+            form = {"name": "answer", "strict": True, "schema": dict(prompt.schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": form}
         return body
 
@@ -90,8 +90,8 @@ def _take_delta(delta: dict[str, Any], answer: Answer) -> DeltaKind | None:
         function = mapping(call.get("function"))
         if answer.add_call(number(call.get("index")) or 0, text(function.get("name")), text(function.get("arguments"))):
             kind = "tool"
-    if said := text(delta.get("content")) or text(delta.get("refusal")):
-        answer.text.append(said)
+    if content := text(delta.get("content")) or text(delta.get("refusal")):
+        answer.text.append(content)
         kind = "text"
     return kind
 

@@ -136,7 +136,7 @@ def measure(record: RequestRecord) -> RequestMeasures:
         completion_tokens=n,
         estimated=reported is None and bool(deltas),
         prefill_estimated=prefill_estimated,
-        icl_s=[after.at - before.at for before, after in pairwise(deltas)],
+        icl_s=[current.at - previous.at for previous, current in pairwise(deltas)],
         itl_s=_token_gaps(record),
     )
 
@@ -150,14 +150,14 @@ def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None 
     columns["icl_s"] = [gap for m in done for gap in m.icl_s]
     columns["itl_s"] = [gap for m in done for gap in m.itl_s]
     totals: dict[str, float] = {}
-    span = max((r.ended for r in records), default=0.0) - min((r.sent for r in records), default=0.0)
-    if span > 0:
-        totals["output_tps"] = sum(m.completion_tokens for _, m in measured) / span
+    duration = max((r.ended for r in records), default=0.0) - min((r.sent for r in records), default=0.0)
+    if duration > 0:
+        totals["output_tps"] = sum(m.completion_tokens for _, m in measured) / duration
     if objectives is not None and records:
         good = sum(record.status == "ok" and _is_good(m, objectives) for record, m in measured)
         totals["goodput_share"] = good / len(records)
-        if span > 0:
-            totals["goodput_rps"] = good / span
+        if duration > 0:
+            totals["goodput_rps"] = good / duration
     return RunMeasures(
         requests=len(records),
         completed=count["ok"],
@@ -165,7 +165,7 @@ def measure_run(records: Sequence[RequestRecord], objectives: Objectives | None 
         timed_out=count["timeout"],
         failed=count["error"],
         incomplete=count["incomplete"],
-        distributions={name: found for name, values in columns.items() if (found := distribution(values))},
+        distributions={name: summary for name, values in columns.items() if (summary := distribution(values))},
         totals=totals,
         estimated=any(m.estimated for _, m in measured),
         prefill_estimated=any(m.prefill_estimated for m in done),
@@ -223,12 +223,12 @@ def _token_gaps(record: RequestRecord) -> list[float]:
     The tokens of a chunk share its gap evenly.
     """
     gaps: list[float] = []
-    for before, after in pairwise(record.deltas):
-        if before.tokens is None or after.tokens is None:
+    for previous, current in pairwise(record.deltas):
+        if previous.tokens is None or current.tokens is None:
             return []
-        tokens = after.tokens - before.tokens
+        tokens = current.tokens - previous.tokens
         if tokens > 0:
-            gaps += [(after.at - before.at) / tokens] * tokens
+            gaps += [(current.at - previous.at) / tokens] * tokens
     return gaps
 
 

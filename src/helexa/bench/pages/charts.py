@@ -67,14 +67,14 @@ def _changes(series: Series, places: Sequence[float]) -> list[Chart]:
 
 def _notes(series: Series, places: Sequence[float]) -> list[Chart]:
     """Return marks at new minor versions, or none if there are too many."""
-    found: list[Chart] = []
-    before = None
+    charts: list[Chart] = []
+    previous = None
     for place, point in zip(places, series.points, strict=True):
         minor = ".".join(point.version.split(".")[:2])
-        if before is not None and minor != before:
-            found.append({"x": place, "faint": True})
-        before = minor
-    return found if len(found) <= _OFTEN else []
+        if previous is not None and minor != previous:
+            charts.append({"x": place, "faint": True})
+        previous = minor
+    return charts if len(charts) <= _OFTEN else []
 
 
 def loads(capacity: Capacity, columns: Sequence[tuple[str, str]]) -> Chart:
@@ -113,7 +113,7 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
     return {
         "x": {"kind": "number", "values": [x for x, *_ in points], "unit": "tok/s for each user"},
         "series": [
-            _line(f"{capacity.loop} loop", "tok/s", [y if found == place else None for _, y, found, _ in points], place)
+            _line(f"{capacity.loop} loop", "tok/s", [y if side == place else None for _, y, side, _ in points], place)
             for place, capacity in enumerate(capacities)
         ],
         "zero": True,
@@ -125,11 +125,11 @@ def pareto(capacities: Sequence[Capacity]) -> Chart:
 
 def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
     """Return a chart of a rate over the context length, one line per ladder."""
-    lengths = sorted({point.prompt_tokens for one in scalings for point in one.points if point.prompt_tokens})
+    lengths = sorted({point.prompt_tokens for scaling in scalings for point in scaling.points if point.prompt_tokens})
     lines = []
-    for colour, one in enumerate(scalings):
-        by_length = {point.prompt_tokens: getattr(point, column) for point in one.points}
-        lines.append(_line(one.kind, "tok/s", [by_length.get(length) for length in lengths], colour))
+    for colour, scaling in enumerate(scalings):
+        by_length = {point.prompt_tokens: getattr(point, column) for point in scaling.points}
+        lines.append(_line(scaling.kind, "tok/s", [by_length.get(length) for length in lengths], colour))
     return {
         "x": {"kind": "log", "values": lengths, "ticks": _ticks(lengths), "unit": "tokens of context"},
         "series": lines,
@@ -142,24 +142,24 @@ def ladders(scalings: Sequence[Scaling], column: str) -> Chart:
 
 def _ticks(lengths: Sequence[float]) -> list[float]:
     """Return lengths whose labels do not overlap on a logarithmic axis."""
-    found: list[float] = []
+    positions: list[float] = []
     for length in lengths:
-        if not found or length >= found[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
-            found.append(length)
-    return found
+        if not positions or length >= positions[-1] * (lengths[-1] / lengths[0]) ** _TICK_SHARE:
+            positions.append(length)
+    return positions
 
 
 def telemetry(detail: RunDetail) -> Chart | None:
     """Return a chart of the accelerators' utilization during a run, or None for fewer than two readings."""
     devices = sorted({reading.device for reading in detail.telemetry})
     moments = sorted({reading.at_s for reading in detail.telemetry})
-    found = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
+    utilization = {(reading.device, reading.at_s): reading.utilization_pct for reading in detail.telemetry}
     if len(moments) < 2:
         return None
     return {
         "x": {"kind": "number", "values": moments, "unit": "s"},
         "series": [
-            _line(f"device {device}", "%", [found.get((device, at)) for at in moments], place)
+            _line(f"device {device}", "%", [utilization.get((device, at)) for at in moments], place)
             for place, device in enumerate(devices)
         ],
         "zero": True,

@@ -22,8 +22,8 @@ Asset = Callable[[str], str]
 
 def query_string(query: Mapping[str, Any]) -> str:
     """Return the query string of a URL, without empty values."""
-    given = {name: value for name, value in query.items() if value not in (None, "", False)}
-    return f"?{urlencode(given, quote_via=quote)}" if given else ""
+    arguments = {name: value for name, value in query.items() if value not in (None, "", False)}
+    return f"?{urlencode(arguments, quote_via=quote)}" if arguments else ""
 
 
 def render(template: str, link: Link, asset: Asset, **context: Any) -> str:
@@ -34,7 +34,7 @@ def render(template: str, link: Link, asset: Asset, **context: Any) -> str:
 @cache
 def environment() -> Environment:
     """Return the template environment."""
-    found = Environment(
+    jinja = Environment(
         loader=PackageLoader("helexa.bench.pages"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -42,9 +42,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     names = ("number", "seconds", "measured", "share", "change", "moment", "day", "memory")
-    found.filters |= {name: getattr(words, name) for name in names} | {"data": _data}
-    found.globals |= {"METRICS": METRICS, "drawings": drawings}
-    return found
+    jinja.filters |= {name: getattr(words, name) for name in names} | {"data": _data}
+    jinja.globals |= {"METRICS": METRICS, "drawings": drawings}
+    return jinja
 
 
 @cache

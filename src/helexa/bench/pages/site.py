@@ -167,8 +167,8 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 async def _show(page: Page, request: Request) -> Response:
-    given = {**request.query_params, **{name: str(value) for name, value in request.path_params.items()}}
-    query = read_query(given, page.parameters)
+    arguments = {**request.query_params, **{name: str(value) for name, value in request.path_params.items()}}
+    query = read_query(arguments, page.parameters)
     root = request.app.state.root_path
 
     def find(archive: Archive) -> str:
@@ -177,7 +177,7 @@ async def _show(page: Page, request: Request) -> Response:
         except LookupError as error:
             raise ApiError(404, "not_found", str(error.args[0])) from None
 
-    return Response(await request.app.state.desk.ask(find), media_type="text/html")
+    return Response(await request.app.state.query_executor.ask(find), media_type="text/html")
 
 
 def _asset(root: str, name: str) -> str:

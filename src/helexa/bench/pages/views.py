@@ -36,16 +36,16 @@ def overview(archive: Archive, query: Query) -> Context:
             "host": hosts[newest.host_id],
             "hardware": hardware_label(hosts[newest.host_id]),
             "newest": newest,
-            "models": list(dict.fromkeys(one.model_id for one in found)),
-            "scenarios": list(dict.fromkeys(one.scenario_id for one in found)),
-            "cells": {(one.model_id, one.scenario_id): one for one in found},
-            "failures": sum(one.failures for one in found),
-            "samples": sum(one.samples for one in found),
-            "judged": any(one.verdict.interval for one in found),
+            "models": list(dict.fromkeys(one.model_id for one in cells)),
+            "scenarios": list(dict.fromkeys(one.scenario_id for one in cells)),
+            "cells": {(one.model_id, one.scenario_id): one for one in cells},
+            "failures": sum(one.failures for one in cells),
+            "samples": sum(one.samples for one in cells),
+            "judged": any(one.verdict.interval for one in cells),
             "alerts": sum(one.target == name and one.verdict == "regressed" for one in raised),
         }
-        for name, found in by_target.items()
-        for newest in [max(found, key=lambda one: one.last_ms)]
+        for name, cells in by_target.items()
+        for newest in [max(cells, key=lambda one: one.last_ms)]
         for target in [next(row for row in archive.names.targets.values() if row.name == name)]
     ]
     shown = [one for one in targets if query["target"] in (None, one["name"])] or targets
@@ -66,25 +66,25 @@ def trends(archive: Archive, query: Query) -> Context:
         return {"series": None, "chosen": query, "chart": None, "baseline": None}
     kind = next(row.kind for row in archive.names.scenarios.values() if row.name == cell["scenario"])
     metric = query["metric"] or summary.headline_of(kind)
-    found = series.series(archive, cell["target"], cell["model"], cell["scenario"], metric)
-    baseline = next((point for point in found.points if point.sha == query["baseline"]), None)
+    trend = series.series(archive, cell["target"], cell["model"], cell["scenario"], metric)
+    baseline = next((point for point in trend.points if point.sha == query["baseline"]), None)
     return {
-        "series": found,
+        "series": trend,
         "chosen": cell | {"metric": metric, "x": query["x"], "baseline": baseline and baseline.sha},
         "baseline": baseline,
-        "chart": charts.trend(found, query["x"], baseline and baseline.p50) if found.points else None,
-        "rows": found.points[::-1][:_MOST_ROWS],
-        "before": {after.build_id: one.sha for one, after in zip(found.points, found.points[1:], strict=False)},
+        "chart": charts.trend(trend, query["x"], baseline and baseline.p50) if trend.points else None,
+        "rows": trend.points[::-1][:_MOST_ROWS],
+        "before": {after.build_id: one.sha for one, after in zip(trend.points, trend.points[1:], strict=False)},
     }
 
 
 def run_list(archive: Archive, query: Query) -> Context:
     """Return one page of the runs that match the filters."""
     offset = query["offset"]
-    found = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
+    listed = runs.runs(archive, query, limit=RUNS_A_PAGE + 1, offset=offset)
     return {
-        "runs": found[:RUNS_A_PAGE],
-        "earlier": offset + RUNS_A_PAGE if len(found) > RUNS_A_PAGE else None,
+        "runs": listed[:RUNS_A_PAGE],
+        "earlier": offset + RUNS_A_PAGE if len(listed) > RUNS_A_PAGE else None,
         "later": max(0, offset - RUNS_A_PAGE) if offset else None,
         "chosen": query,
     }
@@ -108,22 +108,22 @@ def compare(archive: Archive, query: Query) -> Context:
     a, b = query["a"], query["b"]
     if not a and not b:
         a, b = _newest_sides(archive)
-    found: list[comparison.Compared] = []
+    compared: list[comparison.Compared] = []
     wrong = None
     metric = query["metric"] or "output_tps_user"
     if a and b:
         try:
             sides = comparison.Side.parse(a), comparison.Side.parse(b)
-            found = comparison.compare(archive, *sides, model=query["model"], metrics=(metric,))
+            compared = comparison.compare(archive, *sides, model=query["model"], metrics=(metric,))
         except LookupError as error:
             wrong = error.args[0]
-    scale = drawings.forest_scale([one.ratio for one in found if one.ratio])
+    scale = drawings.forest_scale([one.ratio for one in compared if one.ratio])
     return {
         "chosen": dict(query) | {"a": a, "b": b, "metric": metric},
-        "found": found[: 2 * _MOST_ROWS],
-        "left_out": max(0, len(found) - 2 * _MOST_ROWS),
-        "differs": list(dict.fromkeys(text for one in found for text in one.differs)),
-        "counts": {state: sum(one.state == state for one in found) for state in _STATES},
+        "found": compared[: 2 * _MOST_ROWS],
+        "left_out": max(0, len(compared) - 2 * _MOST_ROWS),
+        "differs": list(dict.fromkeys(text for one in compared for text in one.differs)),
+        "counts": {state: sum(one.state == state for one in compared) for state in _STATES},
         "scale": scale,
         "wrong": wrong,
     }
@@ -149,7 +149,7 @@ def _newest_sides(archive: Archive) -> tuple[str | None, str | None]:
 def loads(archive: Archive, query: Query) -> Context:
     """Return latency and throughput by load."""
     cell = _first_cell(archive, query, ("target", "model"), capacity.KINDS)
-    found = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
+    curves = capacity.capacity(archive, target=cell["target"], model=cell["model"]) if cell else []
     latency, work = (("ttft_p95_s", "ttft_s"), ("ttft_s", "ttft_s")), (("output_tps", "output_tps"),)
     return {
         "chosen": cell or dict(query),
@@ -159,27 +159,31 @@ def loads(archive: Archive, query: Query) -> Context:
                 "latency": charts.loads(one, latency),
                 "work": charts.loads(one, work),
             }
-            for one in found
+            for one in curves
         ],
-        "pareto": charts.pareto(found) if found else None,
+        "pareto": charts.pareto(curves) if curves else None,
     }
 
 
 def context(archive: Archive, query: Query) -> Context:
     """Return rates by context length."""
     cell = _first_cell(archive, query, ("target", "model"), scaling.KINDS)
-    found = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
+    scalings = scaling.scaling(archive, target=cell["target"], model=cell["model"]) if cell else []
     return {
         "chosen": cell or dict(query),
-        "found": found,
-        "charts": [charts.ladders(found, column) for column in ("prefill_tps", "decode_tps")] if found else [],
+        "found": scalings,
+        "charts": [charts.ladders(scalings, column) for column in ("prefill_tps", "decode_tps")] if scalings else [],
     }
 
 
 def swap(archive: Archive, query: Query) -> Context:
     """Return durations of loading models."""
-    found = swaps.swaps(archive, target=query["target"], model=query["model"])
-    return {"chosen": query, "found": found, "longest": max((one.load_ms_median or 0 for one in found), default=0)}
+    swap_rows = swaps.swaps(archive, target=query["target"], model=query["model"])
+    return {
+        "chosen": query,
+        "found": swap_rows,
+        "longest": max((one.load_ms_median or 0 for one in swap_rows), default=0),
+    }
 
 
 def worth(archive: Archive, query: Query) -> Context:
@@ -194,8 +198,8 @@ def worth(archive: Archive, query: Query) -> Context:
 
 def alert_list(archive: Archive, query: Query) -> Context:
     """Return the alerts."""
-    found = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
-    return {"chosen": query, "alerts": found}
+    alert_rows = alerts.alerts(archive, target=query["target"], model=query["model"], state=query["state"], limit=200)
+    return {"chosen": query, "alerts": alert_rows}
 
 
 def method(_archive: Archive, _query: Query) -> Context:

@@ -41,7 +41,7 @@ def alerts(
 ) -> list[Alert]:
     """Return the alerts that match the filters, newest first."""
     names = archive.names
-    found = [
+    alert_rows = [
         Alert(
             id=row.id,
             target=names.targets[row.target_id].name,
@@ -67,6 +67,6 @@ def alerts(
     ]
     return [
         one
-        for one in found
+        for one in alert_rows
         if target in (None, one.target) and model in (None, one.model) and state in (None, one.state)
     ]

@@ -40,7 +40,7 @@ class Archive:
     @property
     def names(self) -> Names:
         """Names by id."""
-        return self.answer("names", lambda: Names.of(self.reader))
+        return self.answer("names", lambda: Names.read(self.reader))
 
     def answer(self, key: Hashable, find: Callable[[], T]) -> T:
         """Return the result of `find`, cached until another process writes to the database."""
@@ -59,8 +59,8 @@ def _remembered(memory: OrderedDict[Hashable, object], most: int, key: Hashable,
     if key in memory:
         memory.move_to_end(key)
         return memory[key]  # type: ignore[return-value]
-    found = find()
-    memory[key] = found
+    result = find()
+    memory[key] = result
     if len(memory) > most:
         memory.popitem(last=False)
-    return found
+    return result

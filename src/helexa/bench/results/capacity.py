@@ -60,7 +60,7 @@ class Capacity:
 
 def capacity(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Capacity]:
     """Return the loops of each target and model."""
-    found: list[Capacity] = []
+    curves: list[Capacity] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
         for kind in KINDS:
@@ -71,8 +71,8 @@ def capacity(archive: Archive, *, target: str | None = None, model: str | None =
                 marked = [_with_pareto(point, points) for point in points]
                 bend = knee(points)
                 level = int(bend) if bend is not None and loop == "closed" else None
-                found.append(Capacity(target_name, model_name, loop, steps[-1].build, marked, bend, level))
-    return found
+                curves.append(Capacity(target_name, model_name, loop, steps[-1].build, marked, bend, level))
+    return curves
 
 
 def knee(points: list[CapacityPoint]) -> float | None:
@@ -84,12 +84,12 @@ def knee(points: list[CapacityPoint]) -> float | None:
     if len(points) < 2 or points[0].ttft_p95_s is None:
         return None
     limit = KNEE_FACTOR * points[0].ttft_p95_s
-    found: float | None = None
+    load_at_knee: float | None = None
     for point in points:
         if point.reject_rate or point.ttft_p95_s is None or point.ttft_p95_s > limit:
             break
-        found = point.load
-    return found
+        load_at_knee = point.load
+    return load_at_knee
 
 
 def _with_pareto(point: CapacityPoint, points: list[CapacityPoint]) -> CapacityPoint:

@@ -76,14 +76,14 @@ def _compare(archive: Archive, a: Side, b: Side, model: str | None, metrics: Seq
     left, right = (_samples(archive, side, model, metrics, apart) for side in (a, b))
     names = archive.names
     rank = {row.name: scenario_order(names, row.id) for row in names.scenarios.values()}
-    found: list[Compared] = []
+    compared: list[Compared] = []
     for key in sorted(left.keys() & right.keys(), key=lambda key: (*key[:2], rank[key[2]])):
         differs = differences(names, left[key].cell, right[key].cell)
         for metric in metrics:
             mine, theirs = left[key].values(metric), right[key].values(metric)
             if mine and theirs:
-                found.append(_compared(*key, metric, mine, theirs, differs))
-    return found
+                compared.append(_compared(*key, metric, mine, theirs, differs))
+    return compared
 
 
 def _compared(
@@ -136,16 +136,16 @@ def _samples(archive: Archive, side: Side, model: str | None, metrics: Sequence[
     """Return samples by target (if `apart`), model and scenario, each from its most recently measured cell."""
     if side.build is None:
         cells = latest(archive, target=side.target, model=model)
-        found = {
+        samples = {
             (cell.target if apart else "", cell.model, cell.scenario): _Samples(cell_ids(cell.cell), [*cell.rows])
             for cell in cells
             if cell.rows
         }
     else:
-        found = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
-    if not found:
+        samples = _samples_of_build(archive, _builds(archive, side.build), side.target, model, metrics, apart)
+    if not samples:
         raise LookupError(f"nothing was measured of '{side}'")
-    return found
+    return samples
 
 
 def _samples_of_build(
@@ -160,27 +160,27 @@ def _samples_of_build(
         " ORDER BY run.started_ms DESC, run.id DESC",
         (*builds, model, model, target, target),
     )
-    found: Rows = {}
+    samples: Rows = {}
     for row in map(dict, rows):
         cell = CellIds(*(row[name] for name in CellIds._fields))
         where = archive.names.targets[cell.target_id].name if apart else ""
-        kept = found.setdefault((where, row["model"], row["scenario"]), _Samples(cell, []))
+        kept = samples.setdefault((where, row["model"], row["scenario"]), _Samples(cell, []))
         if kept.cell == cell:
             kept.rows.append(row)
-    return found
+    return samples
 
 
 def _builds(archive: Archive, name: str) -> list[int]:
     builds, labels = archive.names.builds, archive.names.labels
-    found = [
+    samples = [
         id
         for id, row in builds.items()
         if name in (labels[id], row.sha, row.sha_long, row.version)
         or (len(name) >= _SHORTEST_SHA and row.sha_long.startswith(name))
     ]
-    if not found:
+    if not samples:
         newest = sorted(builds.values(), key=lambda row: -row.first_seen_ms)[:8]
         raise LookupError(
             f"no build is called '{name}'; the newest: {', '.join(labels[row.id] for row in newest) or 'none'}"
         )
-    return found
+    return samples

@@ -35,16 +35,16 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def differences(names: Names, a: CellIds, b: CellIds) -> list[str]:
     """Return the differences in target, hardware, model configuration and scenario parameters of two cells."""
-    found: list[str] = []
+    texts: list[str] = []
     if a.target_id != b.target_id:
-        found.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")
+        texts.append(f"target {names.targets[a.target_id].name} → {names.targets[b.target_id].name}")
     if a.host_id != b.host_id:
-        found.append(hardware(names.hosts[a.host_id], names.hosts[b.host_id]) or "other hardware")
+        texts.append(hardware(names.hosts[a.host_id], names.hosts[b.host_id]) or "other hardware")
     if a.model_id != b.model_id:
-        found.append(changes(names.models[a.model_id].config, names.models[b.model_id].config))
+        texts.append(changes(names.models[a.model_id].config, names.models[b.model_id].config))
     if a.scenario_id != b.scenario_id:
-        found.append(changes(names.scenarios[a.scenario_id].params, names.scenarios[b.scenario_id].params))
-    return found
+        texts.append(changes(names.scenarios[a.scenario_id].params, names.scenarios[b.scenario_id].params))
+    return texts
 
 
 def _facts(host: HostRow) -> dict[str, str]:

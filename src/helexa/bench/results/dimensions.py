@@ -47,15 +47,15 @@ def _dimensions(archive: Archive) -> dict[str, Any]:
 
 def _host_models(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
     names = archive.names
-    found: dict[str, set[str]] = {}
+    groups: dict[str, set[str]] = {}
     for cell in cells:
-        found.setdefault(names.targets[cell.target_id].name, set()).add(names.models[cell.model_id].name)
-    return {target: sorted(models) for target, models in sorted(found.items())}
+        groups.setdefault(names.targets[cell.target_id].name, set()).add(names.models[cell.model_id].name)
+    return {target: sorted(models) for target, models in sorted(groups.items())}
 
 
 def _model_gpus(archive: Archive, cells: list[CellRow]) -> dict[str, list[str]]:
     names = archive.names
-    found: dict[str, set[str]] = {}
+    groups: dict[str, set[str]] = {}
     for cell in cells:
-        found.setdefault(names.models[cell.model_id].name, set()).add(gpu_label(names.hosts[cell.host_id].gpus))
-    return {model: sorted(label for label in labels if label) for model, labels in found.items()}
+        groups.setdefault(names.models[cell.model_id].name, set()).add(gpu_label(names.hosts[cell.host_id].gpus))
+    return {model: sorted(label for label in labels if label) for model, labels in groups.items()}

@@ -70,13 +70,13 @@ class LatestCell:
 
     def median(self, column: str) -> float | None:
         """Return the median of a column's values, or None without values."""
-        found = self.distribution(column)
-        return found and found.p50
+        value = self.distribution(column)
+        return value and value.p50
 
     def median_ms(self, column: str) -> float | None:
         """Return the median of a column in seconds as milliseconds, or None without values."""
-        found = self.median(column)
-        return None if found is None else found * 1000
+        value = self.median(column)
+        return None if value is None else value * 1000
 
     def any(self, column: str) -> bool:
         """Return whether some sample has a true value in the column."""
@@ -95,11 +95,13 @@ def latest(
         and (model is None or names.models[cell.model_id].name == model)
         and (not kinds or names.scenarios[cell.scenario_id].kind in kinds)
     ]
-    found = [
+    latest_cells = [
         LatestCell(cell, names, archive.answer(("runs", cell), lambda cell=cell: _runs(archive, cell)))
         for cell in cells
     ]
-    return sorted(found, key=lambda one: (one.target, one.model, scenario_order(names, one.cell.scenario_id)))
+    return sorted(
+        latest_cells, key=lambda cell: (cell.target, cell.model, scenario_order(names, cell.cell.scenario_id))
+    )
 
 
 def scenario_order(names: Names, scenario_id: int) -> tuple[Any, ...]:

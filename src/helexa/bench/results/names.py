@@ -26,7 +26,7 @@ class Names:
     labels: dict[int, str]
 
     @classmethod
-    def of(cls, reader: Reader) -> "Names":
+    def read(cls, reader: Reader) -> "Names":
         """Read all names from the database."""
         builds = {row.id: row for row in reader.builds()}
         return cls(

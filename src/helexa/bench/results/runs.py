@@ -30,13 +30,13 @@ class RunDetail:
 
 def runs(archive: Archive, filters: Mapping[str, Any], *, limit: int = 500, offset: int = 0) -> list[RunRow]:
     """Return the runs that match the filters, newest first; `host` is the name of a target or of a host."""
-    asked = {name: filters.get(name) for name in FILTERS}
-    if asked["host"] in {row.name for row in archive.names.targets.values()}:
-        asked["target"], asked["host"] = asked["host"], None
-    build_id = next((id for id, label in archive.names.labels.items() if label == asked["sha"]), None)
+    criteria = {name: filters.get(name) for name in FILTERS}
+    if criteria["host"] in {row.name for row in archive.names.targets.values()}:
+        criteria["target"], criteria["host"] = criteria["host"], None
+    build_id = next((id for id, label in archive.names.labels.items() if label == criteria["sha"]), None)
     if build_id is not None:
-        asked |= {"sha": None, "build_id": build_id}
-    return archive.reader.runs(limit=min(limit, MOST_RUNS), offset=offset, **asked)
+        criteria |= {"sha": None, "build_id": build_id}
+    return archive.reader.runs(limit=min(limit, MOST_RUNS), offset=offset, **criteria)
 
 
 def run(archive: Archive, run_id: int) -> RunDetail:
@@ -46,11 +46,11 @@ def run(archive: Archive, run_id: int) -> RunDetail:
         LookupError: no run has this id.
     """
     reader = archive.reader
-    found = reader.run(run_id)
-    if found is None:
+    run_row = reader.run(run_id)
+    if run_row is None:
         raise LookupError(f"there is no run {run_id}")
     return RunDetail(
-        found,
+        run_row,
         reader.metrics(run_id),
         reader.requests(run_id),
         reader.telemetry(run_id),

@@ -42,14 +42,14 @@ class Scaling:
 
 def scaling(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Scaling]:
     """Return the ladders of each target and model."""
-    found: list[Scaling] = []
+    scalings: list[Scaling] = []
     cells = [cell for cell in latest(archive, target=target, model=model, kinds=KINDS) if cell.rows]
     for target_name, model_name, group in by_group(cells):
         ladders: dict[str, list[LatestCell]] = {}
         for cell in group:
             ladders.setdefault(ladder_kind(cell), []).append(cell)
-        found += [_ladder(target_name, model_name, kind, steps) for kind, steps in ladders.items()]
-    return found
+        scalings += [_ladder(target_name, model_name, kind, steps) for kind, steps in ladders.items()]
+    return scalings
 
 
 def ladder_kind(cell: LatestCell) -> str:

@@ -134,13 +134,13 @@ class BuildSamples:
 
 def samples_by_build(rows: Sequence[Mapping[str, Any]]) -> list[BuildSamples]:
     """Return the samples of each build, sorted by the time of their first sample."""
-    found: dict[tuple[int, int, int, int], BuildSamples] = {}
+    builds: dict[tuple[int, int, int, int], BuildSamples] = {}
     for row in rows:
         key = (row["build_id"], row["host_id"], row["model_id"], row["scenario_id"])
-        samples = found.setdefault(key, BuildSamples(*key, row["started_ms"]))
+        samples = builds.setdefault(key, BuildSamples(*key, row["started_ms"]))
         samples.values.append(row["value"])
         samples.at_ms = min(samples.at_ms, row["started_ms"])
-    return sorted(found.values(), key=lambda one: one.at_ms)
+    return sorted(builds.values(), key=lambda one: one.at_ms)
 
 
 def cell_samples(archive: Archive, cell: CellRow, metric: str) -> list[BuildSamples]:

@@ -26,12 +26,12 @@ class Swap:
 
 def swaps(archive: Archive, *, target: str | None = None, model: str | None = None) -> list[Swap]:
     """Return a result for each target, model and scenario with loads."""
-    found: list[Swap] = []
+    swap_rows: list[Swap] = []
     for cell in latest(archive, target=target, model=model):
         load = cell.distribution("load_s")
         if load is None:
             continue
-        found.append(
+        swap_rows.append(
             Swap(
                 target=cell.target,
                 model=cell.model,
@@ -47,4 +47,4 @@ def swaps(archive: Archive, *, target: str | None = None, model: str | None = No
                 samples=load.n,
             )
         )
-    return found
+    return swap_rows

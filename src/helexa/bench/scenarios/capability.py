@@ -41,10 +41,10 @@ class Capability:
         record = await subject.client.ask(
             PromptRequest(subject.model.name, [Turn("user", self.prompt)], max_tokens=self.max_tokens)
         )
-        found = [bool(re.search(pattern, record.text)) for pattern in self.expect]
+        matches = [bool(re.search(pattern, record.text)) for pattern in self.expect]
         return Outcome(
             [record],
             error=first_failure([record]),
             artifact=record.text,
-            columns={"score": sum(found) / len(found)} if found else {},
+            columns={"score": sum(matches) / len(matches)} if matches else {},
         )

@@ -149,12 +149,12 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _same(found: Any, expected: Any) -> bool:
+def _same(actual: Any, expected: Any) -> bool:
     """Return whether two JSON values are equal; `1` differs from `true`, and text is compared case-insensitively."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return found.keys() == expected.keys() and all(_same(found[key], value) for key, value in expected.items())
-    if isinstance(expected, list) and isinstance(found, list):
-        return len(found) == len(expected) and all(map(_same, found, expected))
-    if isinstance(expected, str) and isinstance(found, str):
-        return found.strip().casefold() == expected.casefold()
-    return type(found) is type(expected) and found == expected
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return actual.keys() == expected.keys() and all(_same(actual[key], value) for key, value in expected.items())
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(actual) == len(expected) and all(map(_same, actual, expected))
+    if isinstance(expected, str) and isinstance(actual, str):
+        return actual.strip().casefold() == expected.casefold()
+    return type(actual) is type(expected) and actual == expected

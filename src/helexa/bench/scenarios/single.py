@@ -36,7 +36,7 @@ class Single:
         if self.cache == "warm":
             return await warm_request(subject, seed, self.prompt_tokens, self.max_tokens)
         turns = subject.prompts(seed).cold(self.prompt_tokens)
-        return await _asked(subject, turns, self.max_tokens)
+        return await _outcome_of(subject, turns, self.max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,9 @@ async def warm_request(subject: Subject, seed: int, prompt_tokens: int, max_toke
     priming = await subject.client.ask(PromptRequest(subject.model.name, prompts.warm(prefix), max_tokens=1))
     if priming.status != "ok":
         return Outcome(error=f"while warming the cache: {first_failure([priming])}")
-    return await _asked(subject, prompts.warm(prefix, _TAIL_TOKENS), max_tokens)
+    return await _outcome_of(subject, prompts.warm(prefix, _TAIL_TOKENS), max_tokens)
 
 
-async def _asked(subject: Subject, turns: list[Turn], max_tokens: int) -> Outcome:
+async def _outcome_of(subject: Subject, turns: list[Turn], max_tokens: int) -> Outcome:
     record = await subject.client.ask(PromptRequest(subject.model.name, turns, max_tokens, fixed_length=True))
     return Outcome([record], error=first_failure([record]))

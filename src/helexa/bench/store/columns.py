@@ -35,7 +35,7 @@ def columns_of(sample: Sample) -> dict[str, Any]:
 def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
     """Yield the rows of a sample for the database table `request`."""
     for number, record in enumerate(sample.records):
-        found = measure(record)
+        measured = measure(record)
         yield {
             "run_id": run_id,
             "number": number,
@@ -47,18 +47,18 @@ def request_rows(run_id: int, sample: Sample) -> Iterator[dict[str, Any]]:
             "scheduled_s": record.scheduled - sample.start,
             "sent_s": record.sent - sample.start,
             "ended_s": record.ended - sample.start,
-            "ttft_s": found.ttft_s,
-            "ttfo_s": found.ttfo_s,
-            "tpot_s": found.tpot_s,
-            "e2e_s": found.e2e_s,
+            "ttft_s": measured.ttft_s,
+            "ttfo_s": measured.ttfo_s,
+            "tpot_s": measured.tpot_s,
+            "e2e_s": measured.e2e_s,
             "prefill_s": record.prefill_s,
             "decode_s": record.decode_s,
-            "queue_s": found.queue_s,
+            "queue_s": measured.queue_s,
             "prompt_tokens": record.prompt_tokens,
             "cached_tokens": record.cached_tokens,
-            "completion_tokens": found.completion_tokens,
+            "completion_tokens": measured.completion_tokens,
             "reasoning_tokens": record.reasoning_tokens,
-            "estimated": int(found.estimated),
+            "estimated": int(measured.estimated),
             "chunks": chunks.pack([delta.at - record.sent for delta in record.deltas]),
         }
 
@@ -67,11 +67,11 @@ def _summary(measures: RunMeasures | None) -> dict[str, Any]:
     if measures is None:
         return {}
     counts = ("requests", "completed", "rejected", "timed_out", "failed", "incomplete")
-    found = measures.distributions
+    measured = measures.distributions
     return {
         **{name: getattr(measures, name) for name in counts},
-        **{name: found[name].p50 for name in _MEDIANS if name in found},
-        **{f"{name}_p95_s": found[f"{name}_s"].p95 for name in ("ttft", "e2e") if f"{name}_s" in found},
+        **{name: measured[name].p50 for name in _MEDIANS if name in measured},
+        **{f"{name}_p95_s": measured[f"{name}_s"].p95 for name in ("ttft", "e2e") if f"{name}_s" in measured},
         **{name: measures.totals[name] for name in _TOTALS if name in measures.totals},
         "estimated": int(measures.estimated),
     }
@@ -112,13 +112,13 @@ def _highest(readings: list[Reading]) -> dict[str, float | None]:
 
 
 def _metrics(sample: Sample) -> dict[str, Any]:
-    found: dict[str, Any] = dict(sample.extra)
+    measured: dict[str, Any] = dict(sample.extra)
     if sample.measures is not None:
-        found["distributions"] = {name: _rounded(d) for name, d in sample.measures.distributions.items()}
-        found["totals"] = sample.measures.totals
-        found["prefill_estimated"] = sample.measures.prefill_estimated
-    return found
+        measured["distributions"] = {name: _rounded(d) for name, d in sample.measures.distributions.items()}
+        measured["totals"] = sample.measures.totals
+        measured["prefill_estimated"] = sample.measures.prefill_estimated
+    return measured
 
 
-def _rounded(found: Distribution) -> dict[str, Any]:
-    return {name: value for name, value in asdict(found).items() if value is not None}
+def _rounded(distribution: Distribution) -> dict[str, Any]:
+    return {name: value for name, value in asdict(distribution).items() if value is not None}

@@ -81,13 +81,13 @@ def open_reader(path: Path) -> sqlite3.Connection:
     except sqlite3.Error as error:
         raise StoreError(f"cannot open {path}: {error}; has anything been measured yet?") from error
     try:
-        found = _version(connection)
+        version = _version(connection)
     except sqlite3.Error as error:
         connection.close()
         raise StoreError(f"cannot read {path}: {error}") from error
-    if found != newest():
+    if version != newest():
         connection.close()
-        raise StoreError(f"{path} has schema {found}, this helexa reads {newest()}; start the writer of this version")
+        raise StoreError(f"{path} has schema {version}, this helexa reads {newest()}; start the writer of this version")
     connection.row_factory = sqlite3.Row
     return connection
 
@@ -99,12 +99,12 @@ def newest() -> int:
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")  # two processes may start concurrently
-    found = _version(connection)
-    if found > newest():
+    version = _version(connection)
+    if version > newest():
         connection.execute("ROLLBACK")
-        raise StoreError(f"{path} was written by a newer helexa (schema {found}, known {newest()}); update this one")
+        raise StoreError(f"{path} was written by a newer helexa (schema {version}, known {newest()}); update this one")
     for number, script in _migrations():
-        if number > found:
+        if number > version:
             for statement in _statements(script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
@@ -119,7 +119,7 @@ def _migrations() -> list[tuple[int, str]]:
     """Return the number and script of each migration, in order."""
     files = resources.files("helexa.bench.store").joinpath("migrations").iterdir()
     numbered = ((_NUMBERED.fullmatch(file.name), file) for file in files)
-    return sorted((int(found[1]), file.read_text("utf-8")) for found, file in numbered if found)
+    return sorted((int(match[1]), file.read_text("utf-8")) for match, file in numbered if match)
 
 
 def _statements(script: str) -> list[str]:

@@ -186,8 +186,8 @@ def _milliseconds(moment: object) -> int:
     """Return UTC epoch milliseconds of an ISO 8601 text (default UTC) or of Unix seconds or milliseconds."""
     if isinstance(moment, (int, float)):
         return round(moment if moment > 1e11 else moment * 1000)
-    found = datetime.fromisoformat(str(moment).replace(" UTC", "+00:00"))
-    return round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    moment_read = datetime.fromisoformat(str(moment).replace(" UTC", "+00:00"))
+    return round((moment_read if moment_read.tzinfo else moment_read.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _number(value: object) -> float | None:

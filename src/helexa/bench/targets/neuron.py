@@ -37,8 +37,8 @@ class NeuronTarget:
         version = await self._calls.get("/version")
         if not isinstance(version, dict):
             raise TargetError(f"{self._calls.endpoint}/version does not answer as a neuron does")
-        found = await self._calls.get_or_none("/discovery")
-        discovery = None if found is None else _parsed(Discovery, found, self._calls.endpoint)
+        payload = await self._calls.get_or_none("/discovery")
+        discovery = None if payload is None else _parsed(Discovery, payload, self._calls.endpoint)
         return Identity(_host(discovery, self._calls.endpoint), build_of(version))
 
     async def models(self) -> list[ServedModel]:

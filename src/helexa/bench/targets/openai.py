@@ -72,8 +72,8 @@ _VERSIONS = (
 
 
 def _field(value: Any, key: str) -> str:
-    found = value.get(key) if isinstance(value, dict) else None
-    return found[:_MAX_VERSION_CHARS] if isinstance(found, str) else ""
+    text = value.get(key) if isinstance(value, dict) else None
+    return text[:_MAX_VERSION_CHARS] if isinstance(text, str) else ""
 
 
 def _served(entry: dict[str, Any]) -> ServedModel:

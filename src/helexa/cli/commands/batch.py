@@ -69,25 +69,25 @@ def answer_file(
                 options["schema"] = ask.schema.schema
             summary = model.batch_file(path, output, max_parallel=parallel, on_result=tally.count, **options)
             if summary.kept and not quiet:
-                note(f"prompts answered before: {summary.kept}")
+                note(f"prompts already answered: {summary.kept}")
     if stats:
         note(str(tally))
     if tally.failed:
-        note(f"prompts without an answer: {tally.failed}; their lines say why")
+        note(f"failed prompts: {tally.failed}; their lines have the errors")
     return 1 if tally.failed else 0
 
 
 def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tally: BatchProgress) -> None:
-    asked: dict[int, Item] = {}
+    items: dict[int, Item] = {}
 
     def requests() -> Iterator[Request | GenerationError]:
         for item in read_prompts(path, ask):
-            asked[item.index] = item
+            items[item.index] = item
             yield item.request
 
     with closing(blocking_each(across(Blocking(), model.results(requests(), parallel)))) as results:
         for index, result in results:
-            print(json_text(result_record(asked.pop(index), result)), flush=True)
+            print(json_text(result_record(items.pop(index), result)), flush=True)
             tally.count(index, result)
 
 

@@ -40,7 +40,7 @@ def chat(
         verbose: Print where the model runs on stderr.
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    asked = "" if talking else question(prompt)
+    prompt_text = "" if talking else question(prompt)
     ready, target = opened(where, model, checked=talking, quiet=quiet, verbose=verbose)
     if talking:
         from helexa.cli.conversation.conversation import Conversation
@@ -48,6 +48,6 @@ def chat(
 
         conversation = Conversation(ready, system, sampling.sampling(), think)
         return Repl(conversation, where, target, stats=stats).run()
-    answers = print_answers(ready, asked, {"sampling": sampling.sampling(), "system": system, "think": think})
+    answers = print_answers(ready, prompt_text, {"sampling": sampling.sampling(), "system": system, "think": think})
     report(answers, stats=stats, quiet=quiet)
     return 0

@@ -18,7 +18,7 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative="")] = 
     from helexa.neuron.hardware.device_choice import device_for
 
     settings = EngineSettings().config()
-    device, why = settings.harness.torch.device, "as is asked for"
+    device, why = settings.harness.torch.device, "requested"
     if device == "auto":
         choice = device_for(model_bytes=0)
         device, why = choice.device, "; ".join((choice.reason, *choice.skipped))

@@ -73,23 +73,23 @@ def generate(
     if model_or_prompt is not None and model is not None:
         raise CommandError("the model is given twice: before the prompt, and by --model", USAGE)
     if as_json and as_jsonl:
-        raise CommandError("--json and --jsonl are two forms of the same; choose one", USAGE)
+        raise CommandError("--json and --jsonl exclude each other; choose one", USAGE)
     options: AskOptions = {"sampling": sampling.sampling(), "system": system, "schema": _schema(schema), "think": think}
     name = model or model_or_prompt
     if prompts is not None:
         from helexa.cli.commands.batch import answer_file
 
         if prompt is not None or file or n > 1 or as_json:
-            raise CommandError("--prompts has prompts of its own, one answer to each, in lines of JSON", USAGE)
+            raise CommandError("--prompts reads prompts from a file; give no other prompt or output option", USAGE)
         ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
         ask = Ask(sampling.sampling(), system, AnswerSchema.from_schema(_schema(schema)), think)
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
-        raise CommandError("--output and --parallel are for --prompts", USAGE)
-    asked = question(prompt, file or ())
+        raise CommandError("--output and --parallel need --prompts", USAGE)
+    prompt_text = question(prompt, file or ())
     ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
-    answers = print_answers(ready, asked, options, n=n, form=form, stream=not no_stream)
+    answers = print_answers(ready, prompt_text, options, n=n, form=form, stream=not no_stream)
     report(answers, stats=stats, quiet=quiet)
     return 0
 
@@ -104,11 +104,11 @@ def _schema(text: str | None) -> dict[str, Any] | None:
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise CommandError(f"{where}: {getattr(error, 'strerror', None) or 'is no text'}", USAGE) from None
+            raise CommandError(f"{where}: {getattr(error, 'strerror', None) or 'is not a text file'}", USAGE) from None
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{where}: is not JSON: {error}", USAGE) from None
     if not isinstance(schema, dict):
-        raise CommandError(f"{where}: is no JSON object", USAGE)
+        raise CommandError(f"{where}: is not a JSON object", USAGE)
     return schema

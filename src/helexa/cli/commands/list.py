@@ -27,7 +27,7 @@ def list_models(*, as_json: Annotated[bool, Parameter(name="--json", negative=""
     elif models:
         print(text_table(_HEADINGS, [_row(model) for model in models], right=("SIZE",)))
     else:
-        note("no model is kept on this machine; fetch one with `helexa pull`")
+        note("no model is downloaded on this machine; download one with `helexa pull`")
 
 
 def _row(model: DownloadedModel) -> tuple[str, str, str, str]:

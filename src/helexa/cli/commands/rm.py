@@ -57,7 +57,7 @@ def _described(kept: DownloadedModel, form: str | None) -> str:
         return f"{printable(kept.name)}, {size_text(kept.size)}"
     path = kept.forms[form]
     parts = (path.with_name(name) for name in part_names(path.name))
-    return f"{printable(kept.name)}:{form}, {size_text(sum(part.stat().st_size for part in parts if part.exists()))}"
+    return f"{printable(kept.name)}:{form}, {size_text(sum(file.stat().st_size for file in parts if file.exists()))}"
 
 
 def _can_ask() -> bool:

@@ -26,13 +26,14 @@ def status(*, url: str | None = None, as_json: Annotated[bool, Parameter(name="-
     """
     gateway = Gateway.from_environment(url)
     health = gateway.get("/health")
-    word = str(health.get("status")) if isinstance(health, dict) else "unknown"
+    health_status = str(health.get("status")) if isinstance(health, dict) else "unknown"
     nodes = node_reports(gateway)
     if as_json:
         print(json.dumps({"health": health, "nodes": [node.json_dict() for node in nodes]}, indent=2))
         return
     healthy = sum(node.healthy for node in nodes)
-    print(printable(f"gateway {gateway.url}: {_VERDICTS.get(word, word)}; {healthy} of {len(nodes)} nodes answer"))
+    verdict = _VERDICTS.get(health_status, health_status)
+    print(printable(f"gateway {gateway.url}: {verdict}; {healthy} of {len(nodes)} nodes answer"))
     for node in nodes:
         for line in _describe(node):
             print(printable(line))

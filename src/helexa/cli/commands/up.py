@@ -70,7 +70,7 @@ def up(
     models = tuple(LocalModel.parse(name) for name in dict.fromkeys(model or [DEFAULT_MODEL]))
     ids = [one.id for one in models]
     if twin := next((name for name in ids if ids.count(name) > 1), None):
-        raise CommandError(f"two models would both be called '{twin}'; start one of them, or rename its file", USAGE)
+        raise CommandError(f"two models would have the id '{twin}'; start one of them, or rename its file", USAGE)
     if insecure and api_key is not None:
         raise CommandError("--insecure and --api-key contradict each other", USAGE)
     key = None if api_key is None else checked_key(api_key)
@@ -105,7 +105,9 @@ def up(
 
 def _check_ports(host: str, ports: dict[str, int]) -> None:
     for option, port in ports.items():
-        twin = next((other for other in ports if other != option and ports[other] == port), None)
+        twin = next(
+            (other_option for other_option in ports if other_option != option and ports[other_option] == port), None
+        )
         if twin:
             raise CommandError(f"{option} and {twin} are both {port}; they need different ports", USAGE)
     for option, port in ports.items():
@@ -116,7 +118,7 @@ def _check_ports(host: str, ports: dict[str, int]) -> None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(where)
         except UnicodeError:
-            raise CommandError(f"cannot listen on {address}: there can be no such host") from None
+            raise CommandError(f"cannot listen on {address}: the host name is invalid") from None
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 reason = f"port {port} is already in use; stop what listens there, or choose another with {option}"

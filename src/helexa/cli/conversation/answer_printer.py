@@ -16,13 +16,13 @@ Form = Literal["text", "json", "jsonl"]
 
 
 def print_answers(
-    model: Model, asked: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
+    model: Model, prompt: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
 ) -> Sequence[Completion]:
     """Request and print answers: a single text answer is streamed, all other answers are printed when complete."""
     if form == "text" and n == 1 and stream:
-        return _print_stream(model.stream(asked, **options))
-    answers = model.generate(asked, n=n, **options).choices
-    records = [completion_record(replace(answer, others=())) for answer in answers]
+        return _print_stream(model.stream(prompt, **options))
+    answers = model.generate(prompt, n=n, **options).choices
+    records = [completion_record(replace(completion, others=())) for completion in answers]
     match form:
         case "json":
             print(json_text(records if n > 1 else records[0], indent=2))
@@ -30,30 +30,30 @@ def print_answers(
             for record in records:
                 print(json_text(record))
         case "text":
-            print("\n\n".join(printable(answer.text).strip("\n") for answer in answers))
+            print("\n\n".join(printable(completion.text).strip("\n") for completion in answers))
     return answers
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
     """Print on stderr whether answers reached the token limit, and their statistics."""
-    if not quiet and any(answer.finish_reason == "length" for answer in answers):
+    if not quiet and any(completion.finish_reason == "length" for completion in answers):
         note("the answer stopped at the token limit")
-    for answer in answers if stats else ():
-        note(stats_line(answer))
+    for completion in answers if stats else ():
+        note(stats_line(completion))
 
 
-def stats_line(answer: Completion) -> str:
+def stats_line(completion: Completion) -> str:
     """Return the token counts and durations of an answer in one line."""
-    usage, times = answer.usage, answer.timings
+    usage, times = completion.usage, completion.timings
     cached = f" ({usage.cached} from the cache)" if usage.cached else ""
-    words = [f"prompt {usage.prompt} tokens{cached}", f"answer {usage.completion} tokens"]
-    words.append(f"first after {times.ttft_s:.2f} s")
-    if answer.tok_s:
-        words.append(f"{answer.tok_s:.1f} tokens/s")
-    words.append(f"seed {answer.seed}")
-    if answer.device:
-        words.append(f"{answer.device} in {answer.dtype}")
-    return printable(", ".join(words))
+    columns = [f"prompt {usage.prompt} tokens{cached}", f"answer {usage.completion} tokens"]
+    columns.append(f"first after {times.ttft_s:.2f} s")
+    if completion.tok_s:
+        columns.append(f"{completion.tok_s:.1f} tokens/s")
+    columns.append(f"seed {completion.seed}")
+    if completion.device:
+        columns.append(f"{completion.device} in {completion.dtype}")
+    return printable(", ".join(columns))
 
 
 def _print_stream(stream: Stream) -> Sequence[Completion]:
@@ -61,9 +61,9 @@ def _print_stream(stream: Stream) -> Sequence[Completion]:
     end = ""
     try:
         with closing(stream):
-            for piece in stream:
-                if not piece.thought:
-                    text = printable(piece.text)
+            for delta in stream:
+                if not delta.thought:
+                    text = printable(delta.text)
                     sys.stdout.write(text)
                     sys.stdout.flush()
                     end = text or end

@@ -16,18 +16,18 @@ from helexa.generation.target import Target
 
 _HELP = """\
 /system [TEXT]      show or set the system prompt
-/set [NAME VALUE]   show or set how answers are sampled; VALUE default undoes it
-/model [NAME]       list the models, or change to one
-/retry              ask the last question again
-/stats              what the last answer took
-/save FILE          keep the conversation in a file
-/load FILE          go on with one from a file
-/clear              forget the conversation
-/exit               leave (so does Ctrl-D)
-\"""                 begins and ends a text of several lines
-Ctrl-C stops an answer; at the prompt, pressed twice, it leaves."""
+/set [NAME VALUE]   show or set sampling options; VALUE default resets the option
+/model [NAME]       list the models, or select one
+/retry              send the last message again
+/stats              token counts and durations of the last answer
+/save FILE          save the conversation to a file
+/load FILE          load a conversation from a file
+/clear              delete all messages
+/exit               exit (also: Ctrl-D)
+\"""                 begin and end a text of several lines
+Ctrl-C stops an answer. At the prompt, Ctrl-C twice exits."""
 
-_WHOLE = ("max_tokens", "top_k", "seed")
+_INTEGER_SETTINGS = ("max_tokens", "top_k", "seed")
 _UNSET = "default"
 _YES, _NO = ("on", "yes", "true", "1"), ("off", "no", "false", "0")
 
@@ -109,18 +109,18 @@ class ChatCommands:
             return {entry["id"]: entry.get("loaded") is not False for entry in entries}
         from helexa.cli.local.local_model import models_here
 
-        kept = {model.name: False for model in models_here() if model.path}
-        return {**kept, self.target.model: True}
+        loaded_by_name = {model.name: False for model in models_here() if model.path}
+        return {**loaded_by_name, self.target.model: True}
 
     def _retry(self, _: str) -> None:
-        question = self._conversation.take_back()
-        if question is None:
+        message = self._conversation.take_back()
+        if message is None:
             raise CommandError("nothing to ask again")
-        self._answer(question)
+        self._answer(message)
 
     def _stats(self, _: str) -> None:
         last = self._conversation.last
-        print(stats_line(last) if last else "there is no whole answer yet")
+        print(stats_line(last) if last else "there is no complete answer yet")
 
     def _save(self, name: str) -> None:
         print(f"{self._conversation.save(_path(name))} messages saved")
@@ -135,7 +135,7 @@ def _path(name: str) -> Path:
     try:
         return Path(name).expanduser()
     except RuntimeError:
-        raise CommandError(f"{name}: there is no such home folder") from None
+        raise CommandError(f"{name}: there is no such home directory") from None
 
 
 def _setting(name: str, value: str) -> Any:
@@ -150,6 +150,6 @@ def _setting(name: str, value: str) -> Any:
             case "think":
                 raise ValueError
             case _:
-                return int(value) if name in _WHOLE else float(value)
+                return int(value) if name in _INTEGER_SETTINGS else float(value)
     except ValueError:
-        raise CommandError(f"'{value}' is no value for {name}") from None
+        raise CommandError(f"'{value}' is not a valid value for {name}") from None

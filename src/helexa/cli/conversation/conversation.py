@@ -33,7 +33,7 @@ class Conversation:
         self.think = think
         self.last: Completion | None = None
         self._turns: list[dict[str, Any]] = []
-        self._asked: str | None = None
+        self._last_prompt: str | None = None
         self._answered = False
 
     def ask(self, text: str) -> Generator[Delta, None, None]:
@@ -45,22 +45,22 @@ class Conversation:
         Raises:
             HelexaError: the request failed, or the answer is incomplete.
         """
-        self._asked = text
+        self._last_prompt = text
         self._turns.append({"role": "user", "content": text})
-        answer: list[str] = []
+        received: list[str] = []
         stream = self.model.stream(self._turns, system=self.system, sampling=self.sampling, think=self.think)
         try:
             with closing(stream):
-                for piece in stream:
-                    if not piece.thought:
-                        answer.append(piece.text)
-                    yield Delta(printable(piece.text), piece.thought)
+                for delta in stream:
+                    if not delta.thought:
+                        received.append(delta.text)
+                    yield Delta(printable(delta.text), delta.thought)
         finally:
             self.last = stream.completion
-            said = self.last.text if self.last else "".join(answer)
-            self._answered = bool(said)
-            if said:
-                self._turns.append({"role": "assistant", "content": said})
+            completion = self.last.text if self.last else "".join(received)
+            self._answered = bool(completion)
+            if completion:
+                self._turns.append({"role": "assistant", "content": completion})
             else:
                 self._turns.pop()
 
@@ -69,12 +69,12 @@ class Conversation:
         if self._answered:
             del self._turns[-2:]
             self._answered = False
-        return self._asked
+        return self._last_prompt
 
     def clear(self) -> None:
         """Remove all messages; the system prompt stays."""
         self._turns.clear()
-        self._asked = None
+        self._last_prompt = None
         self._answered = False
 
     def save(self, path: Path) -> int:
@@ -86,9 +86,9 @@ class Conversation:
         """
         if path.exists():
             _read(path)
-        said = {"system": self.system, "messages": self._turns}
+        content = {"system": self.system, "messages": self._turns}
         partial = path.with_name(f".{path.name}.new")
-        partial.write_text(json.dumps(said, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
         return len(self._turns)
 
@@ -103,7 +103,7 @@ class Conversation:
         self.clear()
         self.system, self._turns = system, turns
         if len(turns) > 1 and turns[-2]["role"] == "user" and turns[-1]["role"] == "assistant":
-            self._asked, self._answered = turns[-2]["content"], True
+            self._last_prompt, self._answered = turns[-2]["content"], True
         return len(turns)
 
 
@@ -111,13 +111,13 @@ def _read(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
     with path.open("rb") as file:
         text = file.read(_LARGEST_BYTES)
     try:
-        said = json.loads(text)
+        content = json.loads(text)
     except (ValueError, RecursionError):
-        said = None
-    match said:
+        content = None
+    match content:
         case {"system": str() | None as system, "messages": [*turns]} if all(map(_is_turn, turns)):
             return system, turns
-    raise CommandError(f"{path} holds no conversation")
+    raise CommandError(f"{path} does not contain a conversation")
 
 
 def _is_turn(turn: object) -> bool:

@@ -24,7 +24,7 @@ class Repl:
     def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
         """Create the loop for `conversation`; `stats` prints statistics of each answer."""
         self._conversation = conversation
-        self._commands = ChatCommands(conversation, where, target, self._answer)
+        self._commands = ChatCommands(conversation, where, target, self._respond)
         self._stats = stats
         self._interrupts = 0
 
@@ -41,9 +41,9 @@ class Repl:
                     if line.startswith("/"):
                         self._commands.obey(line)
                     elif line.lstrip().startswith(_FENCE):
-                        self._answer(self._fenced(line))
+                        self._respond(self._fenced(line))
                     elif line.strip():
-                        self._answer(line)
+                        self._respond(line)
                 except EOFError:
                     print()
                     return 0
@@ -52,7 +52,7 @@ class Repl:
                     self._interrupts += 1
                     if self._interrupts > 1:
                         return 0
-                    print(dim("Ctrl-C again, or Ctrl-D, leaves", sys.stdout))
+                    print(dim("press Ctrl-C again or Ctrl-D to exit", sys.stdout))
                 except (HelexaError, OSError) as error:
                     print(f"error: {printable(' '.join(str(error).split()))}", file=sys.stderr)
 
@@ -63,15 +63,15 @@ class Repl:
         lines[-1] = lines[-1].rstrip().removesuffix(_FENCE)
         return "\n".join(lines).strip("\n")
 
-    def _answer(self, question: str) -> None:
+    def _respond(self, prompt: str) -> None:
         thinking = False
         try:
-            with closing(self._conversation.ask(question)) as pieces:
-                for piece in pieces:
-                    if thinking and not piece.thought:
+            with closing(self._conversation.ask(prompt)) as pieces:
+                for delta in pieces:
+                    if thinking and not delta.thought:
                         sys.stdout.write("\n\n")
-                    thinking = piece.thought
-                    sys.stdout.write(dim(piece.text, sys.stdout) if thinking else piece.text)
+                    thinking = delta.thought
+                    sys.stdout.write(dim(delta.text, sys.stdout) if thinking else delta.text)
                     sys.stdout.flush()
         except KeyboardInterrupt:
             self._interrupts += 1
@@ -88,8 +88,8 @@ class Repl:
 class _LineEditing:
     """Line editing, completion of commands, and a history file, if Python has readline."""
 
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
+    def __init__(self, candidates: list[str]) -> None:
+        self._candidates = candidates
 
     def __enter__(self) -> None:
         try:
@@ -112,5 +112,5 @@ class _LineEditing:
             readline.write_history_file(file)
 
     def _complete(self, text: str, index: int) -> str | None:
-        matches = [word for word in self._words if text and word.startswith(text)]
+        matches = [candidate for candidate in self._candidates if text and candidate.startswith(text)]
         return matches[index] if index < len(matches) else None

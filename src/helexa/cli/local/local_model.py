@@ -41,9 +41,9 @@ def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
     for model in models:
         if model.answers_to(name):
             return model, None
-    whole, colon, tag = name.rpartition(":")
+    base_name, colon, tag = name.rpartition(":")
     for model in models:
-        if colon and model.answers_to(whole):
+        if colon and model.answers_to(base_name):
             return model, _form(model, tag)
     near = difflib.get_close_matches(name, [model.name for model in models], n=1)
     hint = f"did you mean '{near[0]}'?" if near else "`helexa list` has those that are, `helexa pull` fetches others"

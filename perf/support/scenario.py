@@ -7,24 +7,23 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from local_model import local_path
-
 from helexa.core.errors import HelexaError
 from helexa.neuron.engine.ipc.messages import EngineOptions, SamplingParams
 from helexa.neuron.engine_client.client import EngineClient
+from support.local_model import local_path
 
 GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """One answer with the time of its request, and the times (`time.perf_counter`) and counts of its tokens.
 
     Attributes:
         cached: number of prompt tokens found in the cache.
     """
 
-    asked: float = field(default_factory=time.perf_counter)
+    requested_at: float = field(default_factory=time.perf_counter)
     tokens: list[int] = field(default_factory=list[int])
     cached: int = 0
     arrivals: list[float] = field(default_factory=list[float])
@@ -33,7 +32,7 @@ class Answer:
     @property
     def ttft_ms(self) -> float:
         """Milliseconds to the first token."""
-        return 1000 * (self.arrivals[0] - self.asked)
+        return 1000 * (self.arrivals[0] - self.requested_at)
 
     @property
     def tok_s(self) -> float:
@@ -59,13 +58,13 @@ async def ask(
     prompt: list[int],
     tokens: int,
     sampling: SamplingParams = GREEDY,
-    answer: Answer | None = None,
-) -> Answer:
+    answer: TimedAnswer | None = None,
+) -> TimedAnswer:
     """Continue `prompt` by exactly `tokens` tokens.
 
     The tokens go to `answer`, if given, so that other code can watch the progress.
     """
-    answer = answer or Answer()
+    answer = answer or TimedAnswer()
     async with aclosing(client.generate(prompt, max_tokens=tokens, sampling=sampling)) as stream:
         async for output in stream:
             if output.error:
@@ -86,11 +85,13 @@ def require_context(client: EngineClient, positions: int) -> None:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return the command line parser shared by all scenarios: MODEL, `--threads` and `--rounds`."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("model", nargs="?", type=model_argument, default="helexa/small")
-    made.add_argument("--threads", type=int, default=2, help="0 for one per physical core")
-    made.add_argument("--rounds", type=int, default=5)
-    return made
+    argument_parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    argument_parser.add_argument("model", nargs="?", type=model_argument, default="helexa/small")
+    argument_parser.add_argument("--threads", type=int, default=2, help="0 for one per physical core")
+    argument_parser.add_argument("--rounds", type=int, default=5)
+    return argument_parser
 
 
 def model_argument(text: str) -> Path:

@@ -73,11 +73,13 @@ def parse_rows(names: str) -> list[Row]:
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """Return the command line parser shared by all engines' scripts: MODEL, `--rows` and `--threads`."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("model")
-    made.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))
-    made.add_argument("--threads", type=int, default=0, help="0 leaves it to the engine")
-    return made
+    argument_parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    argument_parser.add_argument("model")
+    argument_parser.add_argument("--rows", type=parse_rows, default=parse_rows(ROWS))
+    argument_parser.add_argument("--threads", type=int, default=0, help="0 leaves it to the engine")
+    return argument_parser
 
 
 def prompt(length: int) -> list[int]:
@@ -85,9 +87,9 @@ def prompt(length: int) -> list[int]:
     return random.Random(next(_serial)).choices(_TOKEN_IDS, k=length)
 
 
-def report(engine: str, row: Row, tok_s: float, **more: object) -> None:
+def report(engine: str, row: Row, tok_s: float, **figures: object) -> None:
     """Print a row's JSON line."""
-    print(json.dumps({"engine": engine, "row": row.name, "tok_s": round(tok_s, 1)} | more), flush=True)
+    print(json.dumps({"engine": engine, "row": row.name, "tok_s": round(tok_s, 1)} | figures), flush=True)
 
 
 def measure_rows(

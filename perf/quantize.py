@@ -1,6 +1,6 @@
 """Measure time and memory of loading and quantizing a bfloat16 checkpoint, as JSON lines.
 
-usage: python perf/quantise.py [--quant q4k] [--runs 3] [--folder FOLDER]
+usage: python perf/quantize.py [--quant q4k] [--runs 3] [--folder FOLDER]
 
 The script writes a random checkpoint in the shape of Qwen2-1.5B (1.54e9 weights, 3.1 GB) to a temporary folder, or uses
 the checkpoint in FOLDER. Then the script runs these measurements in turns, `--runs` times, with a cold and a warm page
@@ -34,11 +34,11 @@ from statistics import median
 import psutil
 import torch
 from safetensors.torch import save_file
-from serving import say, verdict
+from support.output import print_line, print_verdict
 
 TIME_BAR, MEMORY_BAR = 3.0, 1.35
 VOCABULARY, HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 151936, 1536, 8960, 28, 12, 2
-PIECE, TOUCHED = 16 << 20, 8 << 30
+CHUNK_BYTES, TOUCHED_BYTES = 16 << 20, 8 << 30
 
 
 def write_checkpoint(folder: Path) -> None:
@@ -89,20 +89,20 @@ def read_seconds(file: Path, *, keep: bool) -> float:
     """
     touch_memory()
     size = file.stat().st_size
-    buffer = torch.empty(size if keep else PIECE, dtype=torch.uint8).numpy().data
+    buffer = torch.empty(size if keep else CHUNK_BYTES, dtype=torch.uint8).numpy().data
     begin = time.perf_counter()
     with file.open("rb", buffering=0) as stream:
-        done = 0
-        while count := stream.readinto(buffer[done : done + PIECE] if keep else buffer):
-            done += count
-            if done == size:
+        offset = 0
+        while count := stream.readinto(buffer[offset : offset + CHUNK_BYTES] if keep else buffer):
+            offset += count
+            if offset == size:
                 break
     return time.perf_counter() - begin
 
 
 def touch_memory() -> None:
     """Touch and free memory, so that the host allocates it before the measurement."""
-    torch.ones(min(TOUCHED, psutil.virtual_memory().available // 2), dtype=torch.uint8)
+    torch.ones(min(TOUCHED_BYTES, psutil.virtual_memory().available // 2), dtype=torch.uint8)
 
 
 def forget(file: Path) -> None:
@@ -117,8 +117,8 @@ def load(folder: Path, quant: str) -> dict[str, float]:
     touch_memory()
     with tempfile.TemporaryDirectory() as cache:
         command = [sys.executable, __file__, "--child", str(folder), "--quant", quant]
-        done = subprocess.run(command, env=os.environ | {"HELEXA_CACHE": cache}, stdout=subprocess.PIPE, check=True)
-    return json.loads(done.stdout)
+        offset = subprocess.run(command, env=os.environ | {"HELEXA_CACHE": cache}, stdout=subprocess.PIPE, check=True)
+    return json.loads(offset.stdout)
 
 
 def child(folder: Path, quant: str) -> None:
@@ -131,11 +131,11 @@ def child(folder: Path, quant: str) -> None:
     with contextlib.suppress(Unavailable):
         native_kernels()
     torch.set_num_threads(physical_cores())
-    before = peak_mib()
+    peak_before = peak_mib()
     begin = time.perf_counter()
     loaded = load_model(folder, EngineOptions(quant=quant, kv_cache_mb=64))
     seconds = time.perf_counter() - begin
-    figures = {"seconds": seconds, "peak_mib": peak_mib() - before, "result_mib": loaded.ops.step_bytes / 2**20}
+    figures = {"seconds": seconds, "peak_mib": peak_mib() - peak_before, "result_mib": loaded.ops.step_bytes / 2**20}
     print(json.dumps(figures), flush=True)
     os._exit(0)  # abandon pending cache writes
 
@@ -149,10 +149,10 @@ def peak_mib() -> float:
 
 
 @contextlib.contextmanager
-def checkpoint_in(given: Path | None) -> Iterator[Path]:
+def checkpoint_in(checkpoint: Path | None) -> Iterator[Path]:
     """Yield the folder of the checkpoint, which is written if missing."""
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given or Path(temporary)
+        folder = checkpoint or Path(temporary)
         if not (folder / "config.json").exists():
             folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(folder)
@@ -169,24 +169,30 @@ def measure(folder: Path, quant: str, runs: int) -> None:
         seconds: dict[str, list[float]] = {"buffer": [], "memory": [], "load": []}
         read_seconds(file, keep=False)
         for _ in range(runs):
-            for row, found in seconds.items():
+            for row, values in seconds.items():
                 if state == "cold":
                     forget(file)
                 if row == "load":
                     figures = load(folder, quant)
-                    found.append(figures["seconds"])
+                    values.append(figures["seconds"])
                     peaks.append(figures["peak_mib"])
                     results.append(figures["result_mib"])
                 else:
-                    found.append(read_seconds(file, keep=row == "memory"))
-        for row, found in seconds.items():
-            say(row=row, cache=state, seconds=median(found), gb_s=file.stat().st_size / 1e9 / median(found), runs=found)
+                    values.append(read_seconds(file, keep=row == "memory"))
+        for row, values in seconds.items():
+            print_line(
+                row=row,
+                cache=state,
+                seconds=median(values),
+                gb_s=file.stat().st_size / 1e9 / median(values),
+                runs=values,
+            )
         ratio = median(seconds["load"]) / median(seconds["memory"])
-        verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
+        print_verdict(f"load / read, {state}", ratio, f"<= {TIME_BAR}", ratio <= TIME_BAR)
     peak, result = median(peaks), median(results)
-    say(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
+    print_line(row="memory", quant=quant, peak_mib=peak, result_mib=result, layer_mib=layer, runs=peaks)
     ratio = (peak - layer) / result
-    verdict("(peak - layer) / result", ratio, f"<= {MEMORY_BAR}", ratio <= MEMORY_BAR)
+    print_verdict("(peak - layer) / result", ratio, f"<= {MEMORY_BAR}", ratio <= MEMORY_BAR)
 
 
 def main() -> None:

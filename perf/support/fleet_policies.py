@@ -3,17 +3,16 @@
 import random
 from collections.abc import Sequence
 
-from fleet_world import Queue, Request, World
-
 from helexa.cortex.config import EvictionSection, RoutingSection
 from helexa.cortex.fleet.fleet_view import Node
 from helexa.cortex.lifecycle.fleet_snapshot import FleetSnapshot
 from helexa.cortex.lifecycle.placement import Cold, load_spec
 from helexa.cortex.lifecycle.swap_queue import QueuedModel, decide
 from helexa.cortex.routing.router import route
+from support.fleet_world import Queue, Request, World
 
 
-class Ours:
+class HelexaPolicy:
     """The gateway's own functions: affinity with a load limit, placement, eviction and load order."""
 
     def __init__(self, seed: int, eviction: EvictionSection | None = None) -> None:
@@ -23,8 +22,8 @@ class Ours:
 
     def target(self, world: World, request: Request) -> str | None:
         key = request.conversation.name.encode()
-        found = route(world.fleet.view(), request.model, key, self._routing, self._random.choice)
-        return found.node if found else None
+        choice = route(world.fleet.view(), request.model, key, self._routing, self._random.choice)
+        return choice.node if choice else None
 
     def decide(self, world: World) -> None:
         def start(wanted: QueuedModel, cold: Cold) -> None:
@@ -53,11 +52,13 @@ class LruFifo:
         self._random = random.Random(seed)
 
     def target(self, world: World, request: Request) -> str | None:
-        found = route(world.fleet.view(), request.model, None, None, self._random.choice)
-        return found.node if found else None
+        choice = route(world.fleet.view(), request.model, None, None, self._random.choice)
+        return choice.node if choice else None
 
     def decide(self, world: World) -> None:
-        for queue in sorted((queue for queue in world.queues.values() if not queue.loading), key=lambda one: one.since):
+        for queue in sorted(
+            (queue for queue in world.queues.values() if not queue.loading), key=lambda queue: queue.since
+        ):
             cold = self._place(world, queue)
             if cold is None:
                 return  # first in, first out
@@ -87,8 +88,8 @@ def _oldest_first(snapshot: FleetSnapshot, node: Node, need: int) -> Sequence[st
         None if the eviction of all models is not sufficient.
     """
     free, victims = snapshot.free(node)[0], list[str]()
-    there = [one for one in snapshot.residents(node) if not one.loading]
-    for resident in sorted(there, key=lambda one: (one.busy, one.used_at or 0.0, one.model)):
+    residents = [resident for resident in snapshot.residents(node) if not resident.loading]
+    for resident in sorted(residents, key=lambda resident: (resident.busy, resident.used_at or 0.0, resident.model)):
         if free >= need:
             break
         free += resident.megabytes[0]

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from fleet_traffic import Conversation, Turn
-
 from helexa.core.catalogue import Catalogue
 from helexa.core.fleet import Discovery, ModelInfo
 from helexa.cortex.config import NeuronSection
@@ -21,6 +19,7 @@ from helexa.cortex.fleet.fleet_view import Report
 from helexa.cortex.lifecycle.history import History
 from helexa.cortex.lifecycle.memory import Change, MemoryBook, additional_mb
 from helexa.cortex.lifecycle.placement import Cold
+from support.fleet_traffic import Conversation, Turn
 
 NODES_MB = {"n1": 48_000, "n2": 24_000, "n3": 24_000, "n4": 16_000, "n5": 12_000}
 SLOTS = 8
@@ -41,9 +40,9 @@ class Request:
     turn: Turn
     index: int
     prompt: int
-    came: float
+    arrived_at: float
     first_token: float | None = None
-    held: ExitStack = field(default_factory=ExitStack)
+    fleet_changes: ExitStack = field(default_factory=ExitStack)
 
     @property
     def model(self) -> str:
@@ -61,7 +60,7 @@ class Queue:
 
     @property
     def since(self) -> float:
-        return self.requests[0].came
+        return self.requests[0].arrived_at
 
 
 @dataclass
@@ -125,7 +124,7 @@ class World:
         self._numbers = count()
         self._ticking = False
         for conversation in conversations:
-            self._at(conversation.begins, lambda one=conversation: self._ask(one, 0, 0))
+            self._at(conversation.begins, lambda instance=conversation: self._ask(instance, 0, 0))
 
     def run(self) -> Outcome:
         """Run until every conversation has ended."""
@@ -139,21 +138,21 @@ class World:
     def start(self, queue: Queue, cold: Cold) -> None:
         """Start a load: drain, unload, load."""
         queue.loading = True
-        held = ExitStack()
-        held.enter_context(self.fleet.load(cold.node, cold.model))
+        fleet_changes = ExitStack()
+        fleet_changes.enter_context(self.fleet.load(cold.node, cold.model))
         for model in cold.evict:
-            held.enter_context(self.fleet.drain(cold.node, model))
+            fleet_changes.enter_context(self.fleet.drain(cold.node, model))
         change = Change(additional_mb({0: self._size(cold.model)}, [{0: self._size(model)} for model in cold.evict]))
         self.book.begin(self.fleet.node(cold.node), change)
-        held.callback(self.book.cancel, cold.node, change)
-        self._drain(cold, held, change)
+        fleet_changes.callback(self.book.cancel, cold.node, change)
+        self._drain(cold, fleet_changes, change)
 
     def _at(self, when: float, event: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
-    def _drain(self, cold: Cold, held: ExitStack, change: Change) -> None:
+    def _drain(self, cold: Cold, fleet_changes: ExitStack, change: Change) -> None:
         if any(self.fleet.view().in_flight.get((cold.node, model)) for model in cold.evict):
-            self._at(self.now + TICK_SECS, lambda: self._drain(cold, held, change))
+            self._at(self.now + TICK_SECS, lambda: self._drain(cold, fleet_changes, change))
             return
         for model in cold.evict:
             leaving = self._instances.pop((cold.node, model))
@@ -163,12 +162,12 @@ class World:
         size = self._size(cold.model)
         change.megabytes = {0: size}
         secs = LOAD_OVERHEAD_SECS + size / LOAD_MB_PER_SEC
-        self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, held, secs))
+        self._at(self.now + UNLOAD_SECS * len(cold.evict) + secs, lambda: self._loaded(cold, fleet_changes, secs))
 
-    def _loaded(self, cold: Cold, held: ExitStack, secs: float) -> None:
+    def _loaded(self, cold: Cold, fleet_changes: ExitStack, secs: float) -> None:
         self._instances[cold.node, cold.model] = Instance(self._size(cold.model))
         self.fleet.loaded(cold.node, ModelInfo(id=cold.model), "http://x")
-        held.close()
+        fleet_changes.close()
         self.history.loaded((cold.node, cold.model), secs)
         self.outcome.loads += 1
         self._check_memory(cold.node)
@@ -177,13 +176,13 @@ class World:
         self._decide()
 
     def _check_memory(self, node: str) -> None:
-        there = sum(one.size_mb for (name, _), one in self._instances.items() if name == node)
+        used_mb = sum(instance.size_mb for (name, _), instance in self._instances.items() if name == node)
         facts = self.fleet.node(node).discovery
-        assert facts is not None and there <= facts.devices[0].vram_total_mb, f"{node} is overfull"
+        assert facts is not None and used_mb <= facts.devices[0].vram_total_mb, f"{node} is overfull"
 
-    def _ask(self, conversation: Conversation, index: int, before: int) -> None:
+    def _ask(self, conversation: Conversation, index: int, context_tokens: int) -> None:
         turn = conversation.turns[index]
-        self._route(Request(conversation, turn, index, before + turn.new, self.now))
+        self._route(Request(conversation, turn, index, context_tokens + turn.new, self.now))
 
     def _route(self, request: Request) -> None:
         name = self._policy.target(self, request)
@@ -192,8 +191,8 @@ class World:
             queue.requests.append(request)
             self._decide()
             return
-        self.outcome.waits.append(self.now - request.came)
-        request.held.enter_context(self.fleet.request(name, request.model))
+        self.outcome.waits.append(self.now - request.arrived_at)
+        request.fleet_changes.enter_context(self.fleet.request(name, request.model))
         instance = self._instances[name, request.model]
         instance.queue.append(request)
         self._fill(instance)
@@ -206,14 +205,14 @@ class World:
             self.outcome.prompt_tokens += request.prompt
             self.outcome.cached_tokens += cached
             prefill = (request.prompt - cached) * instance.size_mb / PREFILL_TOKENS_MB
-            decode = request.turn.answer * instance.size_mb / DECODE_TOKENS_MB
-            self.outcome.ttfts.append(self.now + prefill - request.came)
-            self._at(self.now + prefill + decode, lambda one=request: self._done(instance, one))
+            decode = request.turn.answer_tokens * instance.size_mb / DECODE_TOKENS_MB
+            self.outcome.ttfts.append(self.now + prefill - request.arrived_at)
+            self._at(self.now + prefill + decode, lambda request=request: self._done(instance, request))
 
     def _done(self, instance: Instance, request: Request) -> None:
-        request.held.close()
+        request.fleet_changes.close()
         instance.running -= 1
-        length = request.prompt + request.turn.answer
+        length = request.prompt + request.turn.answer_tokens
         instance.cached[request.conversation.name] = length
         while len(instance.cached) > CACHED_CONVERSATIONS:
             instance.cached.popitem(last=False)

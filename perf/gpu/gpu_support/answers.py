@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-from made_models import DistinctModel
 from torch import Tensor
 
+from gpu_support.random_models import DistinctModel
 from helexa.neuron.engine.execution import runner as runner_module
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
@@ -27,43 +27,43 @@ from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.constants import PAGE_SIZE
 
 LARGEST_STEP = 2048
-"""Tokens per step; larger than all prompts, so prompts are chunked only if a `Way` sets a smaller limit."""
+"""Tokens per step; larger than all prompts, so prompts are chunked only if a `Scheduling` sets a smaller limit."""
 GREEDY = SamplingParams(temperature=0)
 
 
 @dataclass(frozen=True)
-class Way:
+class Scheduling:
     """Scheduling of requests.
 
     Attributes:
-        recorded: whether the runner uses captured graphs.
+        captured: whether the runner uses captured graphs.
         overlap: whether a step is launched before the results of the previous step are read.
-        together: whether all requests run in one batch; otherwise one after the other.
+        batched: whether all requests run in one batch; otherwise one after the other.
         step_tokens: maximum number of tokens per step.
-        tight: whether the KV pages suffice only for the prompts and not for the answers.
-        reuse: whether cached prefixes are reused; every request runs twice.
-        guesses: whether drafts are used, of which the first two tokens are correct and the third is wrong.
+        few_pages: whether the KV pages suffice for the prompts but not for the answers.
+        reuse_prefixes: whether cached prefixes are reused; every request runs twice.
+        drafts: whether drafts are used: two correct tokens, then a wrong token.
     """
 
-    recorded: bool = False
+    captured: bool = False
     overlap: bool = False
-    together: bool = True
+    batched: bool = True
     step_tokens: int = LARGEST_STEP
-    tight: bool = False
-    reuse: bool = False
-    guesses: bool = False
+    few_pages: bool = False
+    reuse_prefixes: bool = False
+    drafts: bool = False
 
     @property
-    def brings(self) -> list[str]:
-        """Counters of `Seen` that must not be 0 with this scheduling."""
+    def expected_counters(self) -> list[str]:
+        """Counters of `Results` that must not be 0 with this scheduling."""
         wanted = {
-            "recorded": self.recorded,
+            "captured": self.captured,
             "ahead": self.overlap,
-            "preempted": self.tight,
-            "cached": self.reuse,
-            "kept": self.guesses,
+            "preempted": self.few_pages,
+            "cached": self.reuse_prefixes,
+            "accepted": self.drafts,
         }
-        return [name for name, there in wanted.items() if there]
+        return [name for name, required in wanted.items() if required]
 
 
 @dataclass
@@ -77,26 +77,26 @@ class Request:
 
 
 @dataclass
-class Seen:
+class Results:
     """Results of requests.
 
     Attributes:
         tokens: tokens of each request.
         preempted: number of preempted sequences.
         cached: number of prompt tokens found in the cache.
-        kept: number of accepted draft tokens.
+        accepted: number of accepted draft tokens.
         ahead: number of steps launched before the results of the previous step were read.
-        recorded: number of steps replayed from captured graphs.
-        held: number of KV pages and state slots in use at the end.
+        captured: number of steps replayed from captured graphs.
+        leaked: number of KV pages and state slots in use at the end.
     """
 
     tokens: list[list[int]]
     preempted: int = 0
     cached: int = 0
-    kept: int = 0
+    accepted: int = 0
     ahead: int = 0
-    recorded: int = 0
-    held: int = 0
+    captured: int = 0
+    leaked: int = 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -104,11 +104,11 @@ class Seen:
         return {name: count for name, count in vars(self).items() if name != "tokens" and count}
 
 
-class _Watched(Scheduler):
+class _CountingScheduler(Scheduler):
     """A scheduler that counts preemptions and overlapped steps."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.preempted = 0
         self.ahead = 0
         self._preempt, self.queues.preempt = self.queues.preempt, self._count_preempted
@@ -123,14 +123,14 @@ class _Watched(Scheduler):
         self._preempt(sequence)
 
 
-class _Foresight:
+class _KnownDrafter:
     """Drafter that proposes tokens of known answers."""
 
     may_draft = True
 
     def __init__(self, known: list[list[int]], tokens: list[int]) -> None:
         self._known, self._tokens = known, tokens
-        self.kept = 0
+        self.accepted = 0
 
     def draft(self, limit: int) -> tuple[int, ...]:
         for known in self._known:
@@ -140,7 +140,7 @@ class _Foresight:
         return ()
 
     def learn(self, drafted: int, accepted: int) -> None:
-        self.kept += accepted
+        self.accepted += accepted
 
 
 def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
@@ -154,37 +154,39 @@ def load(model: DistinctModel, options: EngineOptions, kernels: str) -> Runner:
     return runner
 
 
-def answers(runner: Runner, requests: list[Request], way: Way, known: list[list[int]] | None = None) -> Seen:
+def answers(
+    runner: Runner, requests: list[Request], scheduling: Scheduling, known: list[list[int]] | None = None
+) -> Results:
     """Run requests with the given scheduling.
 
     Args:
         known: tokens of each request's answer, from which drafts are taken.
     """
-    seen = Seen([[] for _ in requests])
-    with _counting(runner, seen), _guessing(requests, known, seen):
-        if way.together:
-            _run(runner, dict(enumerate(requests)), way, seen)
-            return seen
+    results = Results([[] for _ in requests])
+    with _counting(runner, results), _guessing(requests, known, results):
+        if scheduling.batched:
+            _run(runner, dict(enumerate(requests)), scheduling, results)
+            return results
         for number, request in enumerate(requests):
-            _run(runner, {number: request}, way, seen)
-    return seen
+            _run(runner, {number: request}, scheduling, results)
+    return results
 
 
-def logits(runner: Runner, requests: list[Request], way: Way) -> tuple[list[list[int]], list[Tensor]]:
+def logits(runner: Runner, requests: list[Request], scheduling: Scheduling) -> tuple[list[list[int]], list[Tensor]]:
     """Return the greedy tokens of each request, and the logits [tokens, V] of each token on the CPU."""
-    found: list[list[Tensor]] = [[] for _ in requests]
+    request_rows: list[list[Tensor]] = [[] for _ in requests]
     tokens: list[list[int]] = [[] for _ in requests]
-    groups = [range(len(requests))] if way.together else [range(n, n + 1) for n in range(len(requests))]
-    for numbers in groups:
-        scheduler = _scheduler(runner, {number: requests[number] for number in numbers}, way)
+    batches = [range(len(requests))] if scheduling.batched else [range(n, n + 1) for n in range(len(requests))]
+    for numbers in batches:
+        scheduler = _scheduler(runner, {number: requests[number] for number in numbers}, scheduling)
         while not scheduler.idle:
             plan = scheduler.plan()
             rows = runner.forward(build_step(plan)).float().cpu().clone()
             for entry, row in zip((entry for entry in plan if entry.samples), rows, strict=True):
-                found[entry.sequence.id].append(row)
+                request_rows[entry.sequence.id].append(row)
             for output in scheduler.commit(plan, rows.argmax(-1).tolist()):
                 tokens[output.id] += output.tokens
-    return tokens, [torch.stack(rows) for rows in found]
+    return tokens, [torch.stack(rows) for rows in request_rows]
 
 
 def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
@@ -197,44 +199,44 @@ def logits_of(runner: Runner, prompt: list[int], tokens: list[int]) -> Tensor:
     )
 
 
-def _run(runner: Runner, requests: dict[int, Request], way: Way, seen: Seen) -> None:
-    scheduler = _scheduler(runner, requests, way)
+def _run(runner: Runner, requests: dict[int, Request], scheduling: Scheduling, results: Results) -> None:
+    scheduler = _scheduler(runner, requests, scheduling)
     pool, states = scheduler.pages, scheduler.states
-    steps = Steps(runner, scheduler, way.overlap)
-    for again in (True, False) if way.reuse else (False,):
+    steps = Steps(runner, scheduler, scheduling.overlap)
+    for first_pass in (True, False) if scheduling.reuse_prefixes else (False,):
         while not steps.idle:
             for output in steps.advance():
                 if output.error is not None:
                     raise RuntimeError(output.error)
-                seen.tokens[output.id] += output.tokens
-        if again:
+                results.tokens[output.id] += output.tokens
+        if first_pass:
             for number, request in requests.items():
-                seen.tokens[number].clear()
+                results.tokens[number].clear()
                 _add(scheduler, number, request)
-    seen.preempted += scheduler.preempted
-    seen.ahead += scheduler.ahead
-    seen.cached += scheduler.queues.cached_tokens
-    seen.held += pool.total - pool.free
+    results.preempted += scheduler.preempted
+    results.ahead += scheduler.ahead
+    results.cached += scheduler.queues.cached_tokens
+    results.leaked += pool.total - pool.free
     if states is not None:
-        seen.held += runner.facts.max_sequences - len(states._live)
+        results.leaked += runner.facts.max_sequences - len(states._live)
 
 
-def _scheduler(runner: Runner, requests: dict[int, Request], way: Way) -> _Watched:
+def _scheduler(runner: Runner, requests: dict[int, Request], scheduling: Scheduling) -> _CountingScheduler:
     """Return a scheduler with the requests."""
     facts = runner.facts
     options = EngineOptions(
-        max_step_tokens=way.step_tokens,
+        max_step_tokens=scheduling.step_tokens,
         max_prefill_beside_decode=0,
         max_sequences=facts.max_sequences,
         context_length=facts.context_length,
-        prefix_reuse="principal" if way.reuse else "off",
-        speculation=way.guesses,
+        prefix_reuse="principal" if scheduling.reuse_prefixes else "off",
+        speculation=scheduling.drafts,
         speculation_max_sequences=facts.max_sequences,
     )
     tight = sum(-(-(len(request.prompt) + 1) // PAGE_SIZE) for request in requests.values())
-    pages = tight if way.tight else facts.kv_pages
+    pages = tight if scheduling.few_pages else facts.kv_pages
     states = StatePool(facts.max_sequences, facts.snapshots) if facts.state_bytes else None
-    scheduler = _Watched(options, PagePool(pages, PAGE_SIZE), states)
+    scheduler = _CountingScheduler(options, PagePool(pages, PAGE_SIZE), states)
     for number, request in requests.items():
         _add(scheduler, number, request)
     return scheduler
@@ -253,28 +255,28 @@ def _add(scheduler: Scheduler, number: int, request: Request) -> None:
 
 
 @contextmanager
-def _counting(runner: Runner, seen: Seen) -> Iterator[None]:
+def _counting(runner: Runner, results: Results) -> Iterator[None]:
     """Count the steps replayed from captured graphs."""
     run = runner.ops.run
 
-    def counted(forward: Any, batch: Batch, recorded: bool = True) -> Tensor:
-        seen.recorded += batch.bucket is not None
-        return run(forward, batch, recorded)
+    def counted(forward: Any, batch: Batch, captured: bool = True) -> Tensor:
+        results.captured += batch.bucket is not None
+        return run(forward, batch, captured)
 
     with mock.patch.object(runner.ops, "run", counted):
         yield
 
 
 @contextmanager
-def _guessing(requests: list[Request], known: list[list[int]] | None, seen: Seen) -> Iterator[None]:
+def _guessing(requests: list[Request], known: list[list[int]] | None, results: Results) -> Iterator[None]:
     """Make schedulers take drafts from known answers."""
     texts = [request.prompt + tokens for request, tokens in zip(requests, known or [], strict=False)]
-    drafters: list[_Foresight] = []
+    drafters: list[_KnownDrafter] = []
 
-    def made(tokens: list[int]) -> _Foresight:
-        drafters.append(_Foresight(texts, tokens))
+    def make_drafter(tokens: list[int]) -> _KnownDrafter:
+        drafters.append(_KnownDrafter(texts, tokens))
         return drafters[-1]
 
-    with mock.patch.object(planner_module, "Drafter", made):
+    with mock.patch.object(planner_module, "Drafter", make_drafter):
         yield
-    seen.kept = sum(drafter.kept for drafter in drafters)
+    results.accepted = sum(drafter.accepted for drafter in drafters)

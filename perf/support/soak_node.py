@@ -11,7 +11,8 @@ from typing import Any, Self
 
 import aiohttp
 import psutil
-from serving import free_port
+
+from support.servers import free_port
 
 STRUCK = ("exit", "hang", "fault", "oom", "nan", "error", "slow")
 FAULTS = ("kill", *STRUCK)
@@ -77,7 +78,7 @@ class SoakNode:
     async def strike(self, fault: str) -> None:
         """Inject a fault, and wait until the fault has happened."""
         if fault == "kill":
-            engine = next(one for one in self._family() if _ENGINE in one.cmdline())
+            engine = next(process for process in self._family() if _ENGINE in process.cmdline())
             engine.kill()
             while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -91,7 +92,7 @@ class SoakNode:
     def figures(self) -> tuple[float, float, int, int]:
         """Return MiB of the server, MiB of all processes, open files of the server, number of processes."""
         family = self._family()
-        memory = [_written_mb(one) for one in family]
+        memory = [_written_mb(process) for process in family]
         return round(memory[0], 1), round(sum(memory), 1), family[0].num_fds(), len(family)
 
     def end(self) -> int:
@@ -99,11 +100,11 @@ class SoakNode:
         if self._process.poll() is None:
             family = self._family()
             self._process.send_signal(signal.SIGTERM)
-            _, left = psutil.wait_procs(family, _END_SECONDS)
-            for one in left:
-                one.kill()
+            _, remaining = psutil.wait_procs(family, _END_SECONDS)
+            for process in remaining:
+                process.kill()
             self._process.wait()
-            assert not left, f"{left} did not end"
+            assert not remaining, f"{remaining} did not end"
         return self._process.returncode
 
     def _family(self) -> list[psutil.Process]:

@@ -23,12 +23,12 @@ class Turn:
 
     Attributes:
         new: prompt tokens that no earlier turn contains.
-        answer: number of generated tokens.
+        answer_tokens: number of generated tokens.
         pause_secs: seconds from the end of the last answer to this request.
     """
 
     new: int
-    answer: int
+    answer_tokens: int
     pause_secs: float
 
 
@@ -53,14 +53,16 @@ def conversations(seed: int, catalogue: Catalogue, secs: float, per_minute: floa
     rng = random.Random(seed)
     ids = [profile.id for profile in catalogue.models]
     weights = list(accumulate(1 / rank**ZIPF for rank in range(1, len(ids) + 1)))
-    made: list[Conversation] = []
+    generated: list[Conversation] = []
     begins = rng.expovariate(per_minute / 60)
     while begins < secs:
         turns = 1 + min(int(rng.expovariate(1 / TURNS)), 4 * TURNS)
         model = rng.choices(ids, cum_weights=weights)[0]
-        made.append(Conversation(f"c{len(made)}", model, begins, tuple(_turn(rng, at == 0) for at in range(turns))))
+        generated.append(
+            Conversation(f"c{len(generated)}", model, begins, tuple(_turn(rng, at == 0) for at in range(turns)))
+        )
         begins += rng.expovariate(per_minute / 60)
-    return made
+    return generated
 
 
 def _turn(rng: random.Random, first: bool) -> Turn:

@@ -27,7 +27,7 @@ _LINEAR = {
 }
 
 
-def _config(kind: str, hidden: int, layers: int, heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
+def _config(kind: str, hidden: int, layers: int, heads: int, kv_heads: int, dim: int, **fields: Any) -> dict[str, Any]:
     return _COMMON | {
         "model_type": kind,
         "hidden_size": hidden,
@@ -35,7 +35,7 @@ def _config(kind: str, hidden: int, layers: int, heads: int, kv_heads: int, dim:
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": dim,
-        **more,
+        **fields,
     }
 
 
@@ -47,11 +47,13 @@ CONFIGS = {
 }
 """Qwen3-8B, Qwen3.5-27B (three of four layers are Gated DeltaNet layers) and Qwen3-30B-A3B."""
 _SMALL_LINEAR = {name: 16 if "dim" in name else 2 for name in _LINEAR} | {"linear_conv_kernel_dim": 4}
-_FEW = {"vocab_size": 256, "max_position_embeddings": 512}
+_TINY_LIMITS = {"vocab_size": 256, "max_position_embeddings": 512}
 TINY = {
-    "8B": _config("qwen3", 64, 1, 2, 1, 32, intermediate_size=64, **_FEW),
-    "27B": _config("qwen3_5", 64, 4, 2, 1, 32, intermediate_size=64, **_SMALL_LINEAR, **_FEW),
-    "30B-A3B": _config("qwen3_moe", 64, 1, 2, 1, 32, num_experts=4, moe_intermediate_size=32, **_EXPERTS, **_FEW)
+    "8B": _config("qwen3", 64, 1, 2, 1, 32, intermediate_size=64, **_TINY_LIMITS),
+    "27B": _config("qwen3_5", 64, 4, 2, 1, 32, intermediate_size=64, **_SMALL_LINEAR, **_TINY_LIMITS),
+    "30B-A3B": _config(
+        "qwen3_moe", 64, 1, 2, 1, 32, num_experts=4, moe_intermediate_size=32, **_EXPERTS, **_TINY_LIMITS
+    )
     | {"num_experts_per_tok": 2},
 }
 """Tiny models of the same architectures, for tests of a script."""
@@ -65,12 +67,12 @@ def _agreeing(tiny: bool) -> dict[str, dict[str, Any]]:
     experts = {"num_experts": 8 if tiny else 16, "num_experts_per_tok": 4, "norm_topk_prob": True}
     window = 32 if tiny else 128
 
-    def config(kind: str, heads: int, kv_heads: int, dim: int, **more: Any) -> dict[str, Any]:
+    def config(kind: str, heads: int, kv_heads: int, dim: int, **fields: Any) -> dict[str, Any]:
         heads, dim = (2, 32) if tiny else (heads, dim)
         kinds = 2 if kind in ("qwen3_5", "gpt_oss", "gemma3") else 1  # layer types
         count = max(layers, kinds)
         shape = _config(kind, hidden, count, heads, 1 if tiny else kv_heads, dim, intermediate_size=wide)
-        return shape | common | more
+        return shape | common | fields
 
     llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
@@ -99,7 +101,7 @@ AGREEING, TINY_AGREEING = _agreeing(False), _agreeing(True)
 """Models for `agreement.py`."""
 
 
-class MadeModel:
+class RandomModel:
     """A checkpoint (see `weights.checkpoint.Checkpoint`) whose weights share one pool of random numbers."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -111,8 +113,8 @@ class MadeModel:
     def _pool(self) -> Tensor:
         largest = max(torch.Size(shape).numel() for shape in self._shapes.values())
         generator = torch.Generator().manual_seed(1)
-        part = torch.randn(min(largest, 1 << 24), generator=generator).mul_(0.02).to(torch.bfloat16)
-        return part.repeat(-(-largest // len(part)))
+        numbers = torch.randn(min(largest, 1 << 24), generator=generator).mul_(0.02).to(torch.bfloat16)
+        return numbers.repeat(-(-largest // len(numbers)))
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +162,7 @@ class MadeModel:
         return numbers + 1 if "norm" in name else numbers
 
 
-class DistinctModel(MadeModel):
+class DistinctModel(RandomModel):
     """A checkpoint in which every tensor has its own random numbers, so that any error changes the logits.
 
     Attention is sharp, so its result depends on a few positions. Recurrent states decay at medium rates. Rows of the
@@ -175,17 +177,17 @@ class DistinctModel(MadeModel):
         super().__init__(config)
         self._policy = QuantPolicy(quant, config["num_hidden_layers"])
         self._offset = model_class(config["model_type"]).norm_offset
-        self._made: dict[str, Weight] = {}
+        self._tensors: dict[str, Weight] = {}
 
     def read(self, name: str, index: int | None = None) -> Weight:
         """See `Checkpoint`."""
         key = name if index is None else f"{name}#{index}"
-        if key not in self._made:  # several loads read the same tensor
+        if key not in self._tensors:  # several loads read the same tensor
             shape = self._shapes[name] if index is None else self._shapes[name][1:]
             generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
             numbers = self._scaled(name, torch.randn(shape, generator=generator), generator)
-            self._made[key] = self._form(key, shape[-1])(numbers)
-        weight = self._made[key]
+            self._tensors[key] = self._form(key, shape[-1])(numbers)
+        weight = self._tensors[key]
         return weight.clone() if isinstance(weight, Tensor) else weight
 
     def on_meta(self, name: str, shape: tuple[int, ...]) -> Weight:
@@ -195,12 +197,12 @@ class DistinctModel(MadeModel):
 
     def _scaled(self, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
         """Scale standard normal numbers to the typical size of the tensor `name`."""
-        part = name.removesuffix(".weight").rpartition(".")[2]
-        gain = _GAINS.get(part, 1.0)
-        if "norm" in part:
+        suffix = name.removesuffix(".weight").rpartition(".")[2]
+        gain = _GAINS.get(suffix, 1.0)
+        if "norm" in suffix:
             # The norm of a Gated DeltaNet layer has no offset in any architecture.
             return gain * (1 + 0.3 * numbers) - (0.0 if "linear_attn" in name else self._offset)
-        match part:
+        match suffix:
             case "A_log":  # states decay within one position or within a thousand
                 return -6 * torch.rand(numbers.shape, generator=generator)
             case "conv1d" | "dt_bias":
@@ -214,7 +216,7 @@ class DistinctModel(MadeModel):
                 return 3 * numbers * lengths / numbers.shape[1] ** 0.5  # few tokens have most of the probability
         if "bias" in name:
             return 0.3 * numbers
-        if ".experts." in name and part == "down_proj":
+        if ".experts." in name and suffix == "down_proj":
             # Rounding may select either of two nearly tied experts for the last place; their outputs are kept small.
             gain = 0.3 if self.config["model_type"] == "gpt_oss" else 1.0
         return numbers * gain / numbers.shape[-1] ** 0.5
@@ -278,8 +280,8 @@ def _shapes(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"{attention}.k_norm.weight", (dim,)
             if kind == "gpt_oss":
                 yield f"{attention}.sinks", (config["num_attention_heads"],)
-                for part, rows in {"q": queries, "k": keys, "v": keys, "o": hidden}.items():
-                    yield f"{attention}.{part}_proj.bias", (rows,)
+                for projection, rows in {"q": queries, "k": keys, "v": keys, "o": hidden}.items():
+                    yield f"{attention}.{projection}_proj.bias", (rows,)
         if kind == "gpt_oss":
             experts, width = config["num_local_experts"], config["intermediate_size"]
             yield f"{prefix}.mlp.router.weight", (experts, hidden)

@@ -75,18 +75,18 @@ class Comparison:
 
     def snapshot(self) -> dict[str, Any]:
         """Return row -> figures, ratios and ceiling, for JSON."""
-        found: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for row, figures in self.rows.items():
-            found[row] = {
-                "tok_s": {engine: one.snapshot() for engine, one in figures.items()},
+            rows[row] = {
+                "tok_s": {engine: row_figures.snapshot() for engine, row_figures in figures.items()},
                 "ratios": {engine: round(ratio, 3) for engine, ratio in self.ratios(row).items()},
             }
             if row in self.ceilings:
-                found[row] |= {
+                rows[row] |= {
                     "ceiling_tok_s": self.ceilings[row].snapshot(),
                     "share_of_ceiling": self.shares[row].snapshot(),
                 }
-        return found
+        return rows
 
     def table(self) -> str:
         """Return a Markdown table: medians, ratios, and helexa's share of the ceiling.

@@ -41,17 +41,17 @@ def arguments(
 def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Return the median time of a call by the device's clock, without the host's launch time."""
 
-    def told() -> float:
+    def host_seconds() -> float:
         start = time.perf_counter()
         call()
         return time.perf_counter() - start
 
     if device.type != "cuda":
-        return told()
+        return host_seconds()
     for _ in range(3):
         call()
     torch.cuda.synchronize(device)
-    ahead = int(told() * _CYCLES)
+    ahead = int(host_seconds() * _CYCLES)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(_TRIES)]
     for begin, end in marks:
         torch.cuda._sleep(ahead)  # otherwise the device would wait for the host between kernels

@@ -24,11 +24,11 @@ class Task:
 
     number: int
     tools: dict[str, Schema]
-    named: str | None
+    forced: str | None
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """Answer of an API.
 
     Attributes:
@@ -54,17 +54,17 @@ def random_tool(rng: random.Random) -> Schema:
     return _object(rng, depth=2)
 
 
-def problem(task: Task, answer: Answer) -> str:
+def problem(task: Task, result: CallResult) -> str:
     """Return why `answer` is invalid; empty for a valid call or an answer that ended at the length limit."""
-    if answer.error:
-        return answer.error
-    complete = answer.calls[:-1] if answer.cut else answer.calls
-    if not complete and not answer.cut:
+    if result.error:
+        return result.error
+    complete = result.calls[:-1] if result.cut else result.calls
+    if not complete and not result.cut:
         return "no call"
-    if task.named and len(answer.calls) > 1:
-        return f"{len(answer.calls)} calls instead of one"
+    if task.forced and len(result.calls) > 1:
+        return f"{len(result.calls)} calls instead of one"
     for name, arguments in complete:
-        if name not in ([task.named] if task.named else task.tools):
+        if name not in ([task.forced] if task.forced else task.tools):
             return f"the tool {name!r} is not on offer"
         try:
             jsonschema.Draft202012Validator(task.tools[name]).validate(json.loads(arguments))
@@ -100,7 +100,9 @@ def write_random_model(tokenizer: Path, folder: Path) -> Path:
     def matrix(rows: int) -> np.ndarray:
         return generator.normal(0, 0.1, (rows, HIDDEN)).astype(np.float32)
 
-    names = [f"self_attn.{part}_proj" for part in "qkvo"] + [f"mlp.{part}_proj" for part in ("gate", "up", "down")]
+    names = [f"self_attn.{projection}_proj" for projection in "qkvo"] + [
+        f"mlp.{projection}_proj" for projection in ("gate", "up", "down")
+    ]
     weights = {f"model.layers.0.{name}.weight": matrix(HIDDEN) for name in names}
     ones = np.ones(HIDDEN, np.float32)
     norms = ("layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm")

@@ -30,7 +30,7 @@ _FLAGS = [
     "bf16",
     "sve",
 ]
-_REPOSITORY = Path(__file__).parent.parent
+_REPOSITORY = Path(__file__).parents[2]
 
 
 def machine() -> dict[str, object]:

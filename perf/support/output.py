@@ -1,0 +1,32 @@
+"""Run a benchmark and print its figures as JSON lines."""
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+
+def print_line(**line: object) -> None:
+    """Print one JSON line; numbers are rounded."""
+    print(json.dumps({name: _rounded(value) for name, value in line.items()}), flush=True)
+
+
+def print_verdict(row: str, value: float, bar: str, holds: bool) -> None:
+    """Print a verdict: the figure, the threshold, and whether the figure meets the threshold."""
+    print_line(verdict=row, value=value, bar=bar, holds=holds)
+
+
+def run(work: Any) -> None:
+    """Run a benchmark; SIGTERM ends it like Ctrl-C, so that its servers end, too."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        os._exit(130)
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, 3) if isinstance(value, float) else value
