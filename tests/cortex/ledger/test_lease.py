@@ -1,4 +1,4 @@
-"""The decisions of a lease, without a database."""
+"""Sizes and growth of leases, without a database."""
 
 from hypothesis import given
 from hypothesis import strategies as st
