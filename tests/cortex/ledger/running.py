@@ -69,8 +69,8 @@ def share(database: Database) -> None:
 async def kill(ledger: Ledger) -> None:
     """Stop `ledger` without a shutdown, as a killed process does."""
     _running_ledgers.discard(ledger)
-    if journal := ledger._committer._journal:
-        ledger._committer._journal = None
+    if journal := ledger._committer._wal:
+        ledger._committer._wal = None
         journal.close()
     for task in ledger._tasks:
         task.cancel()
@@ -78,10 +78,10 @@ async def kill(ledger: Ledger) -> None:
     ledger._tasks = [asyncio.create_task(asyncio.sleep(0))]
 
 
-async def sweep(url: str, count: int | None = None) -> None:
+async def retire_gateways(url: str, count: int | None = None) -> None:
     """Mark the `count` oldest gateways, or all, as dead and settle their reservations."""
     database = await open_database(url)
-    await gateways.sweep(database, sorted(await gateways.present(database))[:count], 1_700_000_000.0)
+    await gateways.retire_all(database, sorted(await gateways.present(database))[:count], 1_700_000_000.0)
     await database.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from cortex.ledger.running import holder, rows, running
 from cortex.running import eventually
-from helexa.cortex.ledger.activity import KEPT, Activity, ActivityLog
+from helexa.cortex.ledger.activity import MAX_ROWS, Activity, ActivityLog
 from helexa.cortex.ledger.ledger import Ledger
 
 
@@ -85,8 +85,8 @@ async def test_activity_is_paged_newest_first_and_filtered(url: str):
 
 
 async def test_old_activity_rows_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.activity.KEPT", 100)
-    monkeypatch.setattr("helexa.cortex.ledger.committer._MANY_ROWS", 50)
+    monkeypatch.setattr("helexa.cortex.ledger.activity.MAX_ROWS", 100)
+    monkeypatch.setattr("helexa.cortex.ledger.committer._ACTIVITY_BATCH_ROWS", 50)
     async with running(url) as [ledger]:
         for number in range(1050):
             ledger.record(activity(number))
@@ -100,9 +100,9 @@ async def test_old_activity_rows_are_deleted(url: str, monkeypatch: pytest.Monke
 
 def test_full_activity_log_drops_and_counts_rows():
     log = ActivityLog()
-    for number in range(KEPT + 7):
+    for number in range(MAX_ROWS + 7):
         log.append(activity(number))
-    assert (len(log), log.dropped) == (KEPT, 7)
+    assert (len(log), log.dropped) == (MAX_ROWS, 7)
     log.steps()
     assert (len(log), log.steps()) == (0, [])
 

@@ -165,7 +165,7 @@ async def test_entry_values_are_clamped_to_their_columns(url: str):
 
 
 async def test_reservations_over_the_queue_limit_get_503(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.ledger.MOST_WAITING", 5)
+    monkeypatch.setattr("helexa.cortex.ledger.ledger.MAX_WAITING", 5)
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(None), 1) for _ in range(8)))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ApiError)]

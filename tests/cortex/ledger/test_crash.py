@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cortex.ledger import victim
-from cortex.ledger.running import charged, holder, kill, rows, running, spent, sweep, try_reserve
+from cortex.ledger.running import charged, holder, kill, retire_gateways, rows, running, spent, try_reserve
 from cortex.running import eventually
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
@@ -75,7 +75,7 @@ async def _crash_after(url: str, step: int, key: Principal) -> bool:
     ledger = Ledger(database)
     await ledger.start()
     database.remaining_calls = step
-    if journal := ledger._committer._journal:
+    if journal := ledger._committer._wal:
         journal.add = database.counted(journal.add)
 
     async def reserve(tokens: int) -> Reservation | ApiError:
@@ -103,7 +103,7 @@ async def _crash_after(url: str, step: int, key: Principal) -> bool:
         async with running(url):  # the next gateway replays the write-ahead log
             pass
     else:
-        await sweep(url)
+        await retire_gateways(url)
     assert await spent(url, key.key_id) == await charged(url, key.key_id) <= 100
     return died
 

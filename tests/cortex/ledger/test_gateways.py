@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from cortex.ledger.running import Clock, charged, holder, kill, rows, running, spent, states, sweep, try_reserve
+from cortex.ledger.running import (
+    Clock,
+    charged,
+    holder,
+    kill,
+    retire_gateways,
+    rows,
+    running,
+    spent,
+    states,
+    try_reserve,
+)
 from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
@@ -145,7 +156,7 @@ async def test_swept_gateway_that_is_alive_settles_exactly(url: str):
         settled = await slow.reserve(holder(1000), "a", "Org/M", 100)
         released = await slow.reserve(holder(1000), "b", "Org/M", 100)
         late = await slow.reserve(holder(1000), "c", "Org/M", 100)
-        await sweep(url, 1)
+        await retire_gateways(url, 1)
         assert await states(url) == ["orphaned"] * 3
         assert await spent(url) == 300
         assert isinstance(await try_reserve(other_ledger, holder(1000), 701), ApiError)

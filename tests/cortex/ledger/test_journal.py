@@ -103,10 +103,10 @@ async def test_incomplete_line_is_ignored(path: Path, ending: bytes):
 
 async def test_log_that_cannot_grow_makes_requests_wait_for_the_database(path: Path, monkeypatch: pytest.MonkeyPatch):
     url = f"sqlite:{path}"
-    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._BLOCK_BYTES", 1)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._GROWTH_BYTES", 1)
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 10)
-        log = ledger._committer._journal
+        log = ledger._committer._wal
         assert log is not None
         full = os.open("/dev/full", os.O_WRONLY)
         for file in log._files:
@@ -124,11 +124,11 @@ async def test_log_that_cannot_grow_makes_requests_wait_for_the_database(path: P
 
 async def test_nearly_full_disk_makes_requests_wait_for_the_database(path: Path, monkeypatch: pytest.MonkeyPatch):
     url = f"sqlite:{path}"
-    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._LEAST_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._MIN_FREE_BYTES", 1 << 62)
     async with running(url) as [ledger]:
         await (await ledger.reserve(holder(1000), "a", "Org/M", 10)).settle(3, 4)
         assert await states(url) == ["settled"]
-        monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._LEAST_FREE_BYTES", 0)
+        monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._MIN_FREE_BYTES", 0)
         await (await ledger.reserve(holder(1000), "b", "Org/M", 10)).settle(1, 1)
         await ledger.flush()
         async with ledger._database.transaction():  # the log has space again, so requests do not wait
@@ -137,7 +137,7 @@ async def test_nearly_full_disk_makes_requests_wait_for_the_database(path: Path,
 
 
 async def test_log_file_grows_with_its_records(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._BLOCK_BYTES", 64)
+    monkeypatch.setattr("helexa.cortex.ledger.write_ahead_log._GROWTH_BYTES", 64)
     database, ledger = await busy_gateway(path)
     async with database.transaction():
         for number in range(12):
@@ -171,7 +171,7 @@ async def test_flushes_empty_the_log_files(path: Path):
 
 def refuse_lines_with(ledger: Ledger, marker: bytes) -> None:
     """Make appending lines that contain `marker` fail; other lines are still appended."""
-    log = ledger._committer._journal
+    log = ledger._committer._wal
     assert log is not None
     for file in log._files:
         add = file.add
@@ -292,6 +292,6 @@ async def test_log_of_a_newer_version_is_rejected(path: Path):
     database = await open_database(f"sqlite:{path}")
     await database.migrate()
     path.with_name("cortex.db.journal.1").write_bytes(b'["v2",1]\n["opened",1]\n')
-    with pytest.raises(HelexaError, match=r"cortex\.db\.journal\.1 is no journal that this helexa can read"):
+    with pytest.raises(HelexaError, match=r"cortex\.db\.journal\.1 is not a write-ahead log of this helexa version"):
         await Ledger(database).start()
     await database.close()

@@ -105,7 +105,7 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
         (["create", "--account", "a", "--cap", "-1"], "hard_cap: "),
         (["create", "--account", "a", "--key-id", "ops"], "stands in cortex.toml"),
         (["revoke", "ops"], "stands in cortex.toml"),
-        (["revoke", "nobody"], "there is no key 'nobody'"),
+        (["revoke", "nobody"], "key 'nobody' not found"),
     ],
 )
 async def test_errors_print_one_line_and_exit_with_1(config: str, arguments: list[str], message: str) -> None:

@@ -180,7 +180,7 @@ async def test_known_keys_are_accepted_while_the_database_is_away(
     try:
         async with keyring.watching():
             await database.execute("ALTER TABLE key_changes RENAME TO gone")
-            await eventually(lambda: "changes of keys are not seen" in caplog.text)
+            await eventually(lambda: "changes of keys cannot be read" in caplog.text)
             await asyncio.sleep(0.05)  # several polls
             assert _admitted(keyring.gatekeeper, secret.get_secret_value()) == BARE
             await database.execute("ALTER TABLE gone RENAME TO key_changes")

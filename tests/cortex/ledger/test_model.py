@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.ledger.running import Clock, charged, holder, running, spent, sweep, try_reserve
+from cortex.ledger.running import Clock, charged, holder, retire_gateways, running, spent, try_reserve
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
@@ -129,7 +129,7 @@ async def _play_together(ledgers: list[Ledger], clock: Clock, key: Principal, hi
         elif step == "cap":
             key = replace(key, hard_cap=args[0])
         elif step == "sweep":  # marks running gateways as dead
-            await sweep(url, args[0])
+            await retire_gateways(url, args[0])
         elif open_:
             reservation = open_.pop(args[0] % len(open_))
             used = min(args[1], reservation.tokens)

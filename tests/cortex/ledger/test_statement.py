@@ -1,6 +1,6 @@
 """The budget statement of a key, and the charge of an orphaned reservation."""
 
-from cortex.ledger.running import Clock, holder, kill, running, sweep
+from cortex.ledger.running import Clock, holder, kill, retire_gateways, running
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.statement import Budget
@@ -15,7 +15,7 @@ async def test_orphan_is_charged_its_reservation(url: str):
     async with running(url, clock=Clock()) as [ledger]:
         await ledger.reserve(Principal("a", "alice"), "r", "M", 1000)
         await kill(ledger)
-        await sweep(url)
+        await retire_gateways(url)
         database = await open_database(url)
         try:
             rows = await database.fetch("SELECT account_id, key_id, model, state, charged FROM entries")
