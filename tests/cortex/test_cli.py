@@ -140,7 +140,7 @@ async def test_mistakes_are_one_line_and_code_1(config: Path, tmp_path: Path) ->
     code, _, err = await run("serve", "-c", str(config), "--listen", "here")
     assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
     code, _, err = await run("serve", "-c", str(config), "--insecure", "--listen", "a..b:1")
-    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: there can be no such host")
+    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: the host name is invalid")
     assert "Traceback" not in err
     (tmp_path / "models.toml").write_text("nonsense")
     code, _, err = await run("serve", "-c", str(config))

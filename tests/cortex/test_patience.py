@@ -59,7 +59,7 @@ async def test_who_takes_nothing_is_cut_off(cortex: Cortex, node: FakeNode, monk
         while True:
             await response.write(fake_node.chunk("a" * 10_000) * 10)
 
-    monkeypatch.setattr(connection, "TAKE_SECS", 0.1)
+    monkeypatch.setattr(connection, "STALL_SECS", 0.1)
     node.speak = speak
     async with connected(cortex) as (reader, writer):
         writer.write(post())

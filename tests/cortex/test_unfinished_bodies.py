@@ -73,14 +73,14 @@ async def test_bodies_over_the_memory_budget_get_a_retryable_503(node: FakeNode)
     size = 1 << 20
     async with AsyncExitStack() as stack:
         cortex = await stack.enter_async_context(running_cortex(node, settings=settings))
-        for held in (1, 2):
+        for reserved in (1, 2):
             _, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (PATHS[0], size) + b"{")
-            await eventually(lambda held=held: cortex.gateway.bodies.held == held * size)
+            await eventually(lambda reserved=reserved: cortex.gateway.bodies.reserved == reserved * size)
         for path in PATHS:
             reader, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (path, size) + b"{")
             status, headers, body = await answer(reader)
             assert (status, headers[b"retry-after"]) == (503, b"2"), path
             assert "memory" in json.loads(body)["error"]["message"]
-    assert cortex.gateway.bodies.held == 0
+    assert cortex.gateway.bodies.reserved == 0

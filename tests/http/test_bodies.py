@@ -8,7 +8,7 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connections import call
-from helexa.http.connections.call import BODY_SECS, LONGEST_BODY_SECS, body_secs
+from helexa.http.connections.call import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
 from listening import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -47,14 +47,14 @@ async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(HEAD % 400)
-        await eventually(lambda: bodies.held == 400)
+        await eventually(lambda: bodies.reserved == 400)
         assert (await response_size(second, HEAD % 101 + bytes(101)))[0] == 503
         assert await response_size(second, HEAD % 100 + bytes(100)) == (
             200,
             100,
         )  # the rejected body is not parsed as a request
         assert await response_size(first, bytes(400)) == (200, 400)
-        assert bodies.held == 0
+        assert bodies.reserved == 0
         assert await response_size(second, HEAD % 500 + bytes(500)) == (200, 500)
 
 
@@ -63,14 +63,14 @@ async def test_chunked_body_is_reserved_as_it_arrives() -> None:
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(CHUNKED + b"64\r\n" + bytes(100) + b"\r\n")
-        await eventually(lambda: bodies.held == 100)
+        await eventually(lambda: bodies.reserved == 100)
         second[1].write(CHUNKED + b"12c\r\n" + bytes(300) + b"\r\n")
-        await eventually(lambda: bodies.held == 400)
+        await eventually(lambda: bodies.reserved == 400)
         assert (await response_size(second, b"c8\r\n" + bytes(200) + b"\r\n"))[0] == 503
-        await eventually(lambda: bodies.held == 100)
+        await eventually(lambda: bodies.reserved == 100)
         assert await response_size(first, b"0\r\n\r\n") == (200, 100)
         assert await response_size(second, b"0\r\n\r\n" + HEAD % 5 + b"hello") == (200, 5)
-    assert bodies.held == 0
+    assert bodies.reserved == 0
 
 
 async def test_bytes_are_released_when_the_client_disconnects() -> None:
@@ -78,9 +78,9 @@ async def test_bytes_are_released_when_the_client_disconnects() -> None:
     async with listening(size_of_body, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 400 + bytes(10))
-        await eventually(lambda: bodies.held == 400)
+        await eventually(lambda: bodies.reserved == 400)
         writer.close()
-        await eventually(lambda: bodies.held == 0)
+        await eventually(lambda: bodies.reserved == 0)
 
 
 async def test_bytes_stay_reserved_until_the_application_returns() -> None:
@@ -94,9 +94,9 @@ async def test_bytes_stay_reserved_until_the_application_returns() -> None:
     async with listening(application, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 5 + b"hello")
-        await eventually(lambda: bodies.held == 5)
+        await eventually(lambda: bodies.reserved == 5)
         returns.set()
-        await eventually(lambda: bodies.held == 0)
+        await eventually(lambda: bodies.reserved == 0)
 
 
 def test_one_address_gets_half_of_the_budget() -> None:
@@ -110,7 +110,7 @@ def test_one_address_gets_half_of_the_budget() -> None:
     bodies.reserve("c", 100)
     for address, size in (("a", 500), ("b", 400), ("c", 100)):
         bodies.release(address, size)
-    assert bodies.held == 0
+    assert bodies.reserved == 0
     bodies.reserve("a", 500)
 
 
@@ -119,7 +119,7 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
     secs = [body_secs(size) for size in sizes]
     assert secs == sorted(secs)
     assert secs[0] == BODY_SECS
-    assert secs[-1] < BODY_SECS + LONGEST_BODY_SECS
+    assert secs[-1] < BODY_SECS + MAX_EXTRA_BODY_SECS
     for size in sizes[:-1]:
         assert body_secs(size) > size / 125_000  # an uplink of 1 Mbit/s
 

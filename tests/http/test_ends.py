@@ -39,7 +39,7 @@ async def fill(listener: Listener, send: Any) -> None:
     while not only(listener)._transport.get_write_buffer_size():
         await send(body(bytes(10_000), more=True))
         await asyncio.sleep(0)
-    assert only(listener).room is None
+    assert only(listener).writable is None
 
 
 async def refuse(scope: Any, receive: Any, send: Any) -> None:
@@ -57,7 +57,7 @@ async def test_response_completed_during_shutdown_is_sent() -> None:
 
 
 async def test_client_that_stops_reading_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TAKE_SECS", 0.1)
+    monkeypatch.setattr(connection, "STALL_SECS", 0.1)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await fill(listener, send)
@@ -71,7 +71,7 @@ async def test_client_that_stops_reading_is_disconnected(monkeypatch: pytest.Mon
 
 
 async def test_slow_client_that_keeps_reading_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "TAKE_SECS", 0.5)
+    monkeypatch.setattr(connection, "STALL_SECS", 0.5)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         await send(start((b"content-length", b"%d" % SIZE)))
