@@ -98,7 +98,7 @@ async def test_a_running_gateway_is_kept_by_its_keys(config: Path) -> None:
         assert (code, out, err) == (
             1,
             "",
-            f"cortex: {url}/api/nodes/n1/cordon: this needs an admin's API key; yours is a user's\n",
+            f"cortex: {url}/api/nodes/n1/cordon: this path requires an admin's API key; the request has a user's key\n",
         )
         code, out, _ = await run("keys", "revoke", user["key_id"], "-c", str(config))
         assert code == 0

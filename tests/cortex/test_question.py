@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.requests.request import ClientRequest, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_request
 
 PATH = "/v1/chat/completions"
 NAMES = st.text(min_size=1, max_size=20) | st.sampled_from(
@@ -38,7 +38,7 @@ def members(pairs: list[tuple[str, Any]], gaps: list[str], ascii: bool) -> bytes
 def asked(body: bytes) -> ClientRequest | None:
     """The question in a body; None for a refusal, in which everything is in order."""
     try:
-        return parse_question(PATH, [], body)
+        return parse_request(PATH, [], body)
     except ApiError as error:
         codes = {400: {"malformed_json", "missing_model_field", "invalid_request_body"}}
         assert error.code in codes[error.status]
@@ -106,7 +106,7 @@ def test_no_body_is_a_fault(body: bytes) -> None:
     question = asked(body)
     if question is not None:
         named = question.body_for("Org/M")
-        assert parse_question(PATH, [], named).model == "Org/M"
+        assert parse_request(PATH, [], named).model == "Org/M"
 
 
 @given(TREES)
@@ -127,13 +127,13 @@ def test_limits_are_whole_numbers_above_zero(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b'{"model":"a"}', b'{"stream":true,"max_tokens":5,"model":"a"}'])
 def test_the_clients_own_bytes_stay(body: bytes) -> None:
-    question = parse_question(PATH, [], body)
+    question = parse_request(PATH, [], body)
     assert question.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
 
 
 @pytest.mark.parametrize("value", [b"1e999", b"[" * 500 + b"]" * 500])
 def test_values_that_few_parsers_read_are_passed_on(value: bytes) -> None:
-    question = parse_question(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
+    question = parse_request(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
     assert question.body_for("a") is question.body
     assert question.body_for("Org/M") == b'{"x":%s,"model":"Org/M"}' % value
 
@@ -149,7 +149,7 @@ def test_values_that_few_parsers_read_are_passed_on(value: bytes) -> None:
 )
 def test_model_that_is_named_twice_is_refused(body: bytes) -> None:
     with pytest.raises(ApiError, match="'model' must be given once") as caught:
-        parse_question(PATH, [], body)
+        parse_request(PATH, [], body)
     assert (caught.value.status, caught.value.param) == (400, "model")
 
 
@@ -157,7 +157,7 @@ def test_model_that_is_named_twice_is_refused(body: bytes) -> None:
     "body", [b'{"model":"a","Model":"b"}', b'{"MODEL":"b","model":"a"}', b'{"model":"a","mode\\u004c":null}']
 )
 def test_other_spelling_of_model_is_refused_for_third_party_backends(body: bytes) -> None:
-    question = parse_question(PATH, [], body)
+    question = parse_request(PATH, [], body)
     assert question.body_for("a") is body  # nodes of our own know no other spelling
     with pytest.raises(ApiError, match="'model' must be written in lower case") as caught:
         question.body_for("a", "openai")
@@ -165,4 +165,4 @@ def test_other_spelling_of_model_is_refused_for_third_party_backends(body: bytes
 
 
 def test_model_may_be_a_name_within_other_fields() -> None:
-    parse_question(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')
+    parse_request(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')

@@ -6,8 +6,8 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.cortex.observability.request_record import RequestRecord
-from helexa.cortex.replies.reply import MAX_HELD_BYTES, Reply
-from helexa.cortex.requests.request import parse_question
+from helexa.cortex.replies.reply import MAX_BUFFERED_BYTES, Reply
+from helexa.cortex.requests.request import parse_request
 from helexa.cortex.usage.meter import Meter, Usage
 
 ERROR = ApiError(502, "upstream_connection_error", "gone")
@@ -63,8 +63,8 @@ async def test_wherever_it_breaks_off_a_stream_ends_well_formed(cut: int) -> Non
 
 
 async def test_a_line_is_not_held_without_bound() -> None:
-    sent, _ = await streamed(b"data: ", b"x" * MAX_HELD_BYTES, b"y")
-    assert len(sent.body) >= MAX_HELD_BYTES
+    sent, _ = await streamed(b"data: ", b"x" * MAX_BUFFERED_BYTES, b"y")
+    assert len(sent.body) >= MAX_BUFFERED_BYTES
 
 
 async def test_a_json_answer_that_breaks_off_is_not_completed() -> None:
@@ -136,7 +136,7 @@ def test_counts_that_are_no_counts_are_zero() -> None:
     ],
 )
 def test_only_the_model_name_is_replaced(body: bytes, renamed: bytes) -> None:
-    question = parse_question("/", [], body)
+    question = parse_request("/", [], body)
     assert question.body_for('Org/"M"') == renamed
     assert question.body_for("m") is body
 

@@ -126,7 +126,7 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
 
 async def test_body_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.2)
-    monkeypatch.setattr(call, "LONGEST_BODY_SECS", 0.01)
+    monkeypatch.setattr(call, "MAX_EXTRA_BODY_SECS", 0.01)
     async with listening(size_of_body) as (_, connect):
         reader, writer = await connect()
         writer.write(HEAD % 10**8)

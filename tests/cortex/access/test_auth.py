@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.access.auth import Gatekeeper, allows, authorise, shown_secret
-from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of, hint_of, new_secret, static_keys
+from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of, hint_of, new_secret, static_keys
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.config import EntitlementsSection
 
@@ -63,7 +63,7 @@ MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
         ([(b"x-api-key", b" ")], MISSING),
         (bearer(b"placeholder"), "invalid API key"),
         (bearer(b"alice's "[:-2]), "invalid API key"),
-        ([(b"x-api-key", b"x" * (LONGEST_SECRET + 1))], "invalid API key"),
+        ([(b"x-api-key", b"x" * (MAX_SECRET_BYTES + 1))], "invalid API key"),
     ],
 )
 def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
@@ -113,7 +113,7 @@ def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
 
 
 def test_overlong_secrets_are_rejected() -> None:
-    endless = b"x" * (LONGEST_SECRET + 1)
+    endless = b"x" * (MAX_SECRET_BYTES + 1)
     assert Gatekeeper(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
     assert Gatekeeper(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
 
@@ -204,7 +204,7 @@ def test_static_keys_are_read_from_the_configuration() -> None:
         ([{"key": "s" * 513, "account_id": "a"}], "too long"),
         ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "not plain ASCII"),
         ([{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}], "entry 2 ('b') has the key of another"),
-        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "says otherwise"),
+        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "has other values"),
     ],
 )
 def test_invalid_static_keys_are_rejected(keys: list[dict[str, Any]], message: str) -> None:

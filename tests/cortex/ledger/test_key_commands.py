@@ -103,8 +103,8 @@ async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: s
         (["create", "--account", "a", "--window", "soon"], "'soon' is not a duration"),
         (["create", "--account", "a", "--expires", "0d"], "'0d' is not a duration"),
         (["create", "--account", "a", "--cap", "-1"], "hard_cap: "),
-        (["create", "--account", "a", "--key-id", "ops"], "stands in cortex.toml"),
-        (["revoke", "ops"], "stands in cortex.toml"),
+        (["create", "--account", "a", "--key-id", "ops"], "is defined in cortex.toml"),
+        (["revoke", "ops"], "is defined in cortex.toml"),
         (["revoke", "nobody"], "key 'nobody' not found"),
     ],
 )

@@ -33,7 +33,7 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
-            raise refusal_of(error) from None
+            raise to_api_error(error) from None
         return request._accepted()
 
     @classmethod
@@ -46,7 +46,7 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate(value)
         except ValidationError as error:
-            raise refusal_of(error) from None
+            raise to_api_error(error) from None
         return request._accepted()
 
     def _accepted(self) -> Self:
@@ -59,7 +59,7 @@ class WireRequest(WireObject):
         """Raise `unsupported_parameter` for the first parameter that helexa does not implement."""
 
 
-def refusal_of(error: ValidationError) -> ApiError:
+def to_api_error(error: ValidationError) -> ApiError:
     """Return a 400 error that names the first invalid field, or the reason why the body is not JSON."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
