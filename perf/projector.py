@@ -70,7 +70,7 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], dialect: str, al
     return (time.process_time() - begun) / len(outputs) * 1e6
 
 
-ASKED = ResponsesRequest.of({"model": "m", "input": "Write."})
+ASKED = ResponsesRequest.from_value({"model": "m", "input": "Write."})
 
 
 def main() -> None:

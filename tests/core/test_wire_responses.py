@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.core.wire.responses.request import ResponsesRequest, renamed
+from helexa.core.wire.responses.request import ResponsesRequest, with_renamed_param
 from helexa.core.wire.responses.tools import chat_choice, chat_tools
 
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "arguments": '{"x":1}', "status": None}
@@ -275,7 +275,9 @@ def test_error_paths_do_not_count_previous_items() -> None:
     ],
 )
 def test_chat_parameter_names_are_mapped_in_errors(chat_param: str | None, responses_param: str | None) -> None:
-    error = renamed(ApiError(503, "why", f"'{chat_param}' is not there", param=chat_param, retry_after=3, max=5))
+    error = with_renamed_param(
+        ApiError(503, "why", f"'{chat_param}' is not there", param=chat_param, retry_after=3, max=5)
+    )
     assert (error.status, error.code, error.param, str(error)) == (
         503,
         "why",

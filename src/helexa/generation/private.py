@@ -198,7 +198,7 @@ class PrivateTarget:
                 raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
             model = self._registry.get(self.model)
             body = {"max_tokens": model.context_length, **request.body(self.model)}
-            events = await converse(model, ChatRequest.of(body), _OURSELVES)
+            events = await converse(model, ChatRequest.from_value(body), _OURSELVES)
             async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Failed):
