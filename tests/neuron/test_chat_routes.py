@@ -404,7 +404,7 @@ BAD_CHATS = [
     (_with(CHAT, guided_choice=[]), 400, "invalid_request_body", "guided_choice: "),
     (_with(CHAT, guided_json="{"), 400, "invalid_request_body", "guided_json: not valid JSON"),
     (_with(CHAT, guided_json="[]"), 400, "invalid_request_body", "guided_json: must be"),
-    (_with(CHAT, guided_regex="a", guided_choice=["b"]), 400, "invalid_request_body", "cannot be combined with 'guided_regex'"),
+    (_with(CHAT, guided_regex="a", guided_choice=["b"]), 400, "invalid_request_body", "combined with 'guided_regex'"),
     (_with(CHAT, guided_regex="("), 400, "invalid_grammar", "guided_regex"),
     (_with(CHAT, guided_grammar="root ::= x"), 400, "invalid_grammar", "Lark"),
     (_with(CHAT, guided_whitespace_pattern="x"), 400, "unsupported_parameter", "'guided_whitespace_pattern'"),
