@@ -104,7 +104,7 @@ def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return guard
 
     monkeypatch.setattr(orjson, "loads", guarded(orjson.loads, lambda body: body))
-    monkeypatch.setattr(body_jobs, "parse_question", guarded(parse_request, lambda path, headers, body: body))
+    monkeypatch.setattr(body_jobs, "parse_request", guarded(parse_request, lambda path, headers, body: body))
     monkeypatch.setattr(
         ClientRequest, "body_for", guarded(ClientRequest.body_for, lambda question, *args: question.body)
     )
