@@ -70,7 +70,7 @@ def microseconds(text: ModelText, kind: str, tokens: list[int], api_format: str,
     return (time.process_time() - begun) / len(outputs) * 1e6
 
 
-REQUEST = ResponsesRequest.of({"model": "m", "input": "Write."})
+REQUEST = ResponsesRequest.from_value({"model": "m", "input": "Write."})
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A listener with an application of a test's own, and clients of it."""
+"""A running listener with a test's ASGI application, and raw clients of it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -8,7 +8,7 @@ from typing import Any
 from helexa.http.listener import Listener, bind
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Answer = Callable[[Any, Any, Any], Awaitable[None]]
+Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 GET = b"GET /%s HTTP/1.1\r\nHost: x\r\n\r\n"
 OK = {"type": "http.response.start", "status": 200, "headers": []}
@@ -23,7 +23,7 @@ def start(*headers: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 class Clients:
-    """What connects to a listener, until all are closed."""
+    """Opens connections to a listener when called; `close` closes all of them."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
@@ -40,10 +40,10 @@ class Clients:
 
 
 @asynccontextmanager
-async def listening(answer: Answer, **options: Any) -> AsyncIterator[tuple[Listener, Clients]]:
+async def listening(application: Application, **options: Any) -> AsyncIterator[tuple[Listener, Clients]]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
-            await answer(scope, receive, send)
+            await application(scope, receive, send)
             return
         for _ in range(2):
             await send({"type": (await receive())["type"] + ".complete"})
@@ -74,8 +74,8 @@ async def eventually(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def said(streams: Streams, request: bytes) -> tuple[bytes, bytes]:
-    """Head and body of an answer that ends the connection."""
+async def final_response(streams: Streams, request: bytes) -> tuple[bytes, bytes]:
+    """Send `request` and read until the connection closes; return the response's head and body."""
     streams[1].write(request)
     head, _, content = (await streams[0].read()).partition(b"\r\n\r\n")
     return head, content

@@ -33,19 +33,19 @@ def settings(tmp_path: Path, text: str = "", **environ: str) -> Settings:
     return load(Settings, path, env_prefix="APP_", environ=environ)
 
 
-def complaint(tmp_path: Path, text: str = "", **environ: str) -> str:
-    with pytest.raises(ConfigError) as refused:
+def error_of(tmp_path: Path, text: str = "", **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
         settings(tmp_path, text, **environ)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def test_nothing_said_is_the_defaults() -> None:
+def test_empty_configuration_gives_the_defaults() -> None:
     assert load(Settings, None, env_prefix="APP_", environ={}) == Settings()
 
 
-def test_a_file_with_nested_tables_and_lists(tmp_path: Path) -> None:
-    read = settings(
+def test_nested_tables_and_lists_are_read(tmp_path: Path) -> None:
+    loaded = settings(
         tmp_path,
         """
         port = 81
@@ -60,13 +60,13 @@ def test_a_file_with_nested_tables_and_lists(tmp_path: Path) -> None:
         name = "c"
         """,
     )
-    assert (read.port, read.engine.threads, read.engine.device) == (81, 4, "cpu")
-    assert [(model.name, model.devices) for model in read.models] == [("a", [0, 1]), ("b", [])]
-    assert read.by_name["c"].name == "c"
+    assert (loaded.port, loaded.engine.threads, loaded.engine.device) == (81, 4, "cpu")
+    assert [(model.name, model.devices) for model in loaded.models] == [("a", [0, 1]), ("b", [])]
+    assert loaded.by_name["c"].name == "c"
 
 
-def test_the_environment_comes_last(tmp_path: Path) -> None:
-    read = settings(
+def test_environment_overrides_the_file(tmp_path: Path) -> None:
+    loaded = settings(
         tmp_path,
         "port = 81\n[engine]\nthreads = 4\ndevice = 'x'",
         APP_PORT="82",
@@ -75,17 +75,17 @@ def test_the_environment_comes_last(tmp_path: Path) -> None:
         APP_MODELS='[{name = "a", devices = [3]}]',
         OTHER_PORT="1",
     )
-    assert (read.port, read.engine) == (82, Engine(threads=4, device="cuda:0"))
-    assert read.spare == Engine(threads=2)
-    assert read.models == [Model(name="a", devices=[3])]
+    assert (loaded.port, loaded.engine) == (82, Engine(threads=4, device="cuda:0"))
+    assert loaded.spare == Engine(threads=2)
+    assert loaded.models == [Model(name="a", devices=[3])]
 
 
-def test_a_value_that_is_not_toml_is_text(tmp_path: Path) -> None:
+def test_value_that_is_not_toml_is_text(tmp_path: Path) -> None:
     assert settings(tmp_path, APP_ENGINE__DEVICE="it's = fine").engine.device == "it's = fine"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "fragments"),
     [
         ("prot = 1", ["unknown key 'prot'", "did you mean 'port'?"]),
         ("zzz = 1", ["unknown key 'zzz'", "known keys: by_name, engine, models, port, spare"]),
@@ -99,25 +99,25 @@ def test_a_value_that_is_not_toml_is_text(tmp_path: Path) -> None:
         ("port =", ["app.toml: "]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, text: str, words: list[str]) -> None:
-    said = complaint(tmp_path, text)
-    assert "app.toml" in said
-    for word in words:
-        assert word in said
+def test_error_names_the_key_and_the_file(tmp_path: Path, text: str, fragments: list[str]) -> None:
+    message = error_of(tmp_path, text)
+    assert "app.toml" in message
+    for fragment in fragments:
+        assert fragment in message
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "fragments"),
     [
         ("APP_PORT", "many", ["APP_PORT: port: "]),
         ("APP_ENGINE", "3", ["APP_ENGINE: engine: "]),
         ("APP_MODELS", '[{name = "a", devcies = [1]}]', ["APP_MODELS: unknown key", "did you mean 'devices'?"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_variable(tmp_path: Path, name: str, value: str, words: list[str]) -> None:
-    said = complaint(tmp_path, "port = 81", **{name: value})
-    for word in words:
-        assert word in said
+def test_error_names_the_key_and_the_variable(tmp_path: Path, name: str, value: str, fragments: list[str]) -> None:
+    message = error_of(tmp_path, "port = 81", **{name: value})
+    for fragment in fragments:
+        assert fragment in message
 
 
 @pytest.mark.parametrize(
@@ -136,40 +136,40 @@ def test_what_is_wrong_is_named_with_its_variable(tmp_path: Path, name: str, val
         ("APP_", "1"),
     ],
 )
-def test_variable_that_names_no_key_is_ignored(tmp_path: Path, name: str, value: str) -> None:
+def test_variable_without_a_matching_key_is_ignored(tmp_path: Path, name: str, value: str) -> None:
     assert settings(tmp_path, "port = 81", **{name: value}) == Settings(port=81)
 
 
-def test_variable_below_a_value_of_the_file_is_refused(tmp_path: Path) -> None:
-    assert complaint(tmp_path, "engine = 1", APP_ENGINE__THREADS="1") == "APP_ENGINE__THREADS: 'engine' is not a table"
+def test_variable_below_a_scalar_of_the_file_is_rejected(tmp_path: Path) -> None:
+    assert error_of(tmp_path, "engine = 1", APP_ENGINE__THREADS="1") == "APP_ENGINE__THREADS: 'engine' is not a table"
 
 
-def test_variable_sets_a_key_of_a_table_with_a_free_name(tmp_path: Path) -> None:
+def test_variable_sets_a_key_of_a_user_named_table(tmp_path: Path) -> None:
     assert settings(tmp_path, APP_BY_NAME__X__NAME="a").by_name == {"x": Model(name="a")}
 
 
 def test_former_name_of_a_table_and_its_variables_agree(tmp_path: Path) -> None:
     file = "[motor]\nthreads = 1\ndevice = 'file'"
-    read = renamed(tmp_path, file, APP_ENGINE__THREADS="2")
-    assert read == Engine(threads=2, device="file")
-    assert renamed(tmp_path, file, APP_MOTOR__THREADS="3") == Engine(threads=3, device="file")
-    assert renamed(tmp_path, file, APP_THREADS="4") == Engine(threads=4, device="file")
+    loaded = load_renamed(tmp_path, file, APP_ENGINE__THREADS="2")
+    assert loaded == Engine(threads=2, device="file")
+    assert load_renamed(tmp_path, file, APP_MOTOR__THREADS="3") == Engine(threads=3, device="file")
+    assert load_renamed(tmp_path, file, APP_THREADS="4") == Engine(threads=4, device="file")
     everything = {"APP_THREADS": "4", "APP_MOTOR__THREADS": "3", "APP_ENGINE__THREADS": "2"}
     for names in permutations(everything):
-        assert renamed(tmp_path, file, **{name: everything[name] for name in names}).threads == 2
-    assert renamed(tmp_path, file, APP_THREADS="4", APP_MOTOR__THREADS="3").threads == 3
+        assert load_renamed(tmp_path, file, **{name: everything[name] for name in names}).threads == 2
+    assert load_renamed(tmp_path, file, APP_THREADS="4", APP_MOTOR__THREADS="3").threads == 3
 
 
-def test_former_and_current_name_of_a_table_in_one_file_are_refused(tmp_path: Path) -> None:
+def test_former_and_current_name_in_one_file_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="motor"):
-        renamed(tmp_path, "[motor]\nthreads = 1\n[engine]\nthreads = 1")
+        load_renamed(tmp_path, "[motor]\nthreads = 1\n[engine]\nthreads = 1")
 
 
 class Renamed(Section):
     engine: Engine = Field(default_factory=Engine, validation_alias=AliasChoices("engine", "motor"))
 
 
-def renamed(tmp_path: Path, text: str, **environ: str) -> Engine:
+def load_renamed(tmp_path: Path, text: str, **environ: str) -> Engine:
     path = tmp_path / "app.toml"
     path.write_text(text)
     return load(
@@ -209,7 +209,7 @@ def test_no_line_is_logged_without_unknown_variables(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         read_toml(tmp_path / "missing.toml")
     with pytest.raises(ConfigError, match=str(tmp_path)):

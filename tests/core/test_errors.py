@@ -4,7 +4,7 @@ from helexa.core import errors
 from helexa.core.errors import ApiError
 
 
-def test_an_envelope_has_the_four_fields_and_the_extras_inside() -> None:
+def test_envelope_contains_the_fields_and_extras() -> None:
     error = ApiError(418, "short", "and stout", param="spout", tip=1)
     assert error.envelope() == {
         "error": {"message": "and stout", "type": "invalid_request_error", "code": "short", "param": "spout", "tip": 1}
@@ -30,25 +30,27 @@ def test_an_envelope_has_the_four_fields_and_the_extras_inside() -> None:
         (errors.internal_error(), 500, "api_error", None, None),
     ],
 )
-def test_codes(error: ApiError, status: int, kind: str, code: str | None, retry_after: int | None) -> None:
+def test_errors_have_status_type_code_and_retry_after(
+    error: ApiError, status: int, kind: str, code: str | None, retry_after: int | None
+) -> None:
     assert (error.status, error.type, error.code) == (status, kind, code)
     assert error.headers() == ({} if retry_after is None else {"Retry-After": str(retry_after)})
     assert "\n" not in str(error)
 
 
-def test_a_context_refusal_says_what_agents_look_for() -> None:
+def test_context_error_has_the_wording_agents_match() -> None:
     error = errors.context_length_exceeded(prompt_tokens=9000, limit=8192)
     assert "maximum context length is 8192 tokens" in str(error)
     assert error.extras == {"prompt_len": 9000, "max": 8192}
 
 
-def test_a_hint_follows_the_name() -> None:
+def test_model_not_found_appends_the_hint() -> None:
     error = errors.model_not_found("a/b", "did you mean 'a/c'?")
     assert str(error) == "model 'a/b' not found; did you mean 'a/c'?"
     assert error.envelope()["error"]["model_id"] == "a/b"
 
 
-def test_a_source_error_carries_its_kind() -> None:
+def test_source_error_has_kind_and_details() -> None:
     error = errors.SourceError("no such quant", kind="quant_not_found", quant="q9")
     assert (error.kind, error.details) == ("quant_not_found", {"quant": "q9"})
     assert errors.SourceError("x").kind == "repo_fetch_failed"

@@ -27,7 +27,7 @@ def _logged(caplog: pytest.LogCaptureFixture):
 LOG = logging.getLogger("helexa.test")
 
 
-def test_facts_are_members_in_json_and_words_in_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_are_members_in_json_and_pairs_in_text(caplog: pytest.LogCaptureFixture) -> None:
     tell(LOG, logging.WARNING, "refused", path="/a b\n", status=503, code=None, retry=True, detail="too busy")
     text = TextLines().format(record(caplog))
     assert text.endswith(
@@ -49,35 +49,35 @@ def test_facts_are_members_in_json_and_words_in_text(caplog: pytest.LogCaptureFi
     }
 
 
-def test_no_fact_can_pose_as_part_of_the_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_cannot_replace_reserved_members(caplog: pytest.LogCaptureFixture) -> None:
     tell(LOG, logging.INFO, "refused", level="none", request="other", time="never", message="!")
     line = json.loads(JsonLines().format(record(caplog)))
     assert (line["level"], line["request"], line["message"][:7]) == ("INFO", "r-1", "refused")
     assert line["time"] != "never"
 
 
-def test_a_traceback_stays_within_its_line() -> None:
+def test_traceback_stays_on_one_json_line() -> None:
     try:
         raise ValueError("\ud800")
     except ValueError:
-        broken = LOG.makeRecord(LOG.name, logging.ERROR, __file__, 1, "it broke: %s", ("x",), sys.exc_info())
-    text = JsonLines().format(broken)
+        error_record = LOG.makeRecord(LOG.name, logging.ERROR, __file__, 1, "it broke: %s", ("x",), sys.exc_info())
+    text = JsonLines().format(error_record)
     assert "\n" not in text
     line = json.loads(text)
     assert line["message"] == "it broke: x"
     assert "ValueError" in line["exception"]
 
 
-def test_what_is_not_configured_right_is_named() -> None:
-    for environ, words in (
+def test_invalid_log_variable_is_named_in_the_error() -> None:
+    for environ, message in (
         ({"HELEXA_LOG": "loud"}, "HELEXA_LOG is 'LOUD'"),
         ({"HELEXA_LOG_FORMAT": "x"}, "text, json"),
     ):
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(ConfigError, match=message):
             configure("text", environ=environ)
 
 
-def test_the_environment_wins() -> None:
+def test_environment_overrides_the_arguments() -> None:
     script = (
         "import logging; from helexa.core.logs import configure\n"
         "configure('text', 'INFO', {'HELEXA_LOG': 'debug', 'HELEXA_LOG_FORMAT': 'json'})\n"

@@ -23,13 +23,13 @@ from helexa.core.source import ModelSource
         ("~/models", "file", "~/models"),
     ],
 )
-def test_a_source_is_a_scheme_and_a_name(text: str, scheme: str, name: str) -> None:
+def test_source_is_parsed_into_scheme_and_name(text: str, scheme: str, name: str) -> None:
     source = ModelSource.parse(text)
     assert (source.scheme, source.name) == (scheme, name)
     assert ModelSource.parse(str(source)) == source
 
 
-def test_a_bare_id_takes_the_default_scheme() -> None:
+def test_bare_id_has_the_default_scheme() -> None:
     assert ModelSource.parse("Org/Name", default_scheme="mirror") == ModelSource("mirror", "Org/Name")
 
 
@@ -61,14 +61,14 @@ def test_a_bare_id_takes_the_default_scheme() -> None:
         ("pypi:package ; os", "pypi:package"),
     ],
 )
-def test_bad_sources_are_refused_with_the_reason(text: str, reason: str) -> None:
-    with pytest.raises(SourceError, match=reason) as refused:
+def test_invalid_sources_are_rejected_with_the_reason(text: str, reason: str) -> None:
+    with pytest.raises(SourceError, match=reason) as caught:
         ModelSource.parse(text)
-    assert refused.value.kind == "invalid_source"
+    assert caught.value.kind == "invalid_source"
 
 
 @pytest.mark.parametrize("text", ["Org/Name:Q4_K_M", "mirror:Org/Name:Q4_K_M"])
-def test_tag_of_an_id_is_its_quantization(text: str) -> None:
+def test_tag_of_a_model_id_is_its_quantization(text: str) -> None:
     source = ModelSource.parse(text)
     assert source.quant(None) == "Q4_K_M"
     assert source.quant("q4km") == "q4km"
@@ -77,7 +77,7 @@ def test_tag_of_an_id_is_its_quantization(text: str) -> None:
     assert ModelSource.parse("Org/Name").quant("q8_0") == "q8_0"
 
 
-def test_a_refusal_does_not_repeat_an_endless_id() -> None:
-    with pytest.raises(SourceError) as refused:
+def test_error_shortens_an_overlong_id() -> None:
+    with pytest.raises(SourceError) as caught:
         ModelSource.parse("x" * 100_000)
-    assert len(str(refused.value)) < 400
+    assert len(str(caught.value)) < 400

@@ -1,4 +1,4 @@
-"""Text tables: what a pipe reads."""
+"""Plain-text tables, as commands print them to a pipe."""
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,7 @@ org/a  4.1 GB   2.2  [red]good :smile:
 
 
 @pytest.mark.parametrize(("name", "value"), [("COLUMNS", "10"), ("FORCE_COLOR", "1"), ("TERM", "dumb")])
-def test_table_is_plain_and_whole_in_every_environment(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_table_ignores_the_terminal_environment(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
     rows = [("org/a", "4.1 GB", 2.25, "[red]good :smile:"), ("日本", "12 kB", None, "")]
     assert text_table(("MODEL", "SIZE", "LOAD", "STATE"), rows, right=("SIZE",)) == TABLE
@@ -29,6 +29,6 @@ def test_table_without_rows_is_its_headings() -> None:
 
 
 @given(st.text())
-def test_text_from_elsewhere_steers_no_terminal(text: str) -> None:
+def test_control_characters_are_escaped(text: str) -> None:
     assert printable(text).isprintable()
     assert text_table(("A", "B"), [(text, 1)]).count("\n") == 1

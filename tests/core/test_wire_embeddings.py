@@ -1,4 +1,4 @@
-"""What embeddings ask for and are answered with."""
+"""Parsing of embeddings requests, and their responses."""
 
 import base64
 import json
@@ -13,12 +13,12 @@ from helexa.core.errors import ApiError
 from helexa.core.wire.openai_embeddings import EmbeddingsRequest, embeddings, encoded
 
 
-def asked(**fields: Any) -> EmbeddingsRequest:
+def parse(**fields: Any) -> EmbeddingsRequest:
     return EmbeddingsRequest.parse(json.dumps({"model": "m", **fields}).encode())
 
 
 @pytest.mark.parametrize(
-    ("given", "read"),
+    ("value", "inputs"),
     [
         ("a", ["a"]),
         (["a", "b"], ["a", "b"]),
@@ -27,33 +27,33 @@ def asked(**fields: Any) -> EmbeddingsRequest:
         (["a", [3]], ["a", [3]]),
     ],
 )
-def test_inputs_are_texts_or_token_ids(given: object, read: object) -> None:
-    assert asked(input=given).input == read
+def test_inputs_are_texts_or_token_ids(value: object, inputs: object) -> None:
+    assert parse(input=value).input == inputs
 
 
-@pytest.mark.parametrize("given", [None, "", [], [""], [[]], ["a", ""], [1.5], [True], {"a": 1}, ["a"] * 2049])
-def test_other_inputs_are_refused(given: object) -> None:
-    with pytest.raises(ApiError) as refused:
-        asked(input=given)
-    assert (refused.value.code, refused.value.param) == ("invalid_request_body", "input")
+@pytest.mark.parametrize("value", [None, "", [], [""], [[]], ["a", ""], [1.5], [True], {"a": 1}, ["a"] * 2049])
+def test_other_inputs_are_rejected(value: object) -> None:
+    with pytest.raises(ApiError) as caught:
+        parse(input=value)
+    assert (caught.value.code, caught.value.param) == ("invalid_request_body", "input")
 
 
 @pytest.mark.parametrize("fields", [{"dimensions": 64}, {"truncate_prompt_tokens": 9}])
-def test_nothing_is_cut(fields: dict[str, Any]) -> None:
+def test_parameters_that_truncate_are_rejected(fields: dict[str, Any]) -> None:
     (name,) = fields
-    with pytest.raises(ApiError, match=f"'{name}'") as refused:
-        asked(input="a", **fields)
-    assert refused.value.code == "unsupported_parameter"
+    with pytest.raises(ApiError, match=f"'{name}'") as caught:
+        parse(input="a", **fields)
+    assert caught.value.code == "unsupported_parameter"
 
 
 @pytest.mark.parametrize("encoding", ["float", None])
-def test_a_vector_is_numbers(encoding: str | None) -> None:
-    reply = embeddings("m", [encoded(vector, encoding) for vector in ([0.5, -1.0], [0.0, 1.0])], 7)
-    read = CreateEmbeddingResponse.model_validate_json(orjson.dumps(reply), strict=True)
-    assert [(one.index, one.embedding) for one in read.data] == [(0, [0.5, -1.0]), (1, [0.0, 1.0])]
-    assert (read.usage.prompt_tokens, read.usage.total_tokens) == (7, 7)
+def test_float_encoding_returns_numbers(encoding: str | None) -> None:
+    body = embeddings("m", [encoded(vector, encoding) for vector in ([0.5, -1.0], [0.0, 1.0])], 7)
+    response = CreateEmbeddingResponse.model_validate_json(orjson.dumps(body), strict=True)
+    assert [(item.index, item.embedding) for item in response.data] == [(0, [0.5, -1.0]), (1, [0.0, 1.0])]
+    assert (response.usage.prompt_tokens, response.usage.total_tokens) == (7, 7)
 
 
-def test_a_vector_may_be_bytes() -> None:
-    (one,) = json.loads(orjson.dumps(embeddings("m", [encoded([0.5, -1.0], "base64")], 7)))["data"]
-    assert struct.unpack("<2f", base64.b64decode(one["embedding"])) == (0.5, -1.0)
+def test_base64_encoding_returns_little_endian_floats() -> None:
+    (item,) = json.loads(orjson.dumps(embeddings("m", [encoded([0.5, -1.0], "base64")], 7)))["data"]
+    assert struct.unpack("<2f", base64.b64decode(item["embedding"])) == (0.5, -1.0)

@@ -14,7 +14,7 @@ from helexa.core.wire.responses.request import ResponsesRequest
 from helexa.core.wire.usage import usage
 
 USER = {"role": "user", "content": "hi"}
-OF_OTHERS: dict[str, object] = {
+UNSUPPORTED: dict[str, object] = {
     "min_tokens": 5,
     "stop_token_ids": [2],
     "bad_words": ["x"],
@@ -35,11 +35,11 @@ def chat(**fields: Any) -> ChatRequest:
     return ChatRequest.parse(json.dumps({"model": "m", "messages": [USER], **fields}).encode())
 
 
-def turns(*messages: dict[str, Any]) -> list[dict[str, Any]]:
+def template_messages(*messages: dict[str, Any]) -> list[dict[str, Any]]:
     return [message.for_template() for message in chat(messages=list(messages)).messages]
 
 
-def test_a_turn_keeps_what_it_carries_and_drops_nulls() -> None:
+def test_message_for_the_template_omits_nulls() -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}, "vendor": [1]}
     replayed = {
         "role": "assistant",
@@ -50,42 +50,42 @@ def test_a_turn_keeps_what_it_carries_and_drops_nulls() -> None:
         "tool_calls": [call],
         "reasoning_content": "hm",
     }
-    answer = {"role": "tool", "tool_call_id": "call_1", "content": "42", "name": "f"}
-    assert turns(USER, replayed, answer) == [
+    tool_result = {"role": "tool", "tool_call_id": "call_1", "content": "42", "name": "f"}
+    assert template_messages(USER, replayed, tool_result) == [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
-        answer,
+        tool_result,
     ]
 
 
-def test_content_may_be_missing_or_parts() -> None:
+def test_content_may_be_missing_or_a_list_of_parts() -> None:
     parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "refusal", "refusal": "b"}]
-    assert turns({"role": "assistant"}, {"role": "user", "content": parts}) == [
+    assert template_messages({"role": "assistant"}, {"role": "user", "content": parts}) == [
         {"role": "assistant", "content": None},
         {"role": "user", "content": [parts[0], {"type": "text", "text": "b"}]},
     ]
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_image", "image"])
-def test_images_are_recognised(kind: str) -> None:
+def test_images_are_detected(kind: str) -> None:
     assert chat(messages=[USER, {"role": "user", "content": [{"type": kind}]}]).has_image
     assert not chat().has_image
 
 
-def test_unknown_fields_are_kept_and_harmless() -> None:
+def test_unknown_fields_are_accepted() -> None:
     request = chat(metadata={"a": "b"}, store=False, service_tier="auto", top_a=0.1, parallel_tool_calls=True)
     assert request.extra("metadata") == {"a": "b"}
     assert request.extra("absent") is None
 
 
-def test_the_newer_output_limit_wins() -> None:
+def test_max_completion_tokens_overrides_max_tokens() -> None:
     assert chat(max_tokens=5, max_completion_tokens=3).output_limit == 3
     assert chat(max_tokens=5).output_limit == 5
     assert chat().output_limit is None
 
 
 @pytest.mark.parametrize(("stop", "read"), [(None, None), ("a", ["a"]), (["a", "b"], ["a", "b"]), ([], [])])
-def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
+def test_stop_is_read_as_a_list(stop: object, read: list[str] | None) -> None:
     assert chat(stop=stop).stop == read
 
 
@@ -108,7 +108,7 @@ def test_stop_is_a_list(stop: object, read: list[str] | None) -> None:
         {"tools": [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]},
     ],
 )
-def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]) -> None:
+def test_neutral_parameter_values_are_accepted(fields: dict[str, Any]) -> None:
     chat(**fields)
 
 
@@ -120,24 +120,24 @@ def test_parameters_that_ask_for_nothing_special_are_fine(fields: dict[str, Any]
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"web_search_options": {"a": 1}}, "web_search_options"),
         ({"response_format": {"type": "grammar"}}, "response_format"),
-        *(({name: value}, name) for name, value in OF_OTHERS.items()),
+        *(({name: value}, name) for name, value in UNSUPPORTED.items()),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(fields: dict[str, Any], name: str) -> None:
-    with pytest.raises(ApiError, match=f"'{name}'") as refused:
+def test_unsupported_parameters_are_rejected_by_name(fields: dict[str, Any], name: str) -> None:
+    with pytest.raises(ApiError, match=f"'{name}'") as caught:
         chat(**fields)
-    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+    assert (caught.value.code, caught.value.param) == ("unsupported_parameter", name)
 
 
-@pytest.mark.parametrize(("name", "value"), OF_OTHERS.items())
-def test_it_is_refused_of_completions_and_responses_too(name: str, value: object) -> None:
+@pytest.mark.parametrize(("name", "value"), UNSUPPORTED.items())
+def test_other_apis_reject_unsupported_parameters(name: str, value: object) -> None:
     with pytest.raises(ApiError, match=f"'{name}'"):
         CompletionRequest.parse(json.dumps({"model": "m", "prompt": "x", name: value}).encode())
     with pytest.raises(ApiError, match=f"'{name}'"):
         ResponsesRequest.parse(json.dumps({"model": "m", "input": "x", name: value}).encode()).chat()
 
 
-def test_a_prompt_may_end_within_the_last_message() -> None:
+def test_continue_final_message_is_a_template_variable() -> None:
     variables = chat(continue_final_message=True, add_generation_prompt=False).template_variables
     assert variables == {"continue_final_message": True, "add_generation_prompt": False}
 
@@ -149,53 +149,53 @@ def test_a_prompt_may_end_within_the_last_message() -> None:
         {"continue_final_message": True, "chat_template_kwargs": {"add_generation_prompt": True}},
     ],
 )
-def test_a_prompt_cannot_end_in_two_ways(fields: dict[str, Any]) -> None:
-    with pytest.raises(ApiError, match="set one of them") as refused:
+def test_conflicting_prompt_endings_are_rejected(fields: dict[str, Any]) -> None:
+    with pytest.raises(ApiError, match="set one of them") as caught:
         chat(**fields)
-    assert (refused.value.status, refused.value.param) == (400, "continue_final_message")
+    assert (caught.value.status, caught.value.param) == (400, "continue_final_message")
 
 
-def test_log_probabilities_are_bounded() -> None:
-    asked = {"logprobs": True, "top_logprobs": 20}
-    chat(**asked).check_logprobs(9, 8192)
+def test_total_log_probabilities_are_limited() -> None:
+    logprob_fields = {"logprobs": True, "top_logprobs": 20}
+    chat(**logprob_fields).check_logprobs(9, 8192)
     chat(n=16).check_logprobs(9, 8192)
-    chat(**asked, n=16).check_logprobs(9, 1024)
-    with pytest.raises(ApiError, match=r"'logprobs' of 16 x 8192 tokens with 20 alternatives") as refused:
-        chat(**asked, n=16).check_logprobs(9, 8192)
-    assert (refused.value.status, refused.value.code) == (400, "unsupported_parameter")
+    chat(**logprob_fields, n=16).check_logprobs(9, 1024)
+    with pytest.raises(ApiError, match=r"'logprobs' of 16 x 8192 tokens with 20 alternatives") as caught:
+        chat(**logprob_fields, n=16).check_logprobs(9, 8192)
+    assert (caught.value.status, caught.value.code) == (400, "unsupported_parameter")
 
 
-def test_a_refusal_names_the_field() -> None:
-    with pytest.raises(ApiError) as refused:
+def test_error_names_the_field() -> None:
+    with pytest.raises(ApiError) as caught:
         chat(messages=[USER, {"role": "user", "content": {}}])
-    assert refused.value.param == "messages.1.content"
-    assert str(refused.value) == "messages.1.content: must be a string, a list of parts or null"
+    assert caught.value.param == "messages.1.content"
+    assert str(caught.value) == "messages.1.content: must be a string, a list of parts or null"
 
 
-def test_a_refusal_does_not_repeat_an_endless_key() -> None:
-    with pytest.raises(ApiError) as refused:
+def test_error_shortens_an_overlong_key() -> None:
+    with pytest.raises(ApiError) as caught:
         chat(logit_bias={"x" * 100_000: 1})
-    assert len(str(refused.value)) < 400
+    assert len(str(caught.value)) < 400
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"{}x", b'{"a":"\\ud800"}', b"\xff", b"[" * 10_000])
-def test_what_is_not_json_is_malformed(body: bytes) -> None:
-    with pytest.raises(ApiError) as refused:
+def test_invalid_json_is_rejected(body: bytes) -> None:
+    with pytest.raises(ApiError) as caught:
         ChatRequest.parse(body)
-    assert (refused.value.status, refused.value.code) == (400, "malformed_json")
+    assert (caught.value.status, caught.value.code) == (400, "malformed_json")
 
 
 @pytest.mark.parametrize(
     ("prompt", "read"),
     [("a", ["a"]), (["a"], ["a"]), ([1, 2], [[1, 2]]), ([[1, 2]], [[1, 2]]), (["a", [0]], ["a", [0]])],
 )
-def test_a_prompt_is_text_or_tokens(prompt: object, read: object) -> None:
+def test_prompt_is_text_or_token_ids(prompt: object, read: object) -> None:
     request = CompletionRequest.parse(json.dumps({"model": "m", "prompt": prompt}).encode())
     assert request.prompt == read
     request.check_vocabulary(3)
 
 
-def test_tokens_outside_the_vocabulary_are_refused() -> None:
+def test_tokens_outside_the_vocabulary_are_rejected() -> None:
     request = CompletionRequest.parse(b'{"model":"m","prompt":[1,2],"logit_bias":{"1":1}}')
     with pytest.raises(ApiError, match=r"prompt\.1: 2 is not a token id below 2"):
         request.check_vocabulary(2)
@@ -203,7 +203,7 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
         request.check_vocabulary(1)
 
 
-def test_usage_is_whole_and_details_are_absent_at_zero() -> None:
+def test_usage_omits_details_that_are_zero() -> None:
     plain = usage(9, 5, prefill_ms=39.6, decode_ms=90.2)
     assert plain == {
         "prompt_tokens": 9,
@@ -218,7 +218,7 @@ def test_usage_is_whole_and_details_are_absent_at_zero() -> None:
     assert read.completion_tokens_details is not None and read.completion_tokens_details.reasoning_tokens == 2
 
 
-def test_limits_are_nested_and_flat_and_absent_when_unknown() -> None:
+def test_model_entry_omits_unknown_limits() -> None:
     limited = ModelInfo(id="Org/M", limit=Limit(context=8, input=6, output=2), capabilities=["text"])
     entry = model_entry(limited, 1760000000)
     assert entry.get("limit") == {"context": 8, "input": 6, "output": 2}

@@ -22,10 +22,10 @@ EVENTS = [
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_do_not_depend_on_how_the_bytes_arrive(size: int) -> None:
+def test_events_are_independent_of_read_sizes(size: int) -> None:
     parser = EventParser()
-    found = [event for start in range(0, len(STREAM), size) for event in parser.feed(STREAM[start : start + size])]
-    assert found == EVENTS
+    events = [event for start in range(0, len(STREAM), size) for event in parser.feed(STREAM[start : start + size])]
+    assert events == EVENTS
 
 
 def test_empty_reads_change_nothing() -> None:
@@ -35,10 +35,10 @@ def test_empty_reads_change_nothing() -> None:
     assert parser.feed(b"\n\r\n") == [ServerSentEvent("x")]
 
 
-def test_what_is_framed_is_parsed() -> None:
+def test_framed_events_are_parsed_back() -> None:
     parser = EventParser()
-    wire = KEEP_ALIVE + frame(b'{"x":1}') + KEEP_ALIVE + frame(b"{}", event="ping") + DONE
-    assert parser.feed(wire) == [
+    stream = KEEP_ALIVE + frame(b'{"x":1}') + KEEP_ALIVE + frame(b"{}", event="ping") + DONE
+    assert parser.feed(stream) == [
         ServerSentEvent('{"x":1}'),
         ServerSentEvent("{}", "ping"),
         ServerSentEvent("[DONE]"),
@@ -46,7 +46,7 @@ def test_what_is_framed_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("chunk", [b"x" * 64, b"data: xxxxxxxx\n" * 8, b": xxxxxxx" * 9, b"data:\n" * 30])
-def test_an_endless_event_is_refused(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_over_the_size_limit_is_rejected(chunk: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = EventParser()
     with pytest.raises(ValueError, match="over the limit of 100 bytes"):
@@ -54,11 +54,11 @@ def test_an_endless_event_is_refused(chunk: bytes, monkeypatch: pytest.MonkeyPat
             parser.feed(chunk)
 
 
-def test_many_small_events_are_no_endless_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_events_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 100)
     parser = EventParser()
     assert sum(len(parser.feed(b": note\ndata: x\n\n")) for _ in range(100)) == 100
 
 
-def test_bytes_that_are_not_utf8_do_not_end_the_stream() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     assert EventParser().feed(b"data: \xff\n\n") == [ServerSentEvent("\ufffd")]

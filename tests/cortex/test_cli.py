@@ -98,7 +98,7 @@ async def test_admin_commands_and_keys_on_a_running_gateway(config: Path) -> Non
         assert (code, out, err) == (
             1,
             "",
-            f"cortex: {url}/api/nodes/n1/cordon: this needs an admin's API key; yours is a user's\n",
+            f"cortex: {url}/api/nodes/n1/cordon: this path requires an admin's API key; the request has a user's key\n",
         )
         code, out, _ = await run("keys", "revoke", user["key_id"], "-c", str(config))
         assert code == 0
@@ -140,7 +140,7 @@ async def test_config_error_prints_one_line_and_exits_with_code_1(config: Path, 
     code, _, err = await run("serve", "-c", str(config), "--listen", "here")
     assert (code, err) == (1, "cortex: --listen: 'here' is not an address; write ip:port\n")
     code, _, err = await run("serve", "-c", str(config), "--insecure", "--listen", "a..b:1")
-    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: there can be no such host")
+    assert (code, err.splitlines()[-1]) == (1, "cortex: cannot listen on a..b:1: the host name is invalid")
     assert "Traceback" not in err
     (tmp_path / "models.toml").write_text("nonsense")
     code, _, err = await run("serve", "-c", str(config))

@@ -27,7 +27,7 @@ from helexa.cortex.requests import body_jobs, body_workers
 from helexa.cortex.requests.body_bounds import MAX_CONTAINERS, check_containers
 from helexa.cortex.requests.body_workers import BodyWorkers, is_large
 from helexa.cortex.requests.prompt_check import check_prompt
-from helexa.cortex.requests.request import ClientRequest, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_request
 from helexa.cortex.routing import affinity
 
 HI = {"role": "user", "content": "x"}
@@ -104,7 +104,7 @@ def small_only(monkeypatch: pytest.MonkeyPatch) -> None:
         return guard
 
     monkeypatch.setattr(orjson, "loads", guarded(orjson.loads, lambda body: body))
-    monkeypatch.setattr(body_jobs, "parse_question", guarded(parse_question, lambda path, headers, body: body))
+    monkeypatch.setattr(body_jobs, "parse_request", guarded(parse_request, lambda path, headers, body: body))
     monkeypatch.setattr(ClientRequest, "body_for", guarded(ClientRequest.body_for, lambda request, *args: request.body))
     monkeypatch.setattr(affinity, "_prefix", guarded(affinity._prefix, lambda account, *args: b"x" * (5 << 20)))
 

@@ -65,7 +65,7 @@ async def test_client_that_reads_nothing_is_disconnected(
         while True:
             await response.write(fake_node.chunk("a" * 10_000) * 10)
 
-    monkeypatch.setattr(connection, "TAKE_SECS", 0.1)
+    monkeypatch.setattr(connection, "STALL_SECS", 0.1)
     node.speak = speak
     async with connected(cortex) as (reader, writer):
         writer.write(post())

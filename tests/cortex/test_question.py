@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError
-from helexa.cortex.requests.request import ClientRequest, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_request
 
 PATH = "/v1/chat/completions"
 NAMES = st.text(min_size=1, max_size=20) | st.sampled_from(
@@ -38,7 +38,7 @@ def members(pairs: list[tuple[str, Any]], gaps: list[str], ascii: bool) -> bytes
 def parse_or_none(body: bytes) -> ClientRequest | None:
     """Parse a body. Return None if it is rejected with a valid error response."""
     try:
-        return parse_question(PATH, [], body)
+        return parse_request(PATH, [], body)
     except ApiError as error:
         codes = {400: {"malformed_json", "missing_model_field", "invalid_request_body"}}
         assert error.code in codes[error.status]
@@ -106,7 +106,7 @@ def test_any_bytes_are_parsed_or_rejected(body: bytes) -> None:
     request = parse_or_none(body)
     if request is not None:
         renamed = request.body_for("Org/M")
-        assert parse_question(PATH, [], renamed).model == "Org/M"
+        assert parse_request(PATH, [], renamed).model == "Org/M"
 
 
 @given(TREES)
@@ -127,13 +127,13 @@ def test_limits_are_positive_integers(limits: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("body", [b'{"model":"a"}', b'{"stream":true,"max_tokens":5,"model":"a"}'])
 def test_other_bytes_of_the_body_are_unchanged(body: bytes) -> None:
-    request = parse_question(PATH, [], body)
+    request = parse_request(PATH, [], body)
     assert request.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')
 
 
 @pytest.mark.parametrize("value", [b"1e999", b"[" * 500 + b"]" * 500])
 def test_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None:
-    request = parse_question(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
+    request = parse_request(PATH, [], b'{"m\\u006fdel":"a","x":%s}' % value)
     assert request.body_for("a") is request.body
     assert request.body_for("Org/M") == b'{"x":%s,"model":"Org/M"}' % value
 
@@ -149,7 +149,7 @@ def test_values_that_few_parsers_accept_are_forwarded(value: bytes) -> None:
 )
 def test_duplicate_model_field_is_rejected(body: bytes) -> None:
     with pytest.raises(ApiError, match="'model' must be given once") as caught:
-        parse_question(PATH, [], body)
+        parse_request(PATH, [], body)
     assert (caught.value.status, caught.value.param) == (400, "model")
 
 
@@ -157,7 +157,7 @@ def test_duplicate_model_field_is_rejected(body: bytes) -> None:
     "body", [b'{"model":"a","Model":"b"}', b'{"MODEL":"b","model":"a"}', b'{"model":"a","mode\\u004c":null}']
 )
 def test_other_case_of_model_is_rejected_for_third_party_backends(body: bytes) -> None:
-    request = parse_question(PATH, [], body)
+    request = parse_request(PATH, [], body)
     assert request.body_for("a") is body  # helexa's nodes accept only the lower-case field
     with pytest.raises(ApiError, match="'model' must be written in lower case") as caught:
         request.body_for("a", "openai")
@@ -165,4 +165,4 @@ def test_other_case_of_model_is_rejected_for_third_party_backends(body: bytes) -
 
 
 def test_nested_model_fields_are_accepted() -> None:
-    parse_question(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')
+    parse_request(PATH, [], b'{"model":"a","x":{"model":"b","Model":"c","y":"\\"model\\":"}}')

@@ -6,8 +6,8 @@ import pytest
 
 from helexa.core.errors import ApiError
 from helexa.cortex.observability.request_record import RequestRecord
-from helexa.cortex.replies.reply import MAX_HELD_BYTES, Reply
-from helexa.cortex.requests.request import parse_question
+from helexa.cortex.replies.reply import MAX_BUFFERED_BYTES, Reply
+from helexa.cortex.requests.request import parse_request
 from helexa.cortex.usage.meter import Meter, Usage
 
 ERROR = ApiError(502, "upstream_connection_error", "gone")
@@ -59,8 +59,8 @@ async def test_broken_stream_ends_well_formed_at_any_byte(cut: int) -> None:
 
 
 async def test_buffered_line_is_bounded() -> None:
-    sent, _ = await streamed(b"data: ", b"x" * MAX_HELD_BYTES, b"y")
-    assert len(sent.body) >= MAX_HELD_BYTES
+    sent, _ = await streamed(b"data: ", b"x" * MAX_BUFFERED_BYTES, b"y")
+    assert len(sent.body) >= MAX_BUFFERED_BYTES
 
 
 async def test_broken_json_response_is_not_completed() -> None:
@@ -132,7 +132,7 @@ def test_invalid_token_counts_are_zero() -> None:
     ],
 )
 def test_model_name_is_replaced_in_the_request(body: bytes, renamed: bytes) -> None:
-    request = parse_question("/", [], body)
+    request = parse_request("/", [], body)
     assert request.body_for('Org/"M"') == renamed
     assert request.body_for("m") is body
 

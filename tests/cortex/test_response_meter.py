@@ -7,7 +7,7 @@ import pytest
 
 from helexa.cortex.usage import response_meter
 from helexa.cortex.usage.meter import Usage
-from helexa.cortex.usage.response_meter import MAX_HELD_BYTES, ResponseMeter
+from helexa.cortex.usage.response_meter import MAX_BUFFERED_BYTES, ResponseMeter
 
 USAGE = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3, "total_tokens": 8}
 FORGED: dict[str, Any] = {
@@ -106,4 +106,4 @@ def test_buffer_is_bounded() -> None:
         meter = ResponseMeter(streamed=streamed)
         for _ in range(200):
             meter.feed(b"x" * 50_000, 1.0)
-            assert len(meter._tail) <= MAX_HELD_BYTES
+            assert len(meter._tail) <= MAX_BUFFERED_BYTES

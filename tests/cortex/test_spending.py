@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from helexa.core.errors import ApiError
 from helexa.core.fleet import Limit
-from helexa.cortex.requests.request import ClientRequest, parse_question
+from helexa.cortex.requests.request import ClientRequest, parse_request
 from helexa.cortex.usage.media_tokens import IMAGE_TOKENS, media_tokens
 from helexa.cortex.usage.token_limit import (
     CHAT,
@@ -25,7 +25,7 @@ BIG = 1 << 40
 
 
 def ask(path: str = CHAT, **fields: Any) -> ClientRequest:
-    return parse_question(path, [], json.dumps({"model": "a", **fields}).encode())
+    return parse_request(path, [], json.dumps({"model": "a", **fields}).encode())
 
 
 def output_of(path: str, output: int = 10, **fields: Any) -> int:
@@ -149,7 +149,7 @@ def test_rate_limits_use_an_estimate() -> None:
         return request.tokens(limit) - request.prompt_estimate
 
     assert estimate(LIMIT, max_tokens=10, n=3) == 30
-    assert parse_question(COMPLETIONS, [], b'{"model":"a","prompt":"","max_tokens":0}').tokens(LIMIT) < 30
+    assert parse_request(COMPLETIONS, [], b'{"model":"a","prompt":"","max_tokens":0}').tokens(LIMIT) < 30
     assert estimate(LIMIT, n=3) == 3 * 50
     assert estimate(None) == 4096
     assert estimate(LIMIT, EMBEDDINGS, input="x") == 0
@@ -162,7 +162,7 @@ def enforced(request: ClientRequest, output: int, kind: str) -> Any:
 
 def test_reserved_limit_is_added_unless_the_body_states_it() -> None:
     body = b'{"max_tokens": 7,  "model":"Org/M"}'
-    stated = parse_question(CHAT, [], body)
+    stated = parse_request(CHAT, [], body)
     assert replace(stated, enforced=7).body_for("Org/M") == body
     assert enforced(ask(messages=[]), 9, "neuron") == {"model": "Org/M", "messages": [], "max_tokens": 9}
     assert enforced(ask(RESPONSES, input="x"), 9, "neuron") == {
@@ -179,7 +179,7 @@ def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
         b'{"model":"a","max_tokens":1,"max_completion_tokens":1,"max_tokens":100000,"Max_Tokens":5,"n_predict":9,'
         b'"N":7,"max_to\\u212aens":8,"best_of":3,"temperature":1.0,"options":{"num_predict":8},"messages":[{"x":1.50}]}'
     )
-    sent = replace(parse_question(CHAT, [], body), enforced=1).body_for("Org/M", "openai")
+    sent = replace(parse_request(CHAT, [], body), enforced=1).body_for("Org/M", "openai")
     assert sent == b'{"model":"Org/M","max_tokens":1,"temperature":1.0,"messages":[{"x":1.50}]}'
     several = ask(COMPLETIONS, prompt="x", n=2, best_of=3, stream=True, stream_options={"x": 1})
     assert enforced(several, 5, "openai") == {
@@ -197,6 +197,6 @@ def test_third_party_backend_gets_unique_fields_and_one_limit() -> None:
 
 def test_third_party_backend_gets_unique_fields_without_a_budget() -> None:
     body = b'{"model":"a", "max_tokens":1,"max_tokens":2,"x":1.50,"Stream":true,"n_predict":3}'
-    request = parse_question(CHAT, [], body)
+    request = parse_request(CHAT, [], body)
     assert request.body_for("Org/M", "openai") == b'{"model":"Org/M","max_tokens":2,"x":1.50,"n_predict":3}'
     assert request.body_for("Org/M") == body.replace(b'"a"', b'"Org/M"')

@@ -19,7 +19,7 @@ def with_key(**terms: int) -> dict[str, Any]:
 
 
 def running_requests(cortex: Cortex) -> int:
-    return sum(meter.running for _, meter in cortex.gateway.limits._meters.values())
+    return sum(meter.running for _, meter in cortex.gateway.limits._usage_by_key.values())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -76,11 +76,11 @@ async def test_bodies_over_the_memory_budget_get_a_retryable_503(node: FakeNode)
         for count in (1, 2):
             _, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (PATHS[0], size) + b"{")
-            await eventually(lambda count=count: cortex.gateway.bodies.held == count * size)
+            await eventually(lambda count=count: cortex.gateway.bodies.reserved == count * size)
         for path in PATHS:
             reader, writer = await stack.enter_async_context(connected(cortex))
             writer.write(HEAD % (path, size) + b"{")
             status, headers, body = await read_response(reader)
             assert (status, headers[b"retry-after"]) == (503, b"2"), path
             assert "memory" in json.loads(body)["error"]["message"]
-    assert cortex.gateway.bodies.held == 0
+    assert cortex.gateway.bodies.reserved == 0

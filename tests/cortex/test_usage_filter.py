@@ -9,7 +9,7 @@ import pytest
 from cortex import fake_node
 from cortex.fake_node import CHOICE, DONE, FINAL, ROLE, USAGE, FakeNode, begin, chunk, event
 from cortex.running import Cortex, running_cortex
-from helexa.cortex.usage.usage_filter import MAX_HELD_BYTES, UsageFilter
+from helexa.cortex.usage.usage_filter import MAX_BUFFERED_BYTES, UsageFilter
 
 TEXT = [ROLE, chunk("Hel"), b": keep-alive\n\n", chunk('"usage": {"choices":[]}')]
 LAST_WITH_CHOICE = event(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}], usage=USAGE)
@@ -47,10 +47,10 @@ def test_done_marker_is_forwarded_at_once() -> None:
 
 
 def test_long_event_is_not_buffered() -> None:
-    usage_filter, long = UsageFilter(), chunk("x" * MAX_HELD_BYTES * 2)
+    usage_filter, long = UsageFilter(), chunk("x" * MAX_BUFFERED_BYTES * 2)
     passed = [usage_filter.feed(long[at : at + 1000]) for at in range(0, len(long), 1000)]
     assert b"".join(passed) == long
-    assert sum(not chunk for chunk in passed) <= MAX_HELD_BYTES // 1000 + 1
+    assert sum(not chunk for chunk in passed) <= MAX_BUFFERED_BYTES // 1000 + 1
     assert usage_filter.feed(FINAL) == b""
 
 

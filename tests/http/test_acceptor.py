@@ -10,14 +10,14 @@ import pytest
 from descriptors import no_descriptors
 from helexa.http.connections import acceptor
 from helexa.http.connections.connection_limits import ConnectionLimits
-from listening import GET, eventually, hello, listening, said
+from listening import GET, eventually, final_response, hello, listening
 
 TWO = ConnectionLimits(total=2, per_address=2, rejected=2)
 END = b"0\r\n\r\n"
 
 
-class Held:
-    """An application whose answers wait until they are released."""
+class HeldApplication:
+    """An application whose responses wait until `released` is set."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -35,34 +35,34 @@ class Held:
     ids=["total", "per address"],
 )
 async def test_connections_over_the_limit_get_a_503_with_retry_after(limits: ConnectionLimits) -> None:
-    answer = Held()
-    async with listening(answer, limits=limits) as (_, connect):
+    application = HeldApplication()
+    async with listening(application, limits=limits) as (_, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
-        await eventually(lambda: answer.running == 2)
+        await eventually(lambda: application.running == 2)
         for _ in range(5):
-            head, content = await said(await connect(), GET % b"b")
+            head, content = await final_response(await connect(), GET % b"b")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1\r\n" in head
             assert b"\r\nconnection: close" in head
             assert orjson.loads(content)["error"]["code"] == "rate_limit_exceeded"
-        answer.released.set()
+        application.released.set()
         for reader, _ in busy:
             assert (await reader.readuntil(END)).endswith(b"/a\r\n" + END)
 
 
-async def test_a_closed_connection_makes_room_for_another() -> None:
-    answer = Held()
-    answer.released.set()
-    async with listening(answer, limits=TWO, keep_alive_secs=1000) as (listener, connect):
+async def test_closed_connection_admits_another() -> None:
+    application = HeldApplication()
+    application.released.set()
+    async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
         for _ in range(10):
             reader, writer = await connect()
             writer.write(GET % b"a")
             await reader.readuntil(END)
             writer.close()
             await eventually(lambda: not listener._service.connections)
-    assert answer.running == 10
+    assert application.running == 10
 
 
 async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,37 +74,37 @@ async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.Monkey
         third = await connect()
         third[1].write(GET % b"b")
         assert (await third[0].readuntil(END)).startswith(b"HTTP/1.1 200 ")
-        assert await silent[0].read() == b""  # idle for longest
+        assert await silent[0].read() == b""  # the longest idle connection
 
 
 async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "IDLE_SECS", 0.0)
-    answer = Held()
-    async with listening(answer, limits=TWO) as (_, connect):
+    application = HeldApplication()
+    async with listening(application, limits=TWO) as (_, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
-        await eventually(lambda: answer.running == 2)
-        assert (await said(await connect(), GET % b"b"))[0].startswith(b"HTTP/1.1 503 ")
-        answer.released.set()
+        await eventually(lambda: application.running == 2)
+        assert (await final_response(await connect(), GET % b"b"))[0].startswith(b"HTTP/1.1 503 ")
+        application.released.set()
         for reader, _ in busy:
             await reader.readuntil(END)
 
 
 async def test_connections_wait_while_too_many_are_rejected() -> None:
-    answer = Held()
-    async with listening(answer, limits=TWO, keep_alive_secs=1000) as (listener, connect):
+    application = HeldApplication()
+    async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
-        await eventually(lambda: answer.running == 2)
-        others = [await connect() for _ in range(20)]
+        await eventually(lambda: application.running == 2)
+        waiting = [await connect() for _ in range(20)]
         await eventually(lambda: len(listener._service.connections) == 4)
-        for reader, writer in others:
-            assert (await said((reader, writer), GET % b"b"))[0].startswith(b"HTTP/1.1 503 ")
+        for reader, writer in waiting:
+            assert (await final_response((reader, writer), GET % b"b"))[0].startswith(b"HTTP/1.1 503 ")
             assert len(listener._service.connections) <= 4
             writer.close()
-        answer.released.set()
+        application.released.set()
 
 
 async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:

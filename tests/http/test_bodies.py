@@ -1,4 +1,4 @@
-"""The memory and the time that request bodies may take."""
+"""Limits on the memory and the duration of request bodies."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from helexa.core.errors import ApiError
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connections import call
-from helexa.http.connections.call import BODY_SECS, LONGEST_BODY_SECS, body_secs
+from helexa.http.connections.call import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
 from listening import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -16,7 +16,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 async def size_of_body(scope: Any, receive: Any, send: Any) -> None:
-    """Answer with the size of the body, or with the error of reading it."""
+    """Respond with the size of the request body, and with the status of the error if reading it fails."""
     size, more, status = 0, True, 200
     try:
         while more:
@@ -34,72 +34,72 @@ async def size_of_body(scope: Any, receive: Any, send: Any) -> None:
     await send(body(content))
 
 
-async def asked(streams: Streams, request: bytes) -> tuple[int, int]:
-    """Status and size."""
+async def response_size(streams: Streams, request: bytes) -> tuple[int, int]:
+    """Send `request`; return the response's status and the body size that the application counted."""
     streams[1].write(request)
     head = await streams[0].readuntil(b"\r\n\r\n")
     length = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
     return int(head.split()[1]), int(await streams[0].readexactly(length))
 
 
-async def test_declared_length_is_reserved_before_the_body_comes() -> None:
+async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(HEAD % 400)
-        await eventually(lambda: bodies.held == 400)
-        assert (await asked(second, HEAD % 101 + bytes(101)))[0] == 503
-        assert await asked(second, HEAD % 100 + bytes(100)) == (
+        await eventually(lambda: bodies.reserved == 400)
+        assert (await response_size(second, HEAD % 101 + bytes(101)))[0] == 503
+        assert await response_size(second, HEAD % 100 + bytes(100)) == (
             200,
             100,
-        )  # the rejected body is not taken for a request
-        assert await asked(first, bytes(400)) == (200, 400)
-        assert bodies.held == 0
-        assert await asked(second, HEAD % 500 + bytes(500)) == (200, 500)
+        )  # the rejected body is not parsed as a request
+        assert await response_size(first, bytes(400)) == (200, 400)
+        assert bodies.reserved == 0
+        assert await response_size(second, HEAD % 500 + bytes(500)) == (200, 500)
 
 
-async def test_chunked_body_is_reserved_as_it_comes() -> None:
+async def test_chunked_body_is_reserved_as_it_arrives() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(CHUNKED + b"64\r\n" + bytes(100) + b"\r\n")
-        await eventually(lambda: bodies.held == 100)
+        await eventually(lambda: bodies.reserved == 100)
         second[1].write(CHUNKED + b"12c\r\n" + bytes(300) + b"\r\n")
-        await eventually(lambda: bodies.held == 400)
-        assert (await asked(second, b"c8\r\n" + bytes(200) + b"\r\n"))[0] == 503
-        await eventually(lambda: bodies.held == 100)
-        assert await asked(first, b"0\r\n\r\n") == (200, 100)
-        assert await asked(second, b"0\r\n\r\n" + HEAD % 5 + b"hello") == (200, 5)
-    assert bodies.held == 0
+        await eventually(lambda: bodies.reserved == 400)
+        assert (await response_size(second, b"c8\r\n" + bytes(200) + b"\r\n"))[0] == 503
+        await eventually(lambda: bodies.reserved == 100)
+        assert await response_size(first, b"0\r\n\r\n") == (200, 100)
+        assert await response_size(second, b"0\r\n\r\n" + HEAD % 5 + b"hello") == (200, 5)
+    assert bodies.reserved == 0
 
 
-async def test_bytes_are_released_when_the_client_hangs_up() -> None:
+async def test_bytes_are_released_when_the_client_disconnects() -> None:
     bodies = BodyBudget(1000)
     async with listening(size_of_body, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 400 + bytes(10))
-        await eventually(lambda: bodies.held == 400)
+        await eventually(lambda: bodies.reserved == 400)
         writer.close()
-        await eventually(lambda: bodies.held == 0)
+        await eventually(lambda: bodies.reserved == 0)
 
 
 async def test_bytes_stay_reserved_until_the_application_returns() -> None:
     returns = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await returns.wait()
 
     bodies = BodyBudget(1000)
-    async with listening(answer, bodies=bodies) as (_, connect):
+    async with listening(application, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 5 + b"hello")
-        await eventually(lambda: bodies.held == 5)
+        await eventually(lambda: bodies.reserved == 5)
         returns.set()
-        await eventually(lambda: bodies.held == 0)
+        await eventually(lambda: bodies.reserved == 0)
 
 
-def test_an_address_gets_half_of_the_budget() -> None:
+def test_one_address_gets_half_of_the_budget() -> None:
     bodies = BodyBudget(1000)
     bodies.reserve("a", 500)
     with pytest.raises(ApiError):
@@ -110,7 +110,7 @@ def test_an_address_gets_half_of_the_budget() -> None:
     bodies.reserve("c", 100)
     for address, size in (("a", 500), ("b", 400), ("c", 100)):
         bodies.release(address, size)
-    assert bodies.held == 0
+    assert bodies.reserved == 0
     bodies.reserve("a", 500)
 
 
@@ -119,14 +119,14 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
     secs = [body_secs(size) for size in sizes]
     assert secs == sorted(secs)
     assert secs[0] == BODY_SECS
-    assert secs[-1] < BODY_SECS + LONGEST_BODY_SECS
+    assert secs[-1] < BODY_SECS + MAX_EXTRA_BODY_SECS
     for size in sizes[:-1]:
         assert body_secs(size) > size / 125_000  # an uplink of 1 Mbit/s
 
 
 async def test_body_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.2)
-    monkeypatch.setattr(call, "LONGEST_BODY_SECS", 0.01)
+    monkeypatch.setattr(call, "MAX_EXTRA_BODY_SECS", 0.01)
     async with listening(size_of_body) as (_, connect):
         reader, writer = await connect()
         writer.write(HEAD % 10**8)

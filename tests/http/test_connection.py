@@ -1,4 +1,4 @@
-"""A listener with applications that do what they should not, and clients that do what they may; over raw sockets."""
+"""HTTP connections over raw sockets: framing, pipelining, backpressure, disconnects, faulty applications."""
 
 import asyncio
 from typing import Any
@@ -10,40 +10,42 @@ from helexa.core.errors import HelexaError
 from helexa.http.connections import connection
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.listener import Listener, bind
-from listening import GET, OK, body, hello, listening, said, start
+from listening import GET, OK, body, final_response, hello, listening, start
 
 
-async def test_an_answer_without_a_length_is_in_chunks() -> None:
+async def test_response_without_a_length_is_chunked() -> None:
     async with listening(hello) as (_, connect):
-        head, content = await said(await connect(), GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % b"a")
+        head, content = await final_response(
+            await connect(), GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % b"a"
+        )
     assert head.startswith(b"HTTP/1.1 200 OK\r\ndate: ")
     assert head.endswith(b" GMT\r\nx-a: b\r\nconnection: close\r\ntransfer-encoding: chunked")
     assert content == b"6\r\nhello \r\n2\r\n/a\r\n0\r\n\r\n"
 
 
-async def test_who_speaks_http_1_0_knows_no_chunks() -> None:
+async def test_http_1_0_response_is_not_chunked() -> None:
     async with listening(hello) as (_, connect):
-        head, content = await said(await connect(), b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        head, content = await final_response(await connect(), b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
     assert head.endswith(b"x-a: b\r\nconnection: close")
     assert content == b"hello /a"
 
 
-async def test_who_asks_for_a_head_gets_no_body() -> None:
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+async def test_head_request_gets_no_body() -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         await send(start((b"content-length", b"5")))
         await send(body(b"hello"))
 
     head = b"HEAD / HTTP/1.1\r\nHost: x\r\n%s\r\n"
-    async with listening(answer) as (_, connect):
-        _, rest = await said(await connect(), head % b"" + head % b"Connection: close\r\n")
-    assert rest.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert rest.endswith(b"content-length: 5\r\nconnection: close\r\n\r\n")
+    async with listening(application) as (_, connect):
+        _, remaining = await final_response(await connect(), head % b"" + head % b"Connection: close\r\n")
+    assert remaining.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert remaining.endswith(b"content-length: 5\r\nconnection: close\r\n\r\n")
 
 
-async def test_answers_come_in_the_order_of_the_requests() -> None:
+async def test_pipelined_responses_are_in_request_order() -> None:
     running = 0
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         nonlocal running
         running += 1
         assert running == 1
@@ -53,53 +55,53 @@ async def test_answers_come_in_the_order_of_the_requests() -> None:
         await hello(scope, receive, send)
 
     numbers = [b"%d" % number for number in range(100)]
-    async with listening(answer) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         for number in numbers:
             head = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (number, len(number))
             writer.write(head + number)
-            await asyncio.sleep(0)  # most come while others wait
+            await asyncio.sleep(0)  # most requests arrive while earlier ones wait
         for number in numbers:
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%s\r\n0\r\n\r\n" % number)
 
 
-async def test_no_more_requests_are_read_than_may_wait() -> None:
-    answered = asyncio.Event()
+async def test_pipelined_requests_are_bounded() -> None:
+    released = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await answered.wait()
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await released.wait()
         await hello(scope, receive, send)
 
-    async with listening(answer) as (listener, connect):
+    async with listening(application) as (listener, connect):
         reader, writer = await connect()
         for number in range(1000):
             writer.write(GET % b"%d" % number)
             await writer.drain()
             await asyncio.sleep(0)
-        (one,) = listener._service.connections
-        assert 1 < len(one._calls) < 500
-        answered.set()
+        (server_side,) = listener._service.connections
+        assert 1 < len(server_side._calls) < 500
+        released.set()
         for number in range(1000):
             assert (await reader.readuntil(b"0\r\n\r\n")).endswith(b"/%d\r\n0\r\n\r\n" % number)
 
 
-async def test_a_request_before_one_that_is_none_is_not_begun() -> None:
-    heard: list[str] = []
+async def test_request_before_a_malformed_one_sees_a_disconnect() -> None:
+    received: list[str] = []
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        heard.append((await receive())["type"])
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        received.append((await receive())["type"])
 
-    async with listening(answer) as (_, connect):
-        head, _ = await said(await connect(), GET % b"" + b"what?\r\n\r\n")
+    async with listening(application) as (_, connect):
+        head, _ = await final_response(await connect(), GET % b"" + b"what?\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
-    assert heard == ["http.disconnect"]
+    assert received == ["http.disconnect"]
 
 
-async def test_no_more_is_read_than_is_taken() -> None:
-    taken = asyncio.Event()
+async def test_reading_pauses_until_the_application_receives() -> None:
+    reading = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await taken.wait()
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await reading.wait()
         size = 0
         while (message := await receive())["more_body"]:
             size += len(message["body"])
@@ -108,28 +110,28 @@ async def test_no_more_is_read_than_is_taken() -> None:
 
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     size = 64 << 20
-    async with listening(answer) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         writer.write(head % size + bytes(size))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await writer.drain()
-        taken.set()
+        reading.set()
         assert (await reader.read()).endswith(b"\r\n8\r\n%d\r\n0\r\n\r\n" % size)
 
 
-async def test_no_more_is_written_than_is_taken() -> None:
+async def test_writing_pauses_until_the_client_reads() -> None:
     size, written = 1 << 20, 0
     blocked = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         nonlocal written
         await send(start((b"content-length", b"%d" % (200 * size))))
-        asyncio.get_running_loop().call_soon(blocked.set)  # which comes when the answer waits for the client
+        asyncio.get_running_loop().call_soon(blocked.set)  # runs when `send` waits for the client
         for written in range(1, 201):
             await send(body(bytes(size), more=written < 200))
 
-    async with listening(answer) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         await blocked.wait()
@@ -138,17 +140,17 @@ async def test_no_more_is_written_than_is_taken() -> None:
         assert written == 200
 
 
-HELD = b"POST /second HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + bytes(70000)
+UNREAD = b"POST /second HTTP/1.1\r\nHost: x\r\nContent-Length: 70000\r\n\r\n" + bytes(70000)
 
 
 @pytest.mark.parametrize(
-    "waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:", GET % b"more" * 17, HELD], ids=range(5)
+    "waiting", [b"", GET % b"second", b"GET /second HTTP/1.1\r\nHost:", GET % b"more" * 17, UNREAD], ids=range(5)
 )
-async def test_a_hang_up_ends_what_is_under_way(waiting: bytes) -> None:
+async def test_disconnect_ends_the_running_request(waiting: bytes) -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     begun = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         assert scope["path"] == "/first"
         assert (await receive())["more_body"] is False
         try:
@@ -159,9 +161,9 @@ async def test_a_hang_up_ends_what_is_under_way(waiting: bytes) -> None:
             task = asyncio.current_task()
             assert task is not None
             outcome.set_result(f"{(await receive())['type']} {task.cancelling()}")
-            await send(OK)  # to nobody
+            await send(OK)  # discarded: the client is gone
 
-    async with listening(answer) as (_, connect):
+    async with listening(application) as (_, connect):
         _, writer = await connect()
         writer.write(GET % b"first")
         await begun.wait()
@@ -171,14 +173,14 @@ async def test_a_hang_up_ends_what_is_under_way(waiting: bytes) -> None:
         assert await outcome == "http.disconnect 0"
 
 
-async def test_a_hang_up_is_noticed_by_who_waits_for_the_body() -> None:
+async def test_disconnect_is_received_while_waiting_for_the_body() -> None:
     outcome: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         assert (await receive())["body"] == b"a"
         outcome.set_result((await receive())["type"])
 
-    async with listening(answer) as (_, connect):
+    async with listening(application) as (_, connect):
         _, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na")
         await writer.drain()
@@ -187,30 +189,30 @@ async def test_a_hang_up_is_noticed_by_who_waits_for_the_body() -> None:
 
 
 async def refuse_to(*messages: dict[str, Any]) -> tuple[bytes, bytes]:
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
+    async def application(scope: Any, receive: Any, send: Any) -> None:
         for message in messages:
             await send(message)
 
-    async with listening(answer) as (_, connect):
-        return await said(await connect(), GET % b"" * 2)
+    async with listening(application) as (_, connect):
+        return await final_response(await connect(), GET % b"" * 2)
 
 
 FAULTS = {
     "nothing": [],
     "a line break in a header": [start((b"x-a", b"b\r\nx-c: d"))],
-    "another one": [start((b"x-a", b"b\nx-c: d"))],
-    "half a line break": [start((b"x-a", b"b\r"))],
+    "a line feed in a header": [start((b"x-a", b"b\nx-c: d"))],
+    "a carriage return in a header": [start((b"x-a", b"b\r"))],
     "NUL": [start((b"x-a", b"b\0"))],
     "framing": [start((b"transfer-encoding", b"chunked"))],
     "a body first": [body(b"a")],
     "no such status": [{**OK, "status": 999}],
-    "a status that is no answer's": [{**OK, "status": 101}],
-    "a length that is none": [start((b"content-length", b"x"))],
+    "an informational status": [{**OK, "status": 101}],
+    "a malformed length": [start((b"content-length", b"x"))],
 }
 
 
 @pytest.mark.parametrize("messages", FAULTS.values(), ids=FAULTS)
-async def test_a_faulty_application_is_an_error_in_the_envelope(messages: list[dict[str, Any]]) -> None:
+async def test_invalid_messages_of_an_application_give_a_500(messages: list[dict[str, Any]]) -> None:
     head, content = await refuse_to(*messages)
     assert head.startswith(b"HTTP/1.1 500 ")
     assert b"connection: close" in head
@@ -226,61 +228,61 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("messages", BROKEN.values(), ids=BROKEN)
-async def test_an_answer_that_breaks_off_ends_the_connection(messages: list[dict[str, Any]]) -> None:
+async def test_broken_response_closes_the_connection(messages: list[dict[str, Any]]) -> None:
     head, content = await refuse_to(*messages)
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert content in (b"abc", b"3\r\nabc\r\n")
 
 
-async def test_who_is_idle_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 1000.0)
     async with listening(hello, keep_alive_secs=0.05) as (_, connect):
-        assert (await said(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
+        assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
 
 
-async def test_idle_connections_are_kept_longer_than_reverse_proxies_keep_them() -> None:
+async def test_default_keep_alive_outlasts_reverse_proxies() -> None:
     async with listening(hello) as (listener, _):
         assert listener._service.keep_alive_secs > 60
 
 
-async def test_the_end_waits_for_answers_and_for_nobody_else() -> None:
-    asked, answered = asyncio.Event(), asyncio.Event()
+async def test_shutdown_waits_only_for_running_requests() -> None:
+    started, released = asyncio.Event(), asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        asked.set()
-        await answered.wait()
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        started.set()
+        await released.wait()
         await hello(scope, receive, send)
 
-    async with listening(answer, grace_secs=100, keep_alive_secs=1000) as (listener, connect):
+    async with listening(application, grace_secs=100, keep_alive_secs=1000) as (listener, connect):
         idle, busy = await connect(), await connect()
         busy[1].write(GET % b"a")
-        await asked.wait()
+        await started.wait()
         listener.should_exit = True
         assert await idle[0].read() == b""
         with pytest.raises(ConnectionError):
             await connect()
-        answered.set()
+        released.set()
         assert (await busy[0].read()).endswith(b"/a\r\n0\r\n\r\n")
 
 
-async def test_who_takes_too_long_at_the_end_is_cut_short() -> None:
-    asked = asyncio.Event()
+async def test_request_running_past_the_grace_period_gets_a_503() -> None:
+    started = asyncio.Event()
 
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        asked.set()
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        started.set()
         await asyncio.Event().wait()
 
-    async with listening(answer, grace_secs=0.05) as (listener, connect):
+    async with listening(application, grace_secs=0.05) as (listener, connect):
         streams = await connect()
         streams[1].write(GET % b"a")
-        await asked.wait()
+        await started.wait()
         listener.should_exit = True
-        head, content = await said(streams, b"")
+        head, content = await final_response(streams, b"")
     assert head.startswith(b"HTTP/1.1 503 ")
     assert orjson.loads(content)["error"]["code"] == "shutting_down"
 
 
-async def test_an_application_that_cannot_begin_is_not_served() -> None:
+async def test_failed_startup_of_the_application_is_raised() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "lifespan.startup.failed", "message": "no database"})
 

@@ -1,4 +1,4 @@
-"""The limit on open files, raised in a process of its own."""
+"""The limit on open files, raised in a separate process."""
 
 import subprocess
 import sys

@@ -179,7 +179,7 @@ async def smol(smollm2_gguf: Path) -> AsyncIterator[ServedModel]:
 async def generated(model: ServedModel, **fields: Any) -> tuple[str, str, list[tuple[str, str]], Finished]:
     """Return the reasoning, text, tool calls and last event of an answer."""
     messages = [{"role": "user", "content": "Think of an animal."}]
-    chat = ChatRequest.of({"model": MODEL, "messages": messages, "temperature": 1.0, "seed": 3, **fields})
+    chat = ChatRequest.from_value({"model": MODEL, "messages": messages, "temperature": 1.0, "seed": 3, **fields})
     async with aclosing(await converse(model, chat, "", thinks=False)) as stream:
         events: list[InferenceEvent] = [event async for event in stream]
     last = events[-1]
@@ -240,7 +240,7 @@ async def test_unenforceable_schema_keywords_are_ignored_on_request(smol: Served
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_several_answers_of_a_real_model_with_logprobs(smol: ServedModel) -> None:
-    chat = ChatRequest.of({**CHAT, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True})
+    chat = ChatRequest.from_value({**CHAT, "temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 12, "logprobs": True})
     async with aclosing(await converse(smol, chat, "")) as stream:
         events: list[Any] = [event async for event in stream]
     events_of_choices = [(event.index, event.event) for event in events[1:-1]]
@@ -256,7 +256,7 @@ async def test_several_answers_of_a_real_model_with_logprobs(smol: ServedModel) 
 
 async def test_grammar_check_continues_after_its_caller_is_canceled() -> None:
     model = scripted_model(answer("x"), template=AGENT_TEMPLATE)
-    chat = ChatRequest.of({**CHAT, "guided_regex": "[a-z]+"})
+    chat = ChatRequest.from_value({**CHAT, "guided_regex": "[a-z]+"})
     checking = asyncio.create_task(converse(model, chat, ""))
     await asyncio.sleep(0)
     checking.cancel()

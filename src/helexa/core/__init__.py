@@ -1,3 +1,4 @@
-"""Shared types and helpers: errors, configuration, wire formats. Imports no torch and no web framework, runs no I/O
-loop.
+"""Shared types and helpers: errors, configuration, wire formats.
+
+This package imports neither torch nor a web framework, and runs no event loop.
 """

@@ -18,7 +18,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Parse `host:port` or `[v6]:port`. An `Address` is returned unchanged.
+    """Return the `Address` for text of the form `host:port` or `[IPv6]:port`. An `Address` is returned unchanged.
 
     Raises:
         ValueError: the value is not an address.
@@ -35,7 +35,7 @@ def parse_address(text: object) -> object:
 
 
 def base_url(text: str) -> str:
-    """Return an http or https URL without a trailing slash.
+    """Check that `text` is an http or https URL, and return it without a trailing slash.
 
     Raises:
         ValueError: the text is not a valid URL, or contains credentials.
@@ -43,17 +43,17 @@ def base_url(text: str) -> str:
     if "@" in text:  # the message omits the text, which may contain a password
         raise ValueError("a URL with a user name or password is not supported")
     try:
-        url_parts = urlsplit(text)
-        host, port = (url_parts.hostname or "").encode("idna"), url_parts.port
+        split_url = urlsplit(text)
+        host, port = (split_url.hostname or "").encode("idna"), split_url.port
     except ValueError:
-        host, port, url_parts = b"", 0, urlsplit("")
-    if url_parts.scheme not in ("http", "https") or not host or port == 0 or url_parts.query or url_parts.fragment:
+        host, port, split_url = b"", 0, urlsplit("")
+    if split_url.scheme not in ("http", "https") or not host or port == 0 or split_url.query or split_url.fragment:
         raise ValueError(f"'{text}' is not a URL; write http://host:port")
     return text.rstrip("/")
 
 
 def host_name(text: str) -> str:
-    """Return a host name or IP address in lower case, an IPv6 address without brackets.
+    """Return a host name or IP address in lower case; an IPv6 address is returned without brackets.
 
     Raises:
         ValueError: the text is not a host.

@@ -51,9 +51,10 @@ class Profile(config.Section):
         pinned_on: names of the only nodes that may serve the model; empty for all nodes.
         residency_priority: eviction priority: a model is never evicted for a model of lower priority. Default 100, or
             1000 for a pinned model.
-        source: a scheme (`huggingface`) or a full source id (`pypi:package`); None for the node's default.
-        capabilities: used until a node reports its own.
-        limit: used until a node reports its own limits.
+        source: a source scheme such as `huggingface`, or a full source id such as `pypi:package`; None for the node's
+            default scheme.
+        capabilities: capabilities to list until a node reports the model's own.
+        limit: token limits to use until a node reports its own.
         cost: prices in USD per million tokens; None means unpriced.
     """
 
@@ -82,7 +83,7 @@ class Profile(config.Section):
         return self
 
     def full_source(self) -> str | None:
-        """Return the source id for nodes. A bare scheme is completed with the model's id.
+        """Return the full source id to send to nodes, or None without a source. A bare scheme gets the model's id.
 
         Raises:
             SourceError: the source is not valid.
@@ -126,7 +127,7 @@ class Catalogue(config.Section):
 def load(path: Path) -> Catalogue:
     """Read a catalogue.
 
-    A missing file yields an empty catalogue and a warning, because nodes may still serve their own models.
+    If the file is missing, log a warning and return an empty catalogue, because nodes may still serve other models.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid catalogue.

@@ -40,7 +40,8 @@ def load(
         schema: class of the configuration.
         path: TOML file; None for defaults only.
         env_prefix: prefix of the variables.
-        short_names: further variables, and the keys they set unless a variable with the full name is set.
+        short_names: keys of the configuration by the names of additional variables. A variable with a key's full name
+            takes precedence.
         environ: the environment; `os.environ` if None.
 
     Raises:
@@ -73,14 +74,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _explain(error: ValidationError, schema: type[BaseModel], file: str, origins: dict[tuple[str, ...], str]) -> str:
     first = error.errors(include_url=False)[0]
-    where = tuple(str(part) for part in first["loc"])
-    origin = next((origins[where[:end]] for end in range(len(where), 0, -1) if where[:end] in origins), file)
-    key = ".".join(where)
+    path = tuple(str(part) for part in first["loc"])
+    origin = next((origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins), file)
+    key = ".".join(path)
     if first["type"] != "extra_forbidden":
         return ": ".join(part for part in (origin, key, first["msg"].removeprefix("Value error, ")) if part)
-    known = _known_keys(schema, where[:-1])
-    near = difflib.get_close_matches(where[-1], known, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    known = _known_keys(schema, path[:-1])
+    matches = difflib.get_close_matches(path[-1], known, n=1)
+    hint = f"did you mean '{matches[0]}'?" if matches else f"known keys: {', '.join(sorted(known))}"
     return f"{origin}: unknown key '{key}'; {hint}"
 
 
@@ -100,7 +101,7 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):
-        found = _section_of(argument)
-        if found is not None:
-            return found
+        section = _section_of(argument)
+        if section is not None:
+            return section
     return None

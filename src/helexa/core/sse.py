@@ -14,7 +14,7 @@ MAX_EVENT_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event: its data lines joined, and its name (`message` by default)."""
+    """One event: its data lines joined by line feeds, and its name (`message` by default)."""
 
     data: str
     event: str = "message"
@@ -30,26 +30,26 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the end of the first event that ends in `data[begin:]`; 0 if none does."""
-    found = _EVENT_END.search(data, begin)
-    return 0 if found is None else found.end()
+    """Return the index after the first event that ends in `data[begin:]`; 0 if no event ends there."""
+    match = _EVENT_END.search(data, begin)
+    return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the end of the last event that ends within `data[begin:end]`; 0 if none does."""
+    """Return the index after the last event that ends in `data[begin:end]`; 0 if no event ends there."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
 
 class LineSplitter:
-    """Splits the bytes of an event stream into lines, for any chunking. A line ends with LF, CR or CRLF."""
+    """Splits an event stream that arrives in chunks into lines, which end with LF, CR or CRLF."""
 
     def __init__(self) -> None:
         self._line = bytearray()
         self._after_cr = False
 
     @property
-    def held_bytes(self) -> int:
+    def partial_bytes(self) -> int:
         """Number of bytes of the incomplete line."""
         return len(self._line)
 
@@ -65,13 +65,13 @@ class LineSplitter:
         self._line += chunk
         if b"\n" not in chunk:
             return []
-        *lines, rest = bytes(self._line).split(b"\n")
-        self._line = bytearray(rest)
+        *lines, partial_line = bytes(self._line).split(b"\n")
+        self._line = bytearray(partial_line)
         return lines
 
 
 class EventParser:
-    """Parses a byte stream into events, for any chunking."""
+    """Parses an event stream that arrives in chunks into events."""
 
     def __init__(self) -> None:
         self._lines = LineSplitter()
@@ -87,12 +87,12 @@ class EventParser:
             ValueError: an event is longer than `MAX_EVENT_BYTES`.
         """
         lines = self._lines.feed(chunk)
-        events = [event for line in lines if (event := self._take(line.decode("utf-8", "replace")))]
-        if self._lines.held_bytes + self._data_size > MAX_EVENT_BYTES:
+        events = [event for line in lines if (event := self._process_line(line.decode("utf-8", "replace")))]
+        if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
         return events
 
-    def _take(self, line: str) -> ServerSentEvent | None:
+    def _process_line(self, line: str) -> ServerSentEvent | None:
         """Process a line; an empty line ends an event."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
@@ -101,7 +101,7 @@ class EventParser:
             value = value.removeprefix(" ")
             if field == "data":
                 self._data.append(value)
-                self._data_size += len(value) + 1  # an empty line takes memory, too
+                self._data_size += len(value) + 1  # the joining line feed counts as well
             elif field == "event":
                 self._event = value
             return None

@@ -1,8 +1,8 @@
-"""Text tables for the command line, formatted by rich."""
+"""Plain-text tables for the command line, formatted by rich."""
 
 from collections.abc import Sequence
 
-_WIDEST = 1 << 20  # columns: wide enough that no table is cut or wrapped
+_MAX_WIDTH = 1 << 20  # columns: wide enough that no table is cut or wrapped
 
 
 def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right: Sequence[str] = ()) -> str:
@@ -23,7 +23,7 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right:
         table.add_column(heading, justify="right" if is_number or heading in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(_cell(value)) for value in row))
-    console = Console(color_system=None, width=_WIDEST)
+    console = Console(color_system=None, width=_MAX_WIDTH)
     with console.capture() as capture:
         console.print(table)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 Keys = tuple[str, ...]
 
 _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://")
-_NEAR = 0.9
-_MOST_NAMES = 8
+_MIN_SIMILARITY = 0.9
+_MAX_NAMES = 8
 
 
 def overlay(
     tree: dict[str, Any], schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> dict[Keys, str]:
-    """Set keys of `tree` from the variables; return the variable that set each key.
+    """Set keys of `tree` from environment variables; return the name of the variable that set each key.
 
     Former names of tables in `tree` and in variables are first replaced by the current names. If several variables set
     one key, the current full name wins over a former name, and a former name over a name in `short`.
@@ -39,7 +39,9 @@ def overlay(
     """
     _rename_tables(tree, schema)
     origins: dict[Keys, str] = {}
-    for name, keys in sorted(_known(schema, prefix, short, environ), key=lambda item: _precedence(*item, prefix)):
+    for name, keys in sorted(
+        _matching_variables(schema, prefix, short, environ), key=lambda item: _precedence(*item, prefix)
+    ):
         table = tree
         for key in keys[:-1]:
             table = table.setdefault(key, {})
@@ -58,18 +60,22 @@ def log_unknown_variables(
     others: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log one line about variables that begin with `prefix` and have no effect; as a warning if one looks misspelled.
+    """Log variables that begin with `prefix` and have no effect, as a warning if one looks misspelled.
 
-    `others` are variables that are read elsewhere.
+    `others` are names of variables that other code reads; they are not logged.
     """
     short = short or {}
-    known_names = {name for name, _ in _known(schema, prefix, short, environ)} | set(others)
+    known_names = {name for name, _ in _matching_variables(schema, prefix, short, environ)} | set(others)
     unknown = [name for name in sorted(environ) if name.startswith(prefix) and name not in known_names]
     names = [prefix + "__".join(keys).upper() for keys in _paths(schema)] + [*short]
-    similar = {name: difflib.get_close_matches(name, names, n=1, cutoff=_NEAR) for name in unknown if name not in names}
+    similar = {
+        name: difflib.get_close_matches(name, names, n=1, cutoff=_MIN_SIMILARITY)
+        for name in unknown
+        if name not in names
+    }
     misspelled = [f"{name} (did you mean {match[0]}?)" for name, match in similar.items() if match]
     if unknown:
-        listed = (misspelled or unknown)[:_MOST_NAMES]
+        listed = (misspelled or unknown)[:_MAX_NAMES]
         not_listed = len(unknown) - len(listed)
         log.log(
             logging.WARNING if misspelled else logging.INFO,
@@ -79,7 +85,7 @@ def log_unknown_variables(
         )
 
 
-def _known(
+def _matching_variables(
     schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Keys]]:
     """Yield the variables that set a key, each with its key."""
@@ -112,7 +118,7 @@ def _resolve(annotation: Any, keys: Keys) -> Keys | None:
     if get_origin(annotation) is dict:
         path = _resolve(arguments[1], keys[1:]) if keys[0] else None
         return None if path is None else (keys[0], *path)
-    return next((path for part in arguments if (path := _resolve(part, keys)) is not None), None)
+    return next((path for argument in arguments if (path := _resolve(argument, keys)) is not None), None)
 
 
 def _paths(schema: type[BaseModel]) -> Iterator[Keys]:

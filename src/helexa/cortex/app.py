@@ -13,10 +13,10 @@ from helexa.cortex.access.origin import OriginGuard
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.ledger.storage.database import DatabaseError
 from helexa.cortex.requests.error_response import (
-    refuse_anything,
-    refuse_api_error,
-    refuse_http_error,
-    refuse_without_database,
+    handle_api_error,
+    handle_database_error,
+    handle_http_error,
+    handle_unexpected_error,
 )
 from helexa.cortex.routes.access import admin, public, user, viewer
 from helexa.cortex.routes.activity import list_activity
@@ -93,10 +93,10 @@ def create_app(gateway: Gateway) -> ASGIApp:
     app = Starlette(
         routes=ROUTES,
         exception_handlers={
-            ApiError: refuse_api_error,
-            HTTPException: refuse_http_error,
-            DatabaseError: refuse_without_database,
-            Exception: refuse_anything,
+            ApiError: handle_api_error,
+            HTTPException: handle_http_error,
+            DatabaseError: handle_database_error,
+            Exception: handle_unexpected_error,
         },
     )
     app.state.gateway = gateway

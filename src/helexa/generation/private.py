@@ -200,7 +200,7 @@ class PrivateTarget:
                 raise service_unavailable(f"model '{self.model}' is not loaded", retry_after=1)
             model = self._registry.get(self.model)
             body = {"max_tokens": model.context_length, **request.body(self.model)}
-            events = await converse(model, ChatRequest.of(body), _PRINCIPAL)
+            events = await converse(model, ChatRequest.from_value(body), _PRINCIPAL)
             async with aclosing(events):
                 async for event in events:
                     if isinstance(event, Failed):

@@ -14,12 +14,12 @@ class BodyBudget:
 
     Attributes:
         total: the budget in bytes; may be changed at any time.
-        held: bytes that are reserved now.
+        reserved: bytes that are reserved now.
     """
 
     def __init__(self, total: int = DEFAULT_BYTES) -> None:
         self.total = total
-        self.held = 0
+        self.reserved = 0
         self._by_address: dict[str, int] = {}
 
     def reserve(self, address: str, size: int) -> None:
@@ -29,16 +29,16 @@ class BodyBudget:
             ApiError: 503: the bytes are not available.
         """
         address_bytes = self._by_address.get(address, 0) + size
-        if self.held + size > self.total or address_bytes > self.total // 2:
-            raise overloaded("the request bodies in progress use all memory that is set aside for them", _RETRY_SECS)
-        self.held += size
+        if self.reserved + size > self.total or address_bytes > self.total // 2:
+            raise overloaded("the memory for request bodies is used up; try again", _RETRY_SECS)
+        self.reserved += size
         self._by_address[address] = address_bytes
 
     def release(self, address: str, size: int) -> None:
         """Return `size` bytes that were reserved for `address`."""
-        self.held -= size
-        bytes_left = self._by_address[address] - size
-        if bytes_left:
-            self._by_address[address] = bytes_left
+        self.reserved -= size
+        remaining_bytes = self._by_address[address] - size
+        if remaining_bytes:
+            self._by_address[address] = remaining_bytes
         else:
             del self._by_address[address]

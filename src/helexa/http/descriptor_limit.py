@@ -4,13 +4,13 @@ import resource
 from contextlib import suppress
 
 # Child processes may loop over all descriptors up to the limit, which can be 2**30 in a container.
-_MOST_DESCRIPTORS = 1 << 16
+_MAX_DESCRIPTORS = 1 << 16
 
 
 def raise_descriptor_limit() -> int:
     """Raise the soft limit on open files to the hard limit, at most 65,536; return the soft limit in effect."""
     soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target_limit = _MOST_DESCRIPTORS if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MOST_DESCRIPTORS)
+    target_limit = _MAX_DESCRIPTORS if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MAX_DESCRIPTORS)
     if soft_limit != resource.RLIM_INFINITY and soft_limit < target_limit:
         with suppress(ValueError, OSError):  # macOS allows less than the hard limit that it reports
             resource.setrlimit(resource.RLIMIT_NOFILE, (target_limit, hard_limit))
@@ -20,4 +20,4 @@ def raise_descriptor_limit() -> int:
 def descriptor_limit() -> int:
     """Return the soft limit on open files, at most 65,536."""
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_DESCRIPTORS if soft_limit == resource.RLIM_INFINITY else min(soft_limit, _MOST_DESCRIPTORS)
+    return _MAX_DESCRIPTORS if soft_limit == resource.RLIM_INFINITY else min(soft_limit, _MAX_DESCRIPTORS)

@@ -14,42 +14,42 @@ class Lifespan:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._told: asyncio.Queue[Message] = asyncio.Queue()
-        self._answers: asyncio.Queue[Message] = asyncio.Queue()
+        self._events: asyncio.Queue[Message] = asyncio.Queue()
+        self._acknowledgements: asyncio.Queue[Message] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Return when the application is ready.
+        """Start the application and wait until it is ready.
 
         Raises:
             HelexaError: the application reported a failed startup. Exceptions of the application propagate unchanged.
         """
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": {}}
         self._task = asyncio.ensure_future(self._run(scope))
-        await self._tell("startup")
+        await self._send_event("startup")
 
     async def end(self) -> None:
-        """Return when the application has shut down.
+        """Shut the application down and wait until it has done so.
 
         Raises:
             HelexaError: the application reported a failed shutdown. Exceptions of the application propagate unchanged.
         """
-        await self._tell("shutdown")
+        await self._send_event("shutdown")
         assert self._task is not None
         await asyncio.wait((self._task,), timeout=_RETURN_SECS)
 
     async def _run(self, scope: Message) -> None:
-        await self._app(scope, self._told.get, self._answers.put)
+        await self._app(scope, self._events.get, self._acknowledgements.put)
 
-    async def _tell(self, what: str) -> None:
+    async def _send_event(self, phase: str) -> None:
         assert self._task is not None
-        self._told.put_nowait({"type": f"lifespan.{what}"})
-        answer = asyncio.ensure_future(self._answers.get())
-        await asyncio.wait((answer, self._task), return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
-            answer.cancel()
+        self._events.put_nowait({"type": f"lifespan.{phase}"})
+        acknowledgement = asyncio.ensure_future(self._acknowledgements.get())
+        await asyncio.wait((acknowledgement, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not acknowledgement.done():
+            acknowledgement.cancel()
             self._task.result()
-            raise HelexaError(f"the application ended before its {what}")
-        message = answer.result()
-        if message["type"] != f"lifespan.{what}.complete":
-            raise HelexaError(message.get("message") or f"the application failed at its {what}")
+            raise HelexaError(f"the application ended during {phase}")
+        message = acknowledgement.result()
+        if message["type"] != f"lifespan.{phase}.complete":
+            raise HelexaError(message.get("message") or f"the application failed during {phase}")

@@ -24,10 +24,10 @@ from helexa.http.service import Service
 log = logging.getLogger(__name__)
 
 _BACKLOG = 2048
-# Longer than reverse proxies (nginx, AWS: 60) and gateways (4) keep an idle connection. A server that closes first may
-# close when the next request arrives, and a proxy without a response to a POST answers 502.
+# Longer than reverse proxies (nginx, AWS: 60 s) and the gateway (4 s) keep an idle connection. A server that closes
+# first may do so just when the next request arrives, and the proxy returns a 502.
 _KEEP_ALIVE_SECS = 75
-_LAST_WORDS_SECS = 1
+_CANCEL_SECS = 1
 
 
 class AddressInUseError(HelexaError):
@@ -46,7 +46,7 @@ class Listener:
         keep_alive_secs: seconds an idle connection stays open.
 
     Attributes:
-        started: the server listens or has listened.
+        started: True once the server has begun to listen.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Listener:
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server shall exit."""
+        """Whether the server is to exit; can be set to True only."""
         return self._exit.is_set()
 
     @should_exit.setter
@@ -110,11 +110,13 @@ class Listener:
                     await asyncio.wait(service.tasks)
         if service.tasks:
             log.error(
-                "%d requests are ended: they had %s s after the end was told", len(service.tasks), self._grace_secs
+                "canceled %d requests that did not end within %s s of the shutdown",
+                len(service.tasks),
+                self._grace_secs,
             )
             for task in service.tasks:
                 task.cancel()
-            await asyncio.wait(service.tasks, timeout=_LAST_WORDS_SECS)
+            await asyncio.wait(service.tasks, timeout=_CANCEL_SECS)
         for connection in list(service.connections):
             connection.close()
 
@@ -126,19 +128,19 @@ def bind(address: tuple[str, int]) -> socket.socket:
         HelexaError: the address is in use or not available.
     """
     host, port = address
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    display_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        families = [found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        families = [info[0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         # All clients try 127.0.0.1 for `localhost`; some do not try ::1.
         family = socket.AF_INET if socket.AF_INET in families else families[0]
         bound = socket.create_server(address, family=family, backlog=_BACKLOG)
     except UnicodeError:
-        raise HelexaError(f"cannot listen on {shown}: there can be no such host") from None
+        raise HelexaError(f"cannot listen on {display_address}: the host name is invalid") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise AddressInUseError(f"cannot listen on {shown}: {os.strerror(errno.EADDRINUSE)}") from None
+            raise AddressInUseError(f"cannot listen on {display_address}: {os.strerror(errno.EADDRINUSE)}") from None
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
-        raise HelexaError(f"cannot listen on {shown}: {reason}") from None
+        raise HelexaError(f"cannot listen on {display_address}: {reason}") from None
     enable_tcp_keep_alive(bound)  # accepted connections inherit the setting
     return bound
 

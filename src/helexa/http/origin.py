@@ -1,8 +1,8 @@
-"""Checks of the `Host` and `Origin` headers, to recognize requests of other sites' web pages.
+"""Checks of the `Host` and `Origin` headers, to detect requests from web pages of other sites.
 
-A browser sends requests of any web page to any address, including this machine's address, and names the page in
-`Origin`. With DNS rebinding, a page's own domain name resolves to this machine: the page then has the server's origin,
-but its domain name is in `Host`.
+A browser lets any web page send requests to any address, including this machine's, and states the page's origin in
+`Origin`. With DNS rebinding, the page's own domain name resolves to this machine. The page then has the same origin as
+the server, but `Host` contains its domain name.
 """
 
 import ipaddress

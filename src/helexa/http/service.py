@@ -42,11 +42,11 @@ class Service:
         keep_alive_secs: seconds an idle connection stays open.
         bodies: memory budget of request bodies.
         connections: the open connections.
-        idle: connections without a request, with the time since when they are idle (the event loop's clock), the
-            longest idle first.
+        idle: connections without a request, longest idle first. The value is the time at which the connection became
+            idle, by the event loop's clock.
         tasks: tasks of requests. A connection may close before its last task ends.
-        stopping: connections close after their current requests.
-        all_gone: set when the last connection closes during `stopping`.
+        stopping: True during shutdown: each connection closes after its current requests.
+        all_gone: event that is set when the last connection closes during shutdown.
     """
 
     app: ASGIApp
@@ -68,7 +68,7 @@ class Service:
             self._date = b"date: %s\r\n" % formatdate(second, usegmt=True).encode()
         return self._date
 
-    def leave(self, connection: OpenConnection) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         """Remove a closed connection."""
         self.connections.discard(connection)
         self.idle.pop(connection, None)

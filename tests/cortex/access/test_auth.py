@@ -1,4 +1,4 @@
-"""Who is let in, on the gatekeeper itself: no socket, a clock by hand."""
+"""The gatekeeper, without sockets and with a fixed clock: accepted and rejected keys."""
 
 import dataclasses
 import logging
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helexa.core.errors import ApiError, ConfigError
 from helexa.cortex.access.auth import Gatekeeper, allows, authorise, shown_secret
-from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of, hint_of, new_secret, static_keys
+from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of, hint_of, new_secret, static_keys
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.config import EntitlementsSection
 
@@ -42,7 +42,7 @@ def bearer(secret: bytes) -> list[tuple[bytes, bytes]]:
     return [(b"host", b"h"), (b"authorization", b"Bearer " + secret)]
 
 
-def refusal_of(keeper: Gatekeeper, headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None, str, str]:
+def error_of(keeper: Gatekeeper, headers: list[tuple[bytes, bytes]]) -> tuple[int, str | None, str, str]:
     with pytest.raises(ApiError) as caught:
         keeper.admit(headers)
     return caught.value.status, caught.value.code, caught.value.type, str(caught.value)
@@ -63,11 +63,11 @@ MISSING = "missing API key; supply 'Authorization: Bearer <key>'"
         ([(b"x-api-key", b" ")], MISSING),
         (bearer(b"placeholder"), "invalid API key"),
         (bearer(b"alice's "[:-2]), "invalid API key"),
-        ([(b"x-api-key", b"x" * (LONGEST_SECRET + 1))], "invalid API key"),
+        ([(b"x-api-key", b"x" * (MAX_SECRET_BYTES + 1))], "invalid API key"),
     ],
 )
-def test_without_a_known_key(headers: list[tuple[bytes, bytes]], message: str) -> None:
-    assert refusal_of(gatekeeper(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
+def test_missing_or_unknown_key_is_rejected(headers: list[tuple[bytes, bytes]], message: str) -> None:
+    assert error_of(gatekeeper(), headers) == (401, "invalid_api_key", "invalid_request_error", message)
     assert gatekeeper(require_auth=False).admit(headers) is None
 
 
@@ -83,42 +83,42 @@ def test_without_a_known_key(headers: list[tuple[bytes, bytes]], message: str) -
         [(b"authorization", b"Basic eDp5"), (b"x-api-key", b"alice's")],
     ],
 )
-def test_a_known_key_is_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
+def test_known_key_returns_its_principal(require_auth: bool, headers: list[tuple[bytes, bytes]]) -> None:
     assert gatekeeper(require_auth=require_auth).admit(headers) is ALICE
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
-def test_a_key_that_once_was_good_is_always_refused(require_auth: bool) -> None:
+def test_revoked_or_expired_key_is_rejected(require_auth: bool) -> None:
     keeper = gatekeeper(require_auth=require_auth)
-    assert refusal_of(keeper, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
-    assert refusal_of(keeper, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
+    assert error_of(keeper, bearer(b"bob's"))[0::3] == (401, "this API key was revoked")
+    assert error_of(keeper, bearer(b"eve's"))[0::3] == (401, "this API key has expired")
     assert keeper.admit(bearer(b"dan's")) is not None
 
 
 @pytest.mark.parametrize("require_auth", [True, False])
-def test_two_different_keys_are_nobody(require_auth: bool) -> None:
+def test_two_different_keys_are_rejected(require_auth: bool) -> None:
     for headers in ([*bearer(b"alice's"), (b"x-api-key", b"root's")], [*bearer(b"alice's"), *bearer(b"other")]):
-        status, code, _, message = refusal_of(gatekeeper(require_auth=require_auth), headers)
+        status, code, _, message = error_of(gatekeeper(require_auth=require_auth), headers)
         assert (status, code) == (400, "conflicting_api_keys")
         assert "two different API keys" in message
 
 
-def test_stored_keys_are_exchanged_at_once_and_static_ones_stay() -> None:
+def test_replace_swaps_stored_keys_and_keeps_static_ones() -> None:
     keeper = gatekeeper()
     assert keeper.admit(bearer(b"root's")) == ROOT
     keeper.replace([key(Principal("x", "x"), b"x's"), key(ROOT, b"alice's", revoked_at=1.0)])
     assert keeper.admit(bearer(b"x's")) is not None
     assert keeper.admit(bearer(b"alice's")) is ALICE
-    assert refusal_of(keeper, bearer(b"root's"))[3] == "invalid API key"
+    assert error_of(keeper, bearer(b"root's"))[3] == "invalid API key"
 
 
-def test_endless_secrets_are_not_even_hashed() -> None:
-    endless = b"x" * (LONGEST_SECRET + 1)
+def test_overlong_secrets_are_rejected() -> None:
+    endless = b"x" * (MAX_SECRET_BYTES + 1)
     assert Gatekeeper(False, [key(ALICE, endless)]).admit(bearer(endless)) is None
     assert Gatekeeper(False, [key(ALICE, endless[1:])]).admit(bearer(endless[1:])) is ALICE
 
 
-def test_the_admin_api_is_for_admins() -> None:
+def test_admin_api_requires_an_admin_key() -> None:
     for require_auth in (True, False):
         keeper = gatekeeper(require_auth=require_auth)
         assert keeper.admit_admin(bearer(b"root's")) == ROOT
@@ -128,7 +128,7 @@ def test_the_admin_api_is_for_admins() -> None:
             assert caught.value.status == status
 
 
-def test_models() -> None:
+def test_key_with_a_model_list_may_use_only_these_models() -> None:
     some = dataclasses.replace(ALICE, models=frozenset({"Org/M"}))
     assert allows(None, "Org/X")
     assert allows(ALICE, "Org/X")
@@ -143,7 +143,7 @@ def test_models() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"accept"]), st.binary(max_size=40))))
-def test_whatever_the_headers_say_nobody_becomes_somebody(headers: list[tuple[bytes, bytes]]) -> None:
+def test_arbitrary_headers_admit_no_principal(headers: list[tuple[bytes, bytes]]) -> None:
     try:
         assert gatekeeper(require_auth=False).admit(headers) is None
     except ApiError as error:
@@ -151,21 +151,21 @@ def test_whatever_the_headers_say_nobody_becomes_somebody(headers: list[tuple[by
 
 
 @given(token, blanks, blanks, st.sampled_from([b"Bearer ", b"bearer ", b"BEARER  "]))
-def test_the_shown_secret_is_the_token(secret: bytes, before: bytes, after: bytes, scheme: bytes) -> None:
-    assert shown_secret([(b"x-api-key", before + secret + after)]) == secret
-    assert shown_secret([(b"authorization", before + scheme + secret + after)]) == secret
+def test_shown_secret_has_no_blanks(secret: bytes, leading: bytes, trailing: bytes, scheme: bytes) -> None:
+    assert shown_secret([(b"x-api-key", leading + secret + trailing)]) == secret
+    assert shown_secret([(b"authorization", leading + scheme + secret + trailing)]) == secret
 
 
-def test_new_secrets_are_long_random_and_hidden(caplog: pytest.LogCaptureFixture) -> None:
-    made = {new_secret().get_secret_value() for _ in range(100)}
-    assert len(made) == 100
-    for secret in made:
+def test_new_secrets_are_random_and_never_printed(caplog: pytest.LogCaptureFixture) -> None:
+    secrets = {new_secret().get_secret_value() for _ in range(100)}
+    assert len(secrets) == 100
+    for secret in secrets:
         assert secret.startswith("hlx_") and len(secret) == 47 and secret[4:].isalnum() and secret.isascii()
     secret = new_secret()
     assert secret.get_secret_value() not in repr(secret)
     assert secret.get_secret_value().startswith(hint_of(secret)) and len(hint_of(secret)) == 8
-    one = key(ALICE, secret.get_secret_value().encode())
-    assert one.digest.hex() not in repr(one) and repr(one.digest) not in repr(one)
+    stored_key = key(ALICE, secret.get_secret_value().encode())
+    assert stored_key.digest.hex() not in repr(stored_key) and repr(stored_key.digest) not in repr(stored_key)
     with caplog.at_level(logging.DEBUG):
         gatekeeper(require_auth=False).admit(bearer(b"s3cret"))
     assert "s3cret" not in caplog.text
@@ -175,8 +175,8 @@ def section(*keys: dict[str, Any]) -> EntitlementsSection:
     return EntitlementsSection.model_validate({"keys": keys})
 
 
-def test_static_keys() -> None:
-    (one,) = static_keys(
+def test_static_keys_are_read_from_the_configuration() -> None:
+    (stored_key,) = static_keys(
         section(
             {
                 "key": "s",
@@ -188,27 +188,27 @@ def test_static_keys() -> None:
             }
         )
     )
-    assert one.principal == Principal(
+    assert stored_key.principal == Principal(
         "a", "a", models=frozenset({"Org/M"}), hard_cap=5, window=Window("rolling", 60), concurrency=2
     )
-    assert one.digest == digest_of(b"s")
+    assert stored_key.digest == digest_of(b"s")
     same = {"account_id": "a", "key_id": "k"}
     assert len(static_keys(section({"key": "old", **same}, {"key": "new", **same}))) == 2
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ([{"key": "", "account_id": "a"}], "empty"),
         ([{"key": " s", "account_id": "a"}], "blanks"),
         ([{"key": "s" * 513, "account_id": "a"}], "too long"),
         ([{"key": "s3", "account_id": "a\r\nx-admin: 1"}], "not plain ASCII"),
         ([{"key": "s3", "account_id": "a"}, {"key": "s3", "account_id": "b"}], "entry 2 ('b') has the key of another"),
-        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "says otherwise"),
+        ([{"key": "s3", "account_id": "a"}, {"key": "s4", "account_id": "a", "hard_cap": 1}], "has other values"),
     ],
 )
-def test_static_keys_that_cannot_be(keys: list[dict[str, Any]], said: str) -> None:
+def test_invalid_static_keys_are_rejected(keys: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         static_keys(section(*keys))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "s3" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""CORS over a real socket: a page's browser asks, and the application behind never sees a preflight."""
+"""CORS over a real socket: preflights are answered without calling the application."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,12 +13,12 @@ from cortex.running import listening
 from helexa.cortex.access.cors import with_cors
 from helexa.http.listener import Listener
 
-PAGE, STRANGER = "https://chat.example", "https://evil.example"
+PAGE, FOREIGN = "https://chat.example", "https://evil.example"
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
 
 
-class Behind:
-    """Refuses everything, as authentication would."""
+class RejectingApplication:
+    """An application that rejects each request with 401, as authentication would."""
 
     def __init__(self) -> None:
         self.methods: list[str] = []
@@ -35,23 +35,23 @@ class Behind:
 
 
 @asynccontextmanager
-async def asked(app: ASGIApp) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
+async def client_of(app: ASGIApp) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
         yield client, url
 
 
 @pytest.mark.parametrize("origins", [[PAGE], [f"{PAGE}/", "https://other.example"], ["*"]])
-async def test_a_page_that_may(origins: list[str]) -> None:
-    behind = Behind()
+async def test_allowed_origin_gets_cors_headers(origins: list[str]) -> None:
+    application = RejectingApplication()
     allowed = "*" if origins == ["*"] else PAGE
-    async with asked(with_cors(behind, origins)) as (client, url):
+    async with client_of(with_cors(application, origins)) as (client, url):
         async with client.options(url, headers={"Origin": PAGE, **PREFLIGHT}) as response:
             assert response.status == 200
             assert response.headers["access-control-allow-origin"] == allowed
             assert "POST" in response.headers["access-control-allow-methods"]
             assert response.headers["access-control-allow-headers"] == "authorization, x-stainless-os"
             assert "access-control-allow-credentials" not in response.headers
-        assert behind.methods == []
+        assert application.methods == []
         async with client.post(url, headers={"Origin": PAGE}) as response:
             assert response.status == 401
             assert response.headers.getall("access-control-allow-origin") == [allowed]
@@ -59,17 +59,19 @@ async def test_a_page_that_may(origins: list[str]) -> None:
             assert "x-request-id" in response.headers["access-control-expose-headers"]
 
 
-async def test_a_page_that_may_not() -> None:
-    behind = Behind()
-    async with asked(with_cors(behind, [PAGE])) as (client, url):
-        async with client.options(url, headers={"Origin": STRANGER, **PREFLIGHT}) as response:
+async def test_other_origin_gets_no_cors_headers() -> None:
+    application = RejectingApplication()
+    async with client_of(with_cors(application, [PAGE])) as (client, url):
+        async with client.options(url, headers={"Origin": FOREIGN, **PREFLIGHT}) as response:
             assert response.status == 400
             assert "access-control-allow-origin" not in response.headers
-        assert behind.methods == []
-        async with client.post(url, headers={"Origin": STRANGER}) as response:
+        assert application.methods == []
+        async with client.post(url, headers={"Origin": FOREIGN}) as response:
             assert "access-control-allow-origin" not in response.headers
-        async with client.options(url, headers={"Origin": PAGE}) as response:  # no preflight
+        async with client.options(
+            url, headers={"Origin": PAGE}
+        ) as response:  # not a preflight: it has no Access-Control-Request-Method
             assert response.status == 401
         async with client.get(url) as response:
             assert "access-control-allow-origin" not in response.headers
-    assert behind.methods == ["POST", "OPTIONS", "GET"]
+    assert application.methods == ["POST", "OPTIONS", "GET"]

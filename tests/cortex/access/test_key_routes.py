@@ -1,4 +1,4 @@
-"""`/api/keys` over a real socket, on a real database."""
+"""The admin API `/api/keys`, over a real socket and a real database."""
 
 import json
 import time
@@ -23,7 +23,7 @@ ENTITLEMENTS = {
 
 
 class Api:
-    """The admin API of a gateway."""
+    """A client of a gateway's admin API."""
 
     def __init__(self, cortex: Cortex) -> None:
         self.cortex = cortex
@@ -48,8 +48,8 @@ def admitted(api: Api, secret: str) -> Any:
     return api.cortex.gateway.gatekeeper.admit([(b"x-api-key", secret.encode())])
 
 
-async def test_a_key_from_its_making_to_its_end(api: Api) -> None:
-    wish = {
+async def test_key_is_created_changed_and_revoked(api: Api) -> None:
+    body = {
         "account_id": "bob",
         "key_id": "bob-1",
         "models": ["small", "Org/X"],
@@ -58,22 +58,22 @@ async def test_a_key_from_its_making_to_its_end(api: Api) -> None:
         "requests_per_minute": 5,
         "expires_at": time.time() + 1000,
     }
-    status, made = await api("POST", body=wish)
+    status, created = await api("POST", body=body)
     assert status == 201
-    secret = made.pop("key")
-    assert secret.startswith("hlx_") and made["hint"] == secret[:8]
-    assert made | {"models": None} == made | wish | {"models": None}
-    assert (made["models"], made["role"], made["concurrency"]) == (["Org/M", "Org/X"], "user", None)
+    secret = created.pop("key")
+    assert secret.startswith("hlx_") and created["hint"] == secret[:8]
+    assert created | {"models": None} == created | body | {"models": None}
+    assert (created["models"], created["role"], created["concurrency"]) == (["Org/M", "Org/X"], "user", None)
     assert admitted(api, secret).models == {"Org/M", "Org/X"}
 
-    status, answer = await api("GET")
+    status, response = await api("GET")
     assert status == 200
-    assert [key["key_id"] for key in answer["keys"]] == ["ops", "alice", "bob-1"]
-    assert answer["keys"][2] == made
-    assert not any(word in json.dumps(answer) for word in (secret, ROOT, USER))
+    assert [key["key_id"] for key in response["keys"]] == ["ops", "alice", "bob-1"]
+    assert response["keys"][2] == created
+    assert not any(word in json.dumps(response) for word in (secret, ROOT, USER))
 
     status, changed = await api("PATCH", "/api/keys/bob-1", {"hard_cap": None, "concurrency": 2, "models": None})
-    assert (status, changed) == (200, made | {"hard_cap": None, "concurrency": 2, "models": None})
+    assert (status, changed) == (200, created | {"hard_cap": None, "concurrency": 2, "models": None})
     assert admitted(api, secret).concurrency == 2
 
     for _ in range(2):
@@ -82,27 +82,27 @@ async def test_a_key_from_its_making_to_its_end(api: Api) -> None:
         assert revoked == changed | {"revoked_at": revoked["revoked_at"]}
     with pytest.raises(ApiError, match="revoked"):
         admitted(api, secret)
-    assert (await api("POST", body=wish))[0] == 409
+    assert (await api("POST", body=body))[0] == 409
 
 
-async def test_a_key_needs_a_name_no_more_than_an_account(api: Api) -> None:
-    made = [(await api("POST", body={"account_id": "bob"}))[1] for _ in range(3)]
-    assert len({key["key_id"] for key in made}) == 3
-    assert all(key["key_id"].startswith("bob-") for key in made)
-    assert [admitted(api, key["key"]).account_id for key in made] == ["bob"] * 3
+async def test_keys_without_an_id_get_unique_ids(api: Api) -> None:
+    created = [(await api("POST", body={"account_id": "bob"}))[1] for _ in range(3)]
+    assert len({key["key_id"] for key in created}) == 3
+    assert all(key["key_id"].startswith("bob-") for key in created)
+    assert [admitted(api, key["key"]).account_id for key in created] == ["bob"] * 3
 
 
-async def test_what_a_key_spent_is_told(api: Api) -> None:
-    _, made = await api("POST", body={"account_id": "bob", "key_id": "bob", "hard_cap": 10**6})
-    assert (made["spent"], made["window_ends_at"]) == (0, None)
+async def test_key_list_shows_spent_tokens(api: Api) -> None:
+    _, created = await api("POST", body={"account_id": "bob", "key_id": "bob", "hard_cap": 10**6})
+    assert (created["spent"], created["window_ends_at"]) == (0, None)
     body = json.dumps({"model": "small", "messages": []}).encode()
-    assert (await api("POST", "/v1/chat/completions", body, made["key"]))[0] == 200
-    _, answer = await api("GET")
-    assert answer["keys"][2]["spent"] == 9
+    assert (await api("POST", "/v1/chat/completions", body, created["key"]))[0] == 200
+    _, response = await api("GET")
+    assert response["keys"][2]["spent"] == 9
 
 
-async def test_only_admins(api: Api) -> None:
-    _, made = await api("POST", body={"account_id": "bob", "role": "admin"})
+async def test_key_api_requires_an_admin_key(api: Api) -> None:
+    _, created = await api("POST", body={"account_id": "bob", "role": "admin"})
     for method, path in (
         ("GET", "/api/keys"),
         ("POST", "/api/keys"),
@@ -110,12 +110,12 @@ async def test_only_admins(api: Api) -> None:
         ("DELETE", "/api/keys/x"),
     ):
         for secret, status in ((None, 401), ("placeholder", 401), (USER, 403)):
-            code, answer = await api(method, path, {"account_id": "eve", "role": "admin"}, secret)
+            code, response = await api(method, path, {"account_id": "eve", "role": "admin"}, secret)
             assert code == status
-            assert answer["error"]["code"] in ("invalid_api_key", "admin_only")
-    assert (await api("GET", secret=made["key"]))[0] == 200
-    assert (await api("DELETE", f"/api/keys/{made['key_id']}", secret=made["key"]))[0] == 200
-    assert (await api("GET", secret=made["key"]))[0] == 401
+            assert response["error"]["code"] in ("invalid_api_key", "admin_only")
+    assert (await api("GET", secret=created["key"]))[0] == 200
+    assert (await api("DELETE", f"/api/keys/{created['key_id']}", secret=created["key"]))[0] == 200
+    assert (await api("GET", secret=created["key"]))[0] == 401
 
 
 @pytest.mark.parametrize(
@@ -142,28 +142,30 @@ async def test_only_admins(api: Api) -> None:
         ({"account_id": "a", "key_id": "alice"}, 409, "key_id"),
     ],
 )
-async def test_what_cannot_be_made(api: Api, body: Any, status: int, param: str | None) -> None:
-    code, answer = await api("POST", body=body)
-    assert (code, answer["error"]["param"]) == (status, param)
+async def test_invalid_key_is_not_created(api: Api, body: Any, status: int, param: str | None) -> None:
+    code, response = await api("POST", body=body)
+    assert (code, response["error"]["param"]) == (status, param)
     assert (await api("GET"))[1]["keys"][2:] == []
 
 
-async def test_what_cannot_be_changed(api: Api) -> None:
+async def test_invalid_changes_are_rejected(api: Api) -> None:
     assert (await api("PATCH", "/api/keys/nobody", {}))[0] == 404
     assert (await api("DELETE", "/api/keys/nobody"))[0] == 404
     for method in ("PATCH", "DELETE"):
-        status, answer = await api(method, "/api/keys/alice", {})
-        assert (status, answer["error"]["code"]) == (409, "static_key")
+        status, response = await api(method, "/api/keys/alice", {})
+        assert (status, response["error"]["code"]) == (409, "static_key")
     await api("POST", body={"account_id": "bob", "key_id": "bob"})
     for body in ({"account_id": "eve"}, {"role": "admin"}, {"revoked_at": None}, {"hard_cap": 1.5}):
         assert (await api("PATCH", "/api/keys/bob", body))[0] == 400
     assert (await api("POST", body=b'{"account_id": "' + b"x" * (256 << 10) + b'"}'))[0] == 413
 
 
-async def test_a_reload_that_would_open_the_gateway_to_a_network_is_refused(node: FakeNode) -> None:
+async def test_reload_that_exposes_the_gateway_is_rejected(node: FakeNode) -> None:
     settings = {"gateway": {"listen": "0.0.0.0:1"}, "entitlements": {**ENTITLEMENTS, "require_auth": True}}
     async with running_cortex(node, settings=settings) as cortex:
-        loopback = CortexConfig.model_validate({"entitlements": ENTITLEMENTS})  # says nothing of where we listen
+        loopback = CortexConfig.model_validate(
+            {"entitlements": ENTITLEMENTS}
+        )  # without `listen`, whose default is a loopback address
         with pytest.raises(ConfigError, match="--insecure"):
             cortex.gateway.configure(loopback, Catalogue())
         assert (await Api(cortex)("GET", "/v1/models", secret=None))[0] == 401
@@ -176,7 +178,7 @@ async def test_a_reload_that_would_open_the_gateway_to_a_network_is_refused(node
         assert (await Api(cortex)("GET", "/v1/models", secret=USER))[0] == 401
 
 
-async def test_each_path_says_which_methods_it_has(api: Api) -> None:
+async def test_405_lists_the_allowed_methods(api: Api) -> None:
     for path, methods in (("/api/keys", {"GET", "HEAD", "POST"}), ("/api/keys/alice", {"PATCH", "DELETE"})):
         async with api.cortex.client.put(api.cortex.url + path) as response:
             assert response.status == 405

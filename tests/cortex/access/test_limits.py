@@ -1,4 +1,4 @@
-"""Limits of a key, with a clock by hand."""
+"""Rate and concurrency limits of a key, with a manual clock."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,97 +21,97 @@ class Clock:
 
 
 @contextmanager
-def entered(limits: Limits, principal: Principal | None, tokens: int) -> Iterator[Pass]:
-    """Both steps of a request that uses no tokens unless `spent` is called."""
+def admitted_request(limits: Limits, principal: Principal | None, tokens: int) -> Iterator[Pass]:
+    """Enter a request and hold its tokens; it uses 0 tokens unless `spent` is called."""
     with limits.enter(principal) as granted:
         granted.hold_tokens(tokens)
         yield granted
 
 
-def ask(limits: Limits, principal: Principal | None, tokens: int = 1, actual: int = 0) -> None:
-    with entered(limits, principal, tokens) as granted:
+def request(limits: Limits, principal: Principal | None, tokens: int = 1, actual: int = 0) -> None:
+    with admitted_request(limits, principal, tokens) as granted:
         granted.spent(actual)
 
 
-def refused(limits: Limits, principal: Principal, tokens: int = 1) -> ApiError:
+def rejection(limits: Limits, principal: Principal, tokens: int = 1) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        ask(limits, principal, tokens)
+        request(limits, principal, tokens)
     error = caught.value
     assert (error.status, error.code, error.type) == (429, "rate_limit_exceeded", "rate_limit_error")
     assert error.retry_after is not None and error.retry_after >= 1
     return error
 
 
-def test_requests_a_minute() -> None:
+def test_requests_per_minute_are_limited() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", requests_per_minute=3)
     for _ in range(3):
-        ask(limits, key)
-    assert refused(limits, key).retry_after == 20
-    assert "3 requests a minute" in str(refused(limits, key))
+        request(limits, key)
+    assert rejection(limits, key).retry_after == 20
+    assert "3 requests a minute" in str(rejection(limits, key))
     clock.now += 19
-    assert refused(limits, key).retry_after == 1
+    assert rejection(limits, key).retry_after == 1
     clock.now += 1
-    ask(limits, key)
-    assert refused(limits, key).retry_after == 20
+    request(limits, key)
+    assert rejection(limits, key).retry_after == 20
     clock.now += 600
     for _ in range(3):
-        ask(limits, key)
-    assert refused(limits, key).retry_after == 20
+        request(limits, key)
+    assert rejection(limits, key).retry_after == 20
 
 
-def test_tokens_are_estimated_then_corrected() -> None:
+def test_estimated_tokens_are_replaced_by_actual_ones() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", tokens_per_minute=600)
-    with entered(limits, key, 500) as granted:
-        assert refused(limits, key, 200).retry_after == 10
+    with admitted_request(limits, key, 500) as granted:
+        assert rejection(limits, key, 200).retry_after == 10
         granted.spent(100)
-    ask(limits, key, 500, actual=700)
-    assert refused(limits, key, 100).retry_after == 30
+    request(limits, key, 500, actual=700)
+    assert rejection(limits, key, 100).retry_after == 30
     clock.now += 30
-    ask(limits, key, 100)
+    request(limits, key, 100)
 
 
-def test_a_request_that_failed_costs_no_tokens() -> None:
+def test_failed_request_costs_no_tokens() -> None:
     limits, key = Limits(Clock()), Principal("a", "k", tokens_per_minute=100)
     for _ in range(5):
-        with pytest.raises(ZeroDivisionError), entered(limits, key, 100):
+        with pytest.raises(ZeroDivisionError), admitted_request(limits, key, 100):
             raise ZeroDivisionError
-    with entered(limits, key, 100):
-        refused(limits, key, 1)
+    with admitted_request(limits, key, 100):
+        rejection(limits, key, 1)
 
 
-def test_more_than_the_whole_limit_waits_for_an_empty_bucket_and_leaves_a_debt() -> None:
+def test_request_above_the_limit_waits_for_an_empty_bucket() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", tokens_per_minute=100)
-    ask(limits, key, 1000, actual=400)
-    assert refused(limits, key, 1000).retry_after == 240
+    request(limits, key, 1000, actual=400)
+    assert rejection(limits, key, 1000).retry_after == 240
     clock.now += 239
-    refused(limits, key, 1000)
+    rejection(limits, key, 1000)
     clock.now += 1
-    ask(limits, key, 1000)
+    request(limits, key, 1000)
 
 
-def test_requests_at_a_time() -> None:
-    limits, key, other = Limits(Clock()), Principal("a", "k", concurrency=2), Principal("a", "k2", concurrency=1)
+def test_concurrent_requests_are_limited() -> None:
+    limits, key, other_key = Limits(Clock()), Principal("a", "k", concurrency=2), Principal("a", "k2", concurrency=1)
     with ExitStack() as open_requests:
         for _ in range(2):
-            open_requests.enter_context(entered(limits, key, 5))
+            open_requests.enter_context(admitted_request(limits, key, 5))
         for _ in range(3):
-            assert "2 requests at a time" in str(refused(limits, key))
-        ask(limits, other)
-    with entered(limits, key, 1), entered(limits, key, 1):
-        refused(limits, key)
+            assert "2 requests at a time" in str(rejection(limits, key))
+        request(limits, other_key)
+    with admitted_request(limits, key, 1), admitted_request(limits, key, 1):
+        rejection(limits, key)
 
 
-def test_a_refused_request_takes_nothing() -> None:
+def test_rejected_request_takes_nothing() -> None:
     limits = Limits(Clock())
     key = Principal("a", "k", requests_per_minute=2, tokens_per_minute=10, concurrency=1)
-    with entered(limits, key, 10):
+    with admitted_request(limits, key, 10):
         for _ in range(5):
-            refused(limits, key)
-    ask(limits, key, 10, actual=10)
-    assert "tokens a minute" not in str(refused(limits, key))
+            rejection(limits, key)
+    request(limits, key, 10, actual=10)
+    assert "tokens a minute" not in str(rejection(limits, key))
 
 
 def test_requests_count_before_their_tokens_are_known() -> None:
@@ -124,10 +124,10 @@ def test_requests_count_before_their_tokens_are_known() -> None:
         limits.enter(key)
 
 
-def test_tokens_drain_while_the_body_is_read() -> None:
+def test_token_bucket_drains_while_the_body_is_read() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", tokens_per_minute=60)
-    ask(limits, key, 60, actual=60)
+    request(limits, key, 60, actual=60)
     with limits.enter(key) as granted:
         clock.now += 10
         granted.hold_tokens(10)
@@ -136,28 +136,28 @@ def test_tokens_drain_while_the_body_is_read() -> None:
 def test_rejected_tokens_return_a_retry_after_that_covers_both_limits() -> None:
     clock = Clock()
     limits, key = Limits(clock), Principal("a", "k", requests_per_minute=2, tokens_per_minute=60)
-    ask(limits, key, 60, actual=60)
+    request(limits, key, 60, actual=60)
     with limits.enter(key) as granted, pytest.raises(ApiError, match="60 tokens a minute") as caught:
-        granted.hold_tokens(1)  # which fits after a second, but then the key has no request left
+        granted.hold_tokens(1)  # the token fits after 1 s, but the next request only after 30 s
     assert caught.value.retry_after == 30
     clock.now += 30
-    ask(limits, key, 1)
+    request(limits, key, 1)
 
 
-def test_changed_limits_count_at_once() -> None:
+def test_changed_limits_apply_at_once() -> None:
     clock = Clock()
     limits = Limits(clock)
-    ask(limits, Principal("a", "k", requests_per_minute=1))
-    refused(limits, Principal("a", "k", requests_per_minute=1))
-    ask(limits, Principal("a", "k", requests_per_minute=2))
-    refused(limits, Principal("a", "k", requests_per_minute=2))
-    ask(limits, Principal("a", "k"))
+    request(limits, Principal("a", "k", requests_per_minute=1))
+    rejection(limits, Principal("a", "k", requests_per_minute=1))
+    request(limits, Principal("a", "k", requests_per_minute=2))
+    rejection(limits, Principal("a", "k", requests_per_minute=2))
+    request(limits, Principal("a", "k"))
 
 
-def test_headers() -> None:
+def test_rate_limit_headers_show_limit_and_remaining() -> None:
     limits = Limits(Clock())
     key = Principal("a", "k", requests_per_minute=3, tokens_per_minute=100)
-    with entered(limits, key, 30) as granted:
+    with admitted_request(limits, key, 30) as granted:
         assert granted.headers == [
             (b"x-ratelimit-limit-requests", b"3"),
             (b"x-ratelimit-remaining-requests", b"2"),
@@ -165,54 +165,54 @@ def test_headers() -> None:
             (b"x-ratelimit-remaining-tokens", b"70"),
         ]
     for unlimited in (None, Principal("a", "k", concurrency=1), Principal("a", "k")):
-        with entered(limits, unlimited, 30) as granted:
+        with admitted_request(limits, unlimited, 30) as granted:
             assert granted.headers == []
 
 
-def test_idle_keys_are_forgotten_and_running_ones_are_not() -> None:
+def test_only_idle_keys_are_forgotten() -> None:
     clock = Clock()
     limits, running = Limits(clock), Principal("a", "running", concurrency=1)
-    with entered(limits, running, 1):
+    with admitted_request(limits, running, 1):
         for number in range(100):
-            ask(limits, Principal("a", f"k{number}", requests_per_minute=10))
+            request(limits, Principal("a", f"k{number}", requests_per_minute=10))
         assert len(limits) == 101
         clock.now += 61
-        ask(limits, Principal("a", "last", requests_per_minute=1))
+        request(limits, Principal("a", "last", requests_per_minute=1))
         assert len(limits) == 2
-        refused(limits, running)
+        rejection(limits, running)
     clock.now += 61
-    ask(limits, Principal("a", "last", requests_per_minute=1))
+    request(limits, Principal("a", "last", requests_per_minute=1))
     assert len(limits) == 1
-    ask(limits, None)
-    ask(limits, Principal("a", "free"))
+    request(limits, None)
+    request(limits, Principal("a", "free"))
     assert len(limits) == 1
 
 
-wishes = st.lists(st.tuples(st.floats(0, 90), st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60)
+request_sizes = st.lists(st.tuples(st.floats(0, 90), st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60)
 
 
-@given(wishes, st.integers(1, 20), st.integers(1, 500))
-def test_never_too_much_and_retry_after_is_honest(wishes: list[tuple[float, int, int]], rpm: int, tpm: int) -> None:
-    clock, let_in = Clock(), list[tuple[float, int]]()
+@given(request_sizes, st.integers(1, 20), st.integers(1, 500))
+def test_limits_hold_and_retry_after_suffices(request_sizes: list[tuple[float, int, int]], rpm: int, tpm: int) -> None:
+    clock, admitted = Clock(), list[tuple[float, int]]()
     limits, key = Limits(clock), Principal("a", "k", requests_per_minute=rpm, tokens_per_minute=tpm)
-    for pause, tokens, actual in wishes:
+    for pause, tokens, actual in request_sizes:
         clock.now += pause
-        for _ in range(3):  # it may have to wait for both limits, one after the other
+        for _ in range(3):  # a request may have to wait for each limit in turn
             try:
-                ask(limits, key, tokens, actual)
+                request(limits, key, tokens, actual)
             except ApiError as error:
                 assert error.retry_after is not None
                 clock.now += error.retry_after
             else:
-                let_in.append((clock.now, actual))
+                admitted.append((clock.now, actual))
                 break
         else:
             pytest.fail("refused after the time that it was told to wait")
-    minutes = (clock.now - let_in[0][0]) / 60
-    assert len(let_in) <= rpm * (1 + minutes) + 1e-6  # a bucket's size, and what drained meanwhile
-    assert sum(actual for _, actual in let_in[:-1]) <= tpm * (1 + minutes) + 300
+    minutes = (clock.now - admitted[0][0]) / 60
+    assert len(admitted) <= rpm * (1 + minutes) + 1e-6  # the bucket's size plus what drained in the meantime
+    assert sum(actual for _, actual in admitted[:-1]) <= tpm * (1 + minutes) + 300
     clock.now += 60 * 301
-    with entered(limits, key, 0) as granted:
+    with admitted_request(limits, key, 0) as granted:
         assert granted.headers[1::2] == [
             (b"x-ratelimit-remaining-requests", b"%d" % (rpm - 1)),
             (b"x-ratelimit-remaining-tokens", b"%d" % tpm),

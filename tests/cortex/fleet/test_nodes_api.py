@@ -17,7 +17,7 @@ from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
 from helexa.cortex.fleet.fleet import Fleet, Report
-from helexa.cortex.requests.error_response import refuse_api_error
+from helexa.cortex.requests.error_response import handle_api_error
 from helexa.cortex.routes.nodes import cordon_node, drain_node, list_nodes, uncordon_node
 from helexa.http.listener import Listener
 
@@ -47,7 +47,7 @@ async def serving(*neurons: NeuronSection) -> AsyncIterator[Api]:
             Route("/api/nodes/{name:path}/uncordon", uncordon_node, methods=["POST"]),
             Route("/api/nodes/{name:path}/drain", drain_node, methods=["POST"]),
         ],
-        exception_handlers={ApiError: refuse_api_error},
+        exception_handlers={ApiError: handle_api_error},
     )
     app.state.gateway = SimpleNamespace(fleet=fleet)
     async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:

@@ -1,4 +1,4 @@
-"""Every test of the ledger runs on both databases."""
+"""Fixtures that run each ledger test on SQLite and on PostgreSQL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database."""
+    """URL of an empty database."""
     if request.param == "sqlite":
         return f"sqlite:{tmp_path / 'state' / 'cortex.db'}"
     return request.getfixturevalue("postgres").new_database()

@@ -1,4 +1,4 @@
-"""Ledgers that run, several on one database if asked for."""
+"""Helpers: running ledgers, optionally several on one database, and queries of their tables."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -14,11 +14,11 @@ from helexa.cortex.ledger.storage.backends import open_database
 from helexa.cortex.ledger.storage.database import Database
 
 BALANCE = Window()
-_alive: set[Ledger] = set()
+_running_ledgers: set[Ledger] = set()
 
 
 class Clock:
-    """Time that passes when told to."""
+    """A clock that advances only when a test sets `now`."""
 
     def __init__(self) -> None:
         self.now = 1_700_000_000.0
@@ -39,7 +39,7 @@ async def running(
     dead_after_secs: float = 15.0,
     shared: bool = False,
 ) -> AsyncIterator[list[Ledger]]:
-    """Ledgers of so many gateways, each with a database connection of its own; `shared` as if there were others."""
+    """Run the ledgers of `count` gateways, each with its own connection; `shared` allows more on the database."""
     async with AsyncExitStack() as stack:
         ledgers: list[Ledger] = []
         for _ in range(count):
@@ -52,13 +52,13 @@ async def running(
             await ledger.start()
             stack.push_async_callback(ledger.close)
             ledgers.append(ledger)
-            _alive.add(ledger)
-            stack.callback(_alive.discard, ledger)
+            _running_ledgers.add(ledger)
+            stack.callback(_running_ledgers.discard, ledger)
         yield ledgers
 
 
 def share(database: Database) -> None:
-    """Let several gateways work on one SQLite file, as they may on PostgreSQL: the rules between them are the same."""
+    """Let several gateways use one SQLite file, to test on SQLite the rules that apply on PostgreSQL."""
 
     async def claim() -> None:
         return None
@@ -67,10 +67,10 @@ def share(database: Database) -> None:
 
 
 async def kill(ledger: Ledger) -> None:
-    """Stop as a killed process does: without a word."""
-    _alive.discard(ledger)
-    if journal := ledger._committer._journal:
-        ledger._committer._journal = None
+    """Stop `ledger` without a shutdown, as a killed process does."""
+    _running_ledgers.discard(ledger)
+    if journal := ledger._committer._wal:
+        ledger._committer._wal = None
         journal.close()
     for task in ledger._tasks:
         task.cancel()
@@ -78,10 +78,10 @@ async def kill(ledger: Ledger) -> None:
     ledger._tasks = [asyncio.create_task(asyncio.sleep(0))]
 
 
-async def sweep(url: str, count: int | None = None) -> None:
-    """Take gateways, the oldest first, for dead."""
+async def retire_gateways(url: str, count: int | None = None) -> None:
+    """Mark the `count` oldest gateways, or all, as dead and settle their reservations."""
     database = await open_database(url)
-    await gateways.sweep(database, sorted(await gateways.present(database))[:count], 1_700_000_000.0)
+    await gateways.retire_all(database, sorted(await gateways.present(database))[:count], 1_700_000_000.0)
     await database.close()
 
 
@@ -93,8 +93,8 @@ async def try_reserve(ledger: Ledger, principal: Principal, tokens: int, request
 
 
 async def rows(url: str, sql: str, *args: Any) -> list[dict[str, Any]]:
-    """What the database says once all ledgers that live have written what they gathered."""
-    for ledger in list(_alive):
+    """Return the rows of a query after all running ledgers have flushed."""
+    for ledger in list(_running_ledgers):
         await ledger.flush()
     database = await open_database(url)
     try:
@@ -104,7 +104,7 @@ async def rows(url: str, sql: str, *args: Any) -> list[dict[str, Any]]:
 
 
 async def spent(url: str, key: str = "key") -> int:
-    """What the windows and leases of a key say it has spent in all."""
+    """Return the tokens spent by a key, as the sum over its windows and leases."""
     (row,) = await rows(
         url,
         "SELECT CAST((SELECT COALESCE(SUM(spent), 0) FROM windows WHERE key_id = $1)"
@@ -115,7 +115,7 @@ async def spent(url: str, key: str = "key") -> int:
 
 
 async def charged(url: str, key: str = "key") -> int:
-    """What the entries of a key say."""
+    """Return the tokens charged to a key, as the sum over its entries."""
     (row,) = await rows(
         url, "SELECT CAST(COALESCE(SUM(charged), 0) AS BIGINT) AS tokens FROM entries WHERE key_id = $1", key
     )

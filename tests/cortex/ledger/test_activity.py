@@ -1,4 +1,4 @@
-"""The activity log: what is shown of it, and that it stays bounded."""
+"""The activity log: listing, filtering, and its bounded size."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import pytest
 
 from cortex.ledger.running import holder, rows, running
 from cortex.running import eventually
-from helexa.cortex.ledger.activity import KEPT, Activity, ActivityLog
+from helexa.cortex.ledger.activity import MAX_ROWS, Activity, ActivityLog
 from helexa.cortex.ledger.ledger import Ledger
 
 
@@ -15,14 +15,14 @@ def activity(number: int, **fields: Any) -> Activity:
     return Activity(f"req-{number}", 1_700_000_000_000 + number, **defaults | fields)
 
 
-async def written(ledger: Ledger, count: int) -> None:
-    async def all_there() -> bool:
+async def wait_for_rows(ledger: Ledger, count: int) -> None:
+    async def all_written() -> bool:
         return len(await ledger.recent(1000)) == count
 
-    await eventually(all_there)
+    await eventually(all_written)
 
 
-async def test_a_request_is_shown_as_it_was(url: str):
+async def test_recorded_request_is_listed_with_all_fields(url: str):
     async with running(url) as [ledger]:
         ledger.record(
             activity(
@@ -42,11 +42,11 @@ async def test_a_request_is_shown_as_it_was(url: str):
             )
         )
         ledger.record(activity(2, status=429, error_code="insufficient_quota"))
-        await written(ledger, 2)
-        refused, whole = await ledger.recent()
-        assert (refused["status"], refused["error_code"], refused["node"]) == (429, "insufficient_quota", None)
-        assert whole.pop("id") < refused["id"]
-        assert whole == {
+        await wait_for_rows(ledger, 2)
+        rejected, complete = await ledger.recent()
+        assert (rejected["status"], rejected["error_code"], rejected["node"]) == (429, "insufficient_quota", None)
+        assert complete.pop("id") < rejected["id"]
+        assert complete == {
             "request_id": "req-1",
             "started_ms": 1_700_000_000_001,
             "account_id": "account",
@@ -69,11 +69,11 @@ async def test_a_request_is_shown_as_it_was(url: str):
         }
 
 
-async def test_the_newest_come_first_page_by_page_and_filtered(url: str):
+async def test_activity_is_paged_newest_first_and_filtered(url: str):
     async with running(url) as [ledger]:
         for number in range(10):
             ledger.record(activity(number, node=f"node-{number % 2}", status=200 if number < 8 else 503))
-        await written(ledger, 10)
+        await wait_for_rows(ledger, 10)
         page = await ledger.recent(4)
         assert [row["request_id"] for row in page] == ["req-9", "req-8", "req-7", "req-6"]
         page = await ledger.recent(4, before=page[-1]["id"])
@@ -84,32 +84,32 @@ async def test_the_newest_come_first_page_by_page_and_filtered(url: str):
             await ledger.recent(**{"id; DROP TABLE activity": 1})
 
 
-async def test_only_the_newest_are_kept(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.activity.KEPT", 100)
-    monkeypatch.setattr("helexa.cortex.ledger.committer._MANY_ROWS", 50)
+async def test_old_activity_rows_are_deleted(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("helexa.cortex.ledger.activity.MAX_ROWS", 100)
+    monkeypatch.setattr("helexa.cortex.ledger.committer._ACTIVITY_BATCH_ROWS", 50)
     async with running(url) as [ledger]:
         for number in range(1050):
             ledger.record(activity(number))
-            if number % 50 == 49:  # so many rows to a batch
+            if number % 50 == 49:  # one batch for every 50 rows
                 await (await ledger.reserve(holder(None), "r", "Org/M", 1)).release()
                 await ledger.flush()
-    found = await rows(url, "SELECT request_id FROM activity ORDER BY id")
-    assert found[-1]["request_id"] == "req-1049"
-    assert 100 <= len(found) < 600
+    kept_rows = await rows(url, "SELECT request_id FROM activity ORDER BY id")
+    assert kept_rows[-1]["request_id"] == "req-1049"
+    assert 100 <= len(kept_rows) < 600
 
 
-def test_a_log_that_falls_behind_drops_and_counts():
+def test_full_activity_log_drops_and_counts_rows():
     log = ActivityLog()
-    for number in range(KEPT + 7):
+    for number in range(MAX_ROWS + 7):
         log.append(activity(number))
-    assert (len(log), log.dropped) == (KEPT, 7)
+    assert (len(log), log.dropped) == (MAX_ROWS, 7)
     log.steps()
     assert (len(log), log.steps()) == (0, [])
 
 
-async def test_texts_that_a_column_cannot_hold_do_not_stop_the_ledger(url: str):
+async def test_activity_values_are_clamped_to_their_columns(url: str):
     async with running(url) as [ledger]:
         ledger.record(activity(1, alias="nul\0 and \ud800" + "é" * 500, prompt=10**30))
-        await written(ledger, 1)
+        await wait_for_rows(ledger, 1)
         (row,) = await ledger.recent()
         assert row["alias"].startswith("nul and ?é") and row["prompt"] == 1 << 53

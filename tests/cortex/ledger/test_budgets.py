@@ -1,4 +1,4 @@
-"""Reserve, settle, release: what is held, what is paid, and what is refused."""
+"""Reserve, settle and release: reserved tokens, charges and rejections."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from helexa.cortex.access.principal import Window
 from helexa.cortex.ledger.reservation import Reservation
 
 
-async def test_a_reservation_is_a_row_before_it_is_answered_and_so_is_its_settlement(url: str):
+async def test_reserve_and_settle_return_after_the_row_is_written(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "req-1", "Org/M", 60)
         assert await rows(
@@ -35,7 +35,7 @@ async def test_a_reservation_is_a_row_before_it_is_answered_and_so_is_its_settle
         assert ledger.open == 0
 
 
-async def test_what_is_reserved_and_spent_is_not_there_for_others(url: str):
+async def test_reserved_and_spent_tokens_are_unavailable(url: str):
     async with running(url) as [ledger]:
         first = await ledger.reserve(holder(), "a", "Org/M", 60)
         with pytest.raises(ApiError) as caught:
@@ -50,7 +50,7 @@ async def test_what_is_reserved_and_spent_is_not_there_for_others(url: str):
     assert await spent(url) == await charged(url) == 100
 
 
-async def test_more_than_was_reserved_is_paid_and_the_next_one_sees_it(url: str):
+async def test_usage_above_the_reservation_is_charged(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 10)
         await reservation.settle(90, 30)
@@ -59,48 +59,48 @@ async def test_more_than_was_reserved_is_paid_and_the_next_one_sees_it(url: str)
         assert isinstance(await try_reserve(ledger, holder(121), 1), Reservation)
 
 
-async def test_a_key_without_a_cap_is_recorded_and_a_cap_given_later_counts_it(url: str):
+async def test_cap_set_later_counts_earlier_usage(url: str):
     async with running(url) as [ledger]:
         for _ in range(3):
             await (await ledger.reserve(holder(None), "a", "Org/M", 10**9)).settle(20, 10)
         assert await spent(url) == await charged(url) == 90
         assert isinstance(await try_reserve(ledger, holder(100), 11), ApiError)
-        held = await ledger.reserve(holder(100), "a", "Org/M", 10)
+        reservation = await ledger.reserve(holder(100), "a", "Org/M", 10)
         assert isinstance(await try_reserve(ledger, holder(100), 1), ApiError)
-        await held.release()
+        await reservation.release()
 
 
-async def test_a_lowered_cap_holds_for_what_comes_free_later(url: str):
+async def test_lowered_cap_applies_to_released_tokens(url: str):
     async with running(url) as [ledger]:
-        held = [await ledger.reserve(holder(100), "a", "Org/M", 20) for _ in range(5)]
+        reservations = [await ledger.reserve(holder(100), "a", "Org/M", 20) for _ in range(5)]
         assert isinstance(await try_reserve(ledger, holder(50), 1), ApiError)
-        for reservation in held[:2]:
+        for reservation in reservations[:2]:
             await reservation.release()
         assert isinstance(await try_reserve(ledger, holder(50), 1), ApiError)
-        await held[2].settle(5, 0)
+        await reservations[2].settle(5, 0)
         assert isinstance(await try_reserve(ledger, holder(50), 6), ApiError)
         assert isinstance(await try_reserve(ledger, holder(50), 5), Reservation)
 
 
-async def test_keys_do_not_share_a_budget(url: str):
+async def test_keys_have_separate_budgets(url: str):
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(100, f"key-{n}"), 100) for n in range(20)))
         assert all(isinstance(outcome, Reservation) for outcome in outcomes)
 
 
-async def test_the_first_end_counts_and_asking_again_changes_nothing(url: str):
+async def test_only_the_first_settle_or_release_counts(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 50)
         await asyncio.gather(reservation.settle(7, 0), reservation.settle(9, 9), reservation.release())
         await reservation.settle(9, 9)
-        other = await ledger.reserve(holder(), "a", "Org/M", 50)
-        await other.release()
-        await other.settle(9, 9)
+        released = await ledger.reserve(holder(), "a", "Org/M", 50)
+        await released.release()
+        await released.settle(9, 9)
         assert await states(url) == ["settled", "released"]
         assert await spent(url) == await charged(url) == 7
 
 
-async def test_a_block_that_ends_without_a_settlement_releases(url: str):
+async def test_leaving_the_context_without_settling_releases(url: str):
     async with running(url) as [ledger]:
         with pytest.raises(KeyError):
             async with await ledger.reserve(holder(), "a", "Org/M", 50):
@@ -110,7 +110,7 @@ async def test_a_block_that_ends_without_a_settlement_releases(url: str):
         assert await states(url) == ["released", "settled"]
 
 
-async def test_a_rolling_window_begins_with_its_first_reservation_and_nothing_resets_it(url: str):
+async def test_rolling_window_starts_at_its_first_reservation(url: str):
     clock, key = Clock(), holder(100, window=Window("rolling", 60))
     async with running(url, clock=clock) as [ledger]:
         late = await ledger.reserve(key, "late", "Org/M", 30)
@@ -124,38 +124,38 @@ async def test_a_rolling_window_begins_with_its_first_reservation_and_nothing_re
         assert (await ledger.budget(key)).spent == 0
         clock.now += 1000
         await (await ledger.reserve(key, "c", "Org/M", 100)).settle(40, 0)
-        await late.settle(25, 0)  # is paid in the window that it was reserved in
+        await late.settle(25, 0)  # charged to the window of the reservation
         assert (await ledger.budget(key)).spent == 40
         assert isinstance(await try_reserve(ledger, key, 61), ApiError)
     windows = await rows(url, "SELECT window_id, spent FROM windows ORDER BY window_id")
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 95), (1_700_001_060, 40)]
 
 
-async def test_what_lies_idle_goes_back_and_a_forgotten_lease_is_given_up(url: str):
+async def test_idle_lease_shrinks_and_is_then_deleted(url: str):
     clock = Clock()
-    async with running(url, count=2, clock=clock) as [one, other]:
-        await (await one.reserve(holder(10_000), "a", "Org/M", 100)).settle(100, 0)
-        assert (await one.budget(holder())).held > 0
+    async with running(url, count=2, clock=clock) as [ledger, other_ledger]:
+        await (await ledger.reserve(holder(10_000), "a", "Org/M", 100)).settle(100, 0)
+        assert (await ledger.budget(holder())).held > 0
         clock.now += 1.0
 
-        async def given_back() -> bool:
-            return (await one.budget(holder())).held == 0
+        async def lease_shrank() -> bool:
+            return (await ledger.budget(holder())).held == 0
 
-        await eventually(given_back)
-        assert isinstance(await try_reserve(other, holder(10_000), 9_901), ApiError)
-        last = await other.reserve(holder(10_000), "b", "Org/M", 9_900)
+        await eventually(lease_shrank)
+        assert isinstance(await try_reserve(other_ledger, holder(10_000), 9_901), ApiError)
+        last = await other_ledger.reserve(holder(10_000), "b", "Org/M", 9_900)
         await last.release()
         clock.now += 60.0
 
-        async def given_up() -> bool:
+        async def lease_deleted() -> bool:
             return await rows(url, "SELECT * FROM leases") == []
 
-        await eventually(given_up)
+        await eventually(lease_deleted)
         assert await spent(url) == 100
-        assert isinstance(await try_reserve(one, holder(10_000), 9_900), Reservation)
+        assert isinstance(await try_reserve(ledger, holder(10_000), 9_900), Reservation)
 
 
-async def test_absurd_numbers_and_texts_are_kept_out_of_the_columns(url: str):
+async def test_entry_values_are_clamped_to_their_columns(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(None), "a\0\ud800" + "x" * 999, "Org/M", -5)
         await reservation.settle(-1, 10**30, node="n\0ode")
@@ -164,17 +164,17 @@ async def test_absurd_numbers_and_texts_are_kept_out_of_the_columns(url: str):
         assert row["request_id"].startswith("a?x") and len(row["request_id"]) < 201
 
 
-async def test_too_many_who_wait_are_refused(url: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("helexa.cortex.ledger.ledger.MOST_WAITING", 5)
+async def test_reservations_over_the_queue_limit_get_503(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("helexa.cortex.ledger.ledger.MAX_WAITING", 5)
     async with running(url) as [ledger]:
         outcomes = await asyncio.gather(*(try_reserve(ledger, holder(None), 1) for _ in range(8)))
-        refused = [outcome for outcome in outcomes if isinstance(outcome, ApiError)]
-        assert [(error.status, error.code, error.retry_after) for error in refused] == [
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ApiError)]
+        assert [(error.status, error.code, error.retry_after) for error in errors] == [
             (503, "rate_limit_exceeded", 1)
         ] * 3
 
 
-async def test_cancelled_reservations_hold_nothing_whenever_they_are_cancelled(url: str):
+async def test_cancelled_reserve_holds_no_tokens(url: str):
     async with running(url) as [ledger]:
         for steps in range(60):
             tasks = [asyncio.create_task(ledger.reserve(holder(), "a", "Org/M", 10)) for _ in range(3)]
@@ -182,8 +182,8 @@ async def test_cancelled_reservations_hold_nothing_whenever_they_are_cancelled(u
                 await asyncio.sleep(0)
             for task in tasks:
                 task.cancel()
-            done = await asyncio.gather(*tasks, return_exceptions=True)
-            for outcome in done:
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            for outcome in outcomes:
                 if isinstance(outcome, Reservation):
                     outcome.abandon()
         await eventually(lambda: ledger.open == 0)
@@ -192,7 +192,7 @@ async def test_cancelled_reservations_hold_nothing_whenever_they_are_cancelled(u
         assert await spent(url) == 0
 
 
-async def test_a_settlement_happens_though_its_caller_is_cancelled(url: str):
+async def test_settlement_completes_after_its_caller_is_cancelled(url: str):
     async with running(url) as [ledger]:
         for _ in range(10):
             reservation = await ledger.reserve(holder(None), "a", "Org/M", 10)
@@ -204,7 +204,7 @@ async def test_a_settlement_happens_though_its_caller_is_cancelled(url: str):
     assert await spent(url) == await charged(url) == 70
 
 
-async def test_after_the_end_nothing_is_reserved_and_nobody_waits_for_ever(url: str):
+async def test_closed_ledger_rejects_reserve_and_settle_returns(url: str):
     async with running(url) as [ledger]:
         reservation = await ledger.reserve(holder(), "a", "Org/M", 10)
         await ledger.close()
@@ -216,7 +216,7 @@ async def test_after_the_end_nothing_is_reserved_and_nobody_waits_for_ever(url: 
         assert await spent(url) == 10
 
 
-async def test_a_second_gateway_on_one_sqlite_is_refused_in_words(tmp_path):
+async def test_second_gateway_on_one_sqlite_file_is_rejected(tmp_path):
     url = f"sqlite:{tmp_path / 'cortex.db'}"
     async with running(url):
         with pytest.raises(HelexaError, match="another gateway uses the ledger"):

@@ -1,4 +1,4 @@
-"""One SQL on both databases: placeholders, transactions, batches, migrations."""
+"""The database interface on SQLite and PostgreSQL: placeholders, transactions, batches, migrations."""
 
 import asyncio
 import stat
@@ -24,14 +24,14 @@ async def database(url: str) -> AsyncIterator[Database]:
     await database.close()
 
 
-async def test_placeholders_may_repeat_and_come_in_any_order(database: Database):
+async def test_placeholders_repeat_in_any_order(database: Database):
     assert await database.execute(INSERT, "k", 1, 5) == 1
     assert await database.execute("UPDATE windows SET spent = $2 WHERE window_id = $1 AND spent <> $2", 1, 7) == 1
     assert await database.execute("UPDATE windows SET spent = 0 WHERE key_id = $1", "other") == 0
     assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "k", "spent": 7}]
 
 
-async def test_a_transaction_is_all_or_nothing(database: Database):
+async def test_failed_transaction_is_rolled_back(database: Database):
     with pytest.raises(KeyError):
         async with database.transaction() as sql:
             await sql.execute(INSERT, "k", 1, 5)
@@ -44,7 +44,7 @@ async def test_a_transaction_is_all_or_nothing(database: Database):
     assert (await database.fetch(COUNT))[0]["n"] == 1
 
 
-async def test_a_cancelled_transaction_is_undone_and_lets_the_next_in(database: Database):
+async def test_cancelled_transaction_rolls_back_and_frees_the_lock(database: Database):
     entered = asyncio.Event()
 
     async def stall() -> None:
@@ -61,7 +61,7 @@ async def test_a_cancelled_transaction_is_undone_and_lets_the_next_in(database: 
     assert await database.fetch("SELECT spent FROM windows") == [{"spent": 6}]
 
 
-async def test_a_batch_is_written_only_when_its_guard_changes_a_row(database: Database):
+async def test_batch_is_written_only_if_its_guard_changes_a_row(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = "UPDATE windows SET spent = $2 WHERE key_id = 'guard' AND spent = $1"
     steps = [
@@ -74,7 +74,7 @@ async def test_a_batch_is_written_only_when_its_guard_changes_a_row(database: Da
     assert [(row["key_id"], row["spent"]) for row in rows] == [("a", 6), ("b", 2), ("guard", 1)]
 
 
-async def test_a_batch_that_fails_leaves_nothing(database: Database):
+async def test_failed_batch_is_rolled_back(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
     with pytest.raises(Exception, match=r"(?i)unique"):
@@ -82,18 +82,18 @@ async def test_a_batch_that_fails_leaves_nothing(database: Database):
     assert await database.fetch("SELECT key_id, spent FROM windows") == [{"key_id": "guard", "spent": 0}]
 
 
-async def test_many_rows_are_written_as_few_are(database: Database):
+async def test_batch_of_many_rows_is_written(database: Database):
     await database.execute(INSERT, "guard", 0, 0)
     guard = ("UPDATE windows SET spent = 1 WHERE key_id = 'guard'", ())
-    more = [(f"k{number}", number, 2 * number) for number in range(75)]
-    again = [("k74", 74, 5), *((f"k{number}", number, 1) for number in range(75, 140))]
+    inserted = [(f"k{number}", number, 2 * number) for number in range(75)]
+    repeated = [("k74", 74, 5), *((f"k{number}", number, 1) for number in range(75, 140))]
     ignore = INSERT + " ON CONFLICT DO NOTHING"
-    assert await database.write(guard, [(INSERT, more), (ignore, again)])
+    assert await database.write(guard, [(INSERT, inserted), (ignore, repeated)])
     rows = await database.fetch("SELECT key_id, window_id, spent FROM windows WHERE key_id <> 'guard'")
-    assert {tuple(row.values()) for row in rows} == {*more, *again[1:]}
+    assert {tuple(row.values()) for row in rows} == {*inserted, *repeated[1:]}
 
 
-async def test_any_number_of_processes_may_migrate_at_once(url: str):
+async def test_concurrent_migrations_succeed(url: str):
     databases = [await open_database(url) for _ in range(4)]
     await asyncio.gather(*(database.migrate() for database in databases))
     await databases[0].migrate()
@@ -103,13 +103,13 @@ async def test_any_number_of_processes_may_migrate_at_once(url: str):
         await database.close()
 
 
-async def test_a_newer_database_is_refused_in_words(database: Database):
+async def test_database_of_a_newer_version_is_rejected(database: Database):
     await database.execute("INSERT INTO migrations VALUES (9999, 'of_tomorrow', 0)")
     with pytest.raises(HelexaError, match="version 9999, newer than this helexa"):
         await database.migrate()
 
 
-async def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path):
+async def test_sqlite_file_is_accessible_to_its_owner_only(tmp_path: Path):
     path = tmp_path / "state" / "cortex.db"
     database = await open_database(f"sqlite:{path}")
     await database.migrate()
@@ -119,10 +119,10 @@ async def test_a_sqlite_file_is_its_owners_alone(tmp_path: Path):
     assert [file.name for file in path.parent.iterdir()] == ["cortex.db"]
 
 
-async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, postgres: Postgres):
+async def test_invalid_database_urls_are_rejected(tmp_path: Path, postgres: Postgres):
     (tmp_path / "text").write_text("this is not a database, and never was one\n" * 50)
     unknown = postgres.new_database().replace("/test_ledger", "/nobody_made")
-    for url, words in [
+    for url, message in [
         ("mysql://root:secret@host/db", "neither sqlite:PATH nor postgresql"),
         ("sqlite:", "neither sqlite:PATH"),
         (f"sqlite:{tmp_path / 'text'}", "not a database"),
@@ -131,12 +131,12 @@ async def test_what_is_no_database_is_refused_in_words(tmp_path: Path, postgres:
         ("postgresql://u:secret@host:port/db", "malformed"),
         (unknown, "does not exist"),
     ]:
-        with pytest.raises(HelexaError, match=words) as caught:
+        with pytest.raises(HelexaError, match=message) as caught:
             await open_database(url)
         assert "secret" not in str(caught.value)
 
 
-async def test_a_postgres_that_went_away_is_a_database_error_and_comes_back():
+async def test_stopped_postgres_raises_database_error_until_restarted():
     from cortex.postgres import running_postgres
 
     with running_postgres() as server:

@@ -1,4 +1,4 @@
-"""A ledger whose database fails in unexpected ways: each is retried, and no charge is lost or made twice."""
+"""Unexpected database errors: the ledger retries, and each charge is written exactly once."""
 
 import asyncio
 import os
@@ -22,32 +22,32 @@ from helexa.cortex.ledger.storage.database import DatabaseError
 BIG = 90_000
 
 
-async def refused(ledger: Ledger) -> ApiError:
-    """The refusal of a reservation that no lease covers."""
-    answer = await try_reserve(ledger, holder(100_000, key="other"), BIG)
-    assert isinstance(answer, ApiError)
-    return answer
+async def rejected_reservation(ledger: Ledger) -> ApiError:
+    """Return the error of a reservation that is too large for the gateway's lease."""
+    outcome = await try_reserve(ledger, holder(100_000, key="other"), BIG)
+    assert isinstance(outcome, ApiError)
+    return outcome
 
 
-async def usable(ledger: Ledger) -> None:
+async def wait_until_usable(ledger: Ledger) -> None:
     """Wait until a reservation succeeds, and settle it with 1 token."""
     await eventually(lambda: ledger.available)
     await (await ledger.reserve(holder(1000), "after", "Org/M", 100)).settle(1, 0)
 
 
-async def test_read_only_database_refuses_with_503_and_settles_when_writable_again() -> None:
+async def test_read_only_database_gives_503_until_it_is_writable_again() -> None:
     with running_postgres() as server:
         url = server.new_database()
         async with running(url) as [ledger]:
-            before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
+            reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
             server.set_read_only(True)
             await eventually(lambda: not ledger.available)
-            settling = asyncio.create_task(before.settle(3, 4))
-            error = await refused(ledger)
+            settling = asyncio.create_task(reservation.settle(3, 4))
+            error = await rejected_reservation(ledger)
             assert (error.status, error.code, error.retry_after) == (503, "service_unavailable", 5)
             server.set_read_only(False)
             await settling
-            await usable(ledger)
+            await wait_until_usable(ledger)
             assert await spent(url) == await charged(url) == 8
         assert await states(url) == ["settled", "settled"]
 
@@ -58,28 +58,28 @@ async def test_promoted_standby_takes_over_and_charges_stay_exact() -> None:
         url = primary.new_database(standby)
         async with running(url) as [ledger]:
             await (await ledger.reserve(holder(1000), "settled", "Org/M", 100)).settle(10, 20)
-            before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
+            reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
             primary.stop()
-            settling = asyncio.create_task(before.settle(3, 4))
+            settling = asyncio.create_task(reservation.settle(3, 4))
             await eventually(lambda: "read-only" in (ledger._committer.retry.problem or ""))  # the standby was tried
-            assert (await refused(ledger)).code == "service_unavailable"
+            assert (await rejected_reservation(ledger)).code == "service_unavailable"
             standby.promote()
             await settling
-            await usable(ledger)
+            await wait_until_usable(ledger)
             assert await spent(url) == await charged(url) == 38
         assert await states(url) == ["settled", "settled", "settled"]
 
 
-async def test_host_that_never_answers_is_passed_over(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unresponsive_host_is_skipped(postgres: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("helexa.cortex.ledger.storage.postgres._CONNECT_TIMEOUT_SECS", 0.2)
 
-    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def never_respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             await reader.read()
         writer.close()
 
     url = postgres.new_database()
-    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    silent = await asyncio.start_server(never_respond, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     async with silent:
         database = await open_database(url.replace("host=", "host=127.0.0.1,") + f"&port={port},5432")
@@ -101,7 +101,7 @@ def test_hosts_of_a_url(url: str, hosts: list[tuple[str, int | None]]) -> None:
     assert postgres._hosts(url) == hosts
 
 
-class Broken:
+class BrokenDatabase:
     """A database whose methods raise an unexpected exception until they are repaired."""
 
     def __init__(self, ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +118,14 @@ class Broken:
 
 async def test_unexpected_exceptions_do_not_end_the_ledger(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(url, shared=True) as [ledger]:
-        before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
-        broken = Broken(ledger, monkeypatch)
-        settling = asyncio.create_task(before.settle(3, 4))
+        reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
+        broken_database = BrokenDatabase(ledger, monkeypatch)
+        settling = asyncio.create_task(reservation.settle(3, 4))
         await eventually(lambda: not ledger.available)
-        assert (await refused(ledger)).code == "service_unavailable"
-        broken.repair()
+        assert (await rejected_reservation(ledger)).code == "service_unavailable"
+        broken_database.repair()
         await settling
-        await usable(ledger)
+        await wait_until_usable(ledger)
         assert await spent(url) == await charged(url) == 8
         assert await states(url) == ["settled", "settled"]
 
@@ -133,18 +133,18 @@ async def test_unexpected_exceptions_do_not_end_the_ledger(url: str, monkeypatch
 async def test_error_in_the_committer_itself_loses_no_settlement(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(url, shared=True) as [ledger]:
         committer = ledger._committer
-        before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
+        reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
 
         def fail(now: float) -> NoReturn:
             raise RuntimeError("unexpected")
 
         monkeypatch.setattr(committer, "_admit", fail)
-        settling = asyncio.create_task(before.settle(3, 4))
+        settling = asyncio.create_task(reservation.settle(3, 4))
         gateway = committer.budgets.gateway
-        await eventually(lambda: committer.budgets.gateway != gateway)  # it has started over
+        await eventually(lambda: committer.budgets.gateway != gateway)  # the committer registered as a new gateway
         monkeypatch.undo()
         await settling
-        await usable(ledger)
+        await wait_until_usable(ledger)
         assert await spent(url) == await charged(url) == 8
 
 
@@ -185,17 +185,17 @@ async def test_locked_sqlite_is_retried(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(sqlite, "_BUSY_TIMEOUT_SECS", 0.01)
     url = f"sqlite:{tmp_path}/cortex.db"
     async with running(url) as [ledger]:
-        before = await ledger.reserve(holder(1000), "before", "Org/M", 100)
+        reservation = await ledger.reserve(holder(1000), "before", "Org/M", 100)
         assert await ledger.writable()
         ledger._committer.retry.written_at = 0.0
-        with sqlite3.connect(tmp_path / "cortex.db", isolation_level=None) as other:
-            other.execute("BEGIN IMMEDIATE")
+        with sqlite3.connect(tmp_path / "cortex.db", isolation_level=None) as lock_holder:
+            lock_holder.execute("BEGIN IMMEDIATE")
             assert not await ledger.writable()
-            assert (await refused(ledger)).code == "service_unavailable"
-            other.execute("ROLLBACK")
-        other.close()
-        await before.settle(3, 4)
-        await usable(ledger)
+            assert (await rejected_reservation(ledger)).code == "service_unavailable"
+            lock_holder.execute("ROLLBACK")
+        lock_holder.close()
+        await reservation.settle(3, 4)
+        await wait_until_usable(ledger)
         assert await spent(url) == await charged(url) == 8
 
 
@@ -206,13 +206,13 @@ async def test_full_disk_under_sqlite_is_retried(tmp_path: Path) -> None:
         return lambda connection: connection.execute(f"PRAGMA max_page_count = {pages}").fetchall()
 
     async with running(url, shared=True) as [ledger]:
-        await ledger._database._writer.run(limit(1))  # the least: as many as there are
+        await ledger._database._writer.run(limit(1))  # SQLite raises the limit to the current number of pages
         database = ledger._database
         with pytest.raises(DatabaseError, match="full"):
             for number in range(100):
                 await database.execute("INSERT INTO windows VALUES ($1, 1, 1)", f"{number:0900}")
         await ledger._database._writer.run(limit(1 << 30))
-        await usable(ledger)
+        await wait_until_usable(ledger)
 
 
 async def test_sqlite_reconnects_after_an_io_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Several gateways on one database: leases, the dead and those taken for dead, and a database that goes away."""
+"""Several gateways on one database: leases, dead gateways, gateways wrongly marked dead, and outages."""
 
 import asyncio
 import random
@@ -6,7 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from cortex.ledger.running import Clock, charged, holder, kill, rows, running, spent, states, sweep, try_reserve
+from cortex.ledger.running import (
+    Clock,
+    charged,
+    holder,
+    kill,
+    retire_gateways,
+    rows,
+    running,
+    spent,
+    states,
+    try_reserve,
+)
 from cortex.postgres import running_postgres
 from cortex.running import eventually
 from helexa.core.errors import ApiError
@@ -19,77 +30,77 @@ from helexa.cortex.ledger.storage.database import Args, DatabaseError, Step
 CAP = 10_000
 
 
-async def work(ledger: Ledger, chance: random.Random, cap: int = CAP) -> int:
-    """One request; what it used, 0 if it was refused."""
-    tokens = chance.randint(50, 200)
+async def work(ledger: Ledger, rng: random.Random, cap: int = CAP) -> int:
+    """Run one request; return the tokens it used, 0 if it was rejected or released."""
+    tokens = rng.randint(50, 200)
     try:
         reservation = await ledger.reserve(holder(cap), "r", "Org/M", tokens)
     except ApiError as error:
         assert error.code == "insufficient_quota"
         return 0
-    await asyncio.sleep(chance.random() * 0.01)
-    if chance.random() < 0.1:
+    await asyncio.sleep(rng.random() * 0.01)
+    if rng.random() < 0.1:
         await reservation.release()
         return 0
-    prompt = chance.randint(1, 40)
-    used = prompt + chance.randint(0, tokens - prompt)
+    prompt = rng.randint(1, 40)
+    used = prompt + rng.randint(0, tokens - prompt)
     await reservation.settle(prompt, used - prompt)
     return used
 
 
 @pytest.mark.parametrize("count", [1, 3])
-async def test_200_at_once_never_pass_the_cap_and_what_is_left_can_be_had(url: str, count: int):
-    chance = random.Random(7)
+async def test_concurrent_requests_stay_below_the_cap(url: str, count: int):
+    rng = random.Random(7)
     async with running(url, count=count) as ledgers:
-        used = await asyncio.gather(*(work(ledgers[n % count], chance) for n in range(200)))
+        used = await asyncio.gather(*(work(ledgers[n % count], rng) for n in range(200)))
         assert 0 < sum(used) <= CAP
         assert sum(used) == await spent(url) == await charged(url)
-        left = CAP - sum(used)
+        remaining = CAP - sum(used)
 
-        async def all_left_is_free() -> bool:
-            outcome = await try_reserve(ledgers[0], holder(CAP), left)
+        async def remaining_is_free() -> bool:
+            outcome = await try_reserve(ledgers[0], holder(CAP), remaining)
             if isinstance(outcome, Reservation):
                 await outcome.release()
             return isinstance(outcome, Reservation)
 
-        await eventually(all_left_is_free)
-        assert isinstance(await try_reserve(ledgers[0], holder(CAP), left + 1), ApiError)
+        await eventually(remaining_is_free)
+        assert isinstance(await try_reserve(ledgers[0], holder(CAP), remaining + 1), ApiError)
         assert [ledger.open for ledger in ledgers] == [0] * count
 
 
-async def test_held_at_once_by_all_gateways_is_never_more_than_the_cap(url: str):
+async def test_gateways_together_reserve_at_most_the_cap(url: str):
     async with running(url, count=3) as ledgers:
         outcomes = await asyncio.gather(*(try_reserve(ledgers[n % 3], holder(100), 7) for n in range(200)))
-        held = [outcome for outcome in outcomes if isinstance(outcome, Reservation)]
-        assert len(held) == 14
-        await asyncio.gather(*(reservation.settle(7, 0) for reservation in held))
+        reservations = [outcome for outcome in outcomes if isinstance(outcome, Reservation)]
+        assert len(reservations) == 14
+        await asyncio.gather(*(reservation.settle(7, 0) for reservation in reservations))
         assert await spent(url) == 98
 
 
-async def test_gateways_that_take_at_the_same_moment_wait_for_each_other(url: str):
+async def test_concurrent_leases_of_one_key_wait_for_each_other(url: str):
     async with running(url, count=3) as ledgers:
         keys = [holder(100, f"key-{number}") for number in range(20)]
-        for key in keys:  # else they would wait for the first of them to add the window
+        for key in keys:  # otherwise the gateways would wait for the first one to insert the window
             await (await ledgers[0].reserve(key, "r", "Org/M", 1)).release()
         outcomes = await asyncio.gather(*(try_reserve(ledger, key, 60) for ledger in ledgers for key in keys))
-        held = [isinstance(outcome, Reservation) for outcome in outcomes]
-        assert [held[n] + held[n + 20] + held[n + 40] for n in range(20)] == [1] * 20
+        succeeded = [isinstance(outcome, Reservation) for outcome in outcomes]
+        assert [succeeded[n] + succeeded[n + 20] + succeeded[n + 40] for n in range(20)] == [1] * 20
 
 
-async def test_a_long_answer_at_one_gateway_is_seen_by_the_others(url: str):
-    async with running(url, count=2) as [one, other]:
-        long = await one.reserve(holder(200), "a", "Org/M", 50)
-        beside = await one.reserve(holder(200), "b", "Org/M", 50)
-        await long.settle(90, 30)
-        held = await other.reserve(holder(200), "c", "Org/M", 30)
-        assert isinstance(await try_reserve(other, holder(200), 1), ApiError)
-        await beside.settle(20, 0)
-        assert isinstance(await try_reserve(one, holder(200), 31), ApiError)
-        await held.settle(30, 0)
-        assert isinstance(await try_reserve(one, holder(200), 30), Reservation)
+async def test_overspending_at_one_gateway_reduces_the_others_budget(url: str):
+    async with running(url, count=2) as [ledger, other_ledger]:
+        overspent = await ledger.reserve(holder(200), "a", "Org/M", 50)
+        second = await ledger.reserve(holder(200), "b", "Org/M", 50)
+        await overspent.settle(90, 30)
+        at_other = await other_ledger.reserve(holder(200), "c", "Org/M", 30)
+        assert isinstance(await try_reserve(other_ledger, holder(200), 1), ApiError)
+        await second.settle(20, 0)
+        assert isinstance(await try_reserve(ledger, holder(200), 31), ApiError)
+        await at_other.settle(30, 0)
+        assert isinstance(await try_reserve(ledger, holder(200), 30), Reservation)
 
 
-async def test_gateways_agree_on_when_a_window_began(url: str):
+async def test_gateways_agree_on_the_start_of_a_window(url: str):
     clock, key = Clock(), holder(1000, window=Window("rolling", 60))
 
     async def use(ledger: Ledger) -> None:
@@ -107,58 +118,59 @@ async def test_gateways_agree_on_when_a_window_began(url: str):
     assert [tuple(row.values()) for row in windows] == [(0, 0), (1_700_000_000, 60), (1_700_000_060, 30)]
 
 
-async def test_what_a_dead_gateway_held_is_charged_and_the_rest_of_its_lease_returns(url: str):
-    async with running(url, count=2, dead_after_secs=0.5) as [victim, other]:
+async def test_dead_gateway_is_charged_and_its_lease_is_returned(url: str):
+    async with running(url, count=2, dead_after_secs=0.5) as [victim, survivor]:
         await (await victim.reserve(holder(1000), "a", "Org/M", 100)).settle(30, 0)
         await victim.reserve(holder(1000), "b", "Org/M", 100)
         await kill(victim)
 
-        async def swept() -> bool:
+        async def victim_swept() -> bool:
             return await states(url) == ["settled", "orphaned"]
 
-        await eventually(swept)
+        await eventually(victim_swept)
         assert await spent(url) == await charged(url) == 130
         assert len(await rows(url, "SELECT * FROM gateways")) == 1
-        assert isinstance(await try_reserve(other, holder(1000), 871), ApiError)
-        assert isinstance(await try_reserve(other, holder(1000), 870), Reservation)
+        assert isinstance(await try_reserve(survivor, holder(1000), 871), ApiError)
+        assert isinstance(await try_reserve(survivor, holder(1000), 870), Reservation)
 
 
-async def test_a_gateway_that_does_nothing_but_live_is_not_swept(url: str):
+async def test_idle_gateway_with_a_heartbeat_is_not_swept(url: str):
     async with running(url, count=2, dead_after_secs=0.4) as [quiet, _]:
         reservation = await quiet.reserve(holder(1000), "a", "Org/M", 100)
-        beats = "SELECT id, batch FROM gateways ORDER BY id"
-        first = await rows(url, beats)
+        heartbeats = "SELECT id, batch FROM gateways ORDER BY id"
+        first = await rows(url, heartbeats)
 
-        async def both_beat_on() -> bool:
+        async def both_sent_heartbeats() -> bool:
             return all(
-                now["batch"] > then["batch"] + 12 for now, then in zip(await rows(url, beats), first, strict=True)
+                now["batch"] > previous["batch"] + 12
+                for now, previous in zip(await rows(url, heartbeats), first, strict=True)
             )
 
-        await eventually(both_beat_on)
+        await eventually(both_sent_heartbeats)
         await reservation.settle(5, 5)
         assert await states(url) == ["settled"]
 
 
-async def test_a_gateway_that_was_taken_for_dead_settles_exactly_and_goes_on(url: str):
-    async with running(url, count=2) as [slow, other]:
-        done = await slow.reserve(holder(1000), "a", "Org/M", 100)
-        dropped = await slow.reserve(holder(1000), "b", "Org/M", 100)
-        lost = await slow.reserve(holder(1000), "c", "Org/M", 100)
-        await sweep(url, 1)
+async def test_swept_gateway_that_is_alive_settles_exactly(url: str):
+    async with running(url, count=2) as [slow, other_ledger]:
+        settled = await slow.reserve(holder(1000), "a", "Org/M", 100)
+        released = await slow.reserve(holder(1000), "b", "Org/M", 100)
+        late = await slow.reserve(holder(1000), "c", "Org/M", 100)
+        await retire_gateways(url, 1)
         assert await states(url) == ["orphaned"] * 3
         assert await spent(url) == 300
-        assert isinstance(await try_reserve(other, holder(1000), 701), ApiError)
-        await asyncio.gather(done.settle(10, 20), dropped.release())
-        await done.settle(10, 20)
+        assert isinstance(await try_reserve(other_ledger, holder(1000), 701), ApiError)
+        await asyncio.gather(settled.settle(10, 20), released.release())
+        await settled.settle(10, 20)
         assert await states(url) == ["settled", "released", "orphaned"]
         assert await spent(url) == await charged(url) == 130
         await (await slow.reserve(holder(1000), "d", "Org/M", 100)).settle(1, 1)
-        await lost.settle(1, 1)
+        await late.settle(1, 1)
         assert await states(url) == ["settled", "released", "settled", "settled"]
         assert await spent(url) == await charged(url) == 34
 
 
-async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(tmp_path):
+async def test_next_gateway_on_a_sqlite_file_sweeps_its_predecessor(tmp_path):
     url = f"sqlite:{tmp_path / 'cortex.db'}"
     database = await open_database(url)
     await database.migrate()
@@ -173,26 +185,26 @@ async def test_the_next_gateway_on_a_sqlite_file_sweeps_the_one_before_at_once(t
         assert (await heir.budget(holder(1000))).spent == 130
 
 
-async def test_a_fault_in_a_batch_costs_that_batch_and_no_more(url: str):
+async def test_error_in_a_batch_affects_only_that_batch(url: str):
     async with running(url, shared=True) as [ledger]:
-        open_before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+        reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
         ledger._committer.budgets._rows["INSERT INTO no_such_table VALUES (1)"] = [()]
         with pytest.raises(ApiError) as caught:
             await ledger.reserve(holder(1000), "b", "Org/M", 100)
         assert caught.value.status == 503
-        await open_before.settle(3, 4)
+        await reservation.settle(3, 4)
         await (await ledger.reserve(holder(1000), "c", "Org/M", 100)).settle(1, 1)
         assert await states(url) == ["settled", "settled"]
         assert await spent(url) == await charged(url) == 9
 
 
-async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
+async def test_stopped_database_rejects_until_it_is_back():
     with running_postgres() as server:
         url = server.new_database()
         async with running(url) as [ledger]:
-            before = await ledger.reserve(holder(1000), "a", "Org/M", 100)
+            reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
             server.stop()
-            settling = asyncio.create_task(before.settle(3, 4))
+            settling = asyncio.create_task(reservation.settle(3, 4))
             beyond_the_lease = await try_reserve(ledger, holder(100_000), 90_000)
             assert isinstance(beyond_the_lease, ApiError) and beyond_the_lease.status == 503
             await eventually(lambda: not ledger.available)
@@ -208,23 +220,23 @@ async def test_a_database_that_goes_away_refuses_and_settles_once_it_is_back():
         assert await states(url) == ["settled", "settled"]
 
 
-async def test_a_batch_whose_answer_was_lost_is_written_once(url: str):
+async def test_batch_with_a_lost_response_is_written_once(url: str):
     async with running(url, shared=True) as [ledger]:
         reservation = await ledger.reserve(holder(1000), "a", "Org/M", 100)
-        names = await rows(url, "SELECT id FROM gateways")
+        gateway_ids = await rows(url, "SELECT id FROM gateways")
         write = ledger._database.write
 
-        async def lose_the_answer(guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
+        async def write_and_lose_the_response(guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
             await write(guard, steps)
             ledger._database.write = write
             raise DatabaseError("the connection was lost")
 
-        ledger._database.write = lose_the_answer
+        ledger._database.write = write_and_lose_the_response
         await reservation.settle(10, 20)
-        ledger._database.write = lose_the_answer
-        refused = await try_reserve(ledger, holder(1000), 100)
-        assert isinstance(refused, ApiError) and refused.status == 503
+        ledger._database.write = write_and_lose_the_response
+        outcome = await try_reserve(ledger, holder(1000), 100)
+        assert isinstance(outcome, ApiError) and outcome.status == 503
         await eventually(lambda: ledger.available and ledger.open == 0)
         assert await states(url) == ["settled", "released"]
         assert await spent(url) == await charged(url) == 30
-        assert await rows(url, "SELECT id FROM gateways") == names
+        assert await rows(url, "SELECT id FROM gateways") == gateway_ids

@@ -1,4 +1,4 @@
-"""Keys in the database."""
+"""API keys in the database, and gateways that watch for changes of them."""
 
 import asyncio
 import sqlite3
@@ -54,7 +54,7 @@ def store(database: Database) -> KeyStore:
     return KeyStore(database, count(1000.0).__next__)
 
 
-async def test_what_is_stored_is_what_was_made(store: KeyStore) -> None:
+async def test_stored_key_equals_the_created_key(store: KeyStore) -> None:
     for principal in (FULL, BARE, replace(BARE, key_id="none", models=frozenset())):
         key, secret = await store.create(principal)
         assert key.principal == principal
@@ -64,19 +64,19 @@ async def test_what_is_stored_is_what_was_made(store: KeyStore) -> None:
     assert [key.principal.key_id for key in await store.list()] == ["alice-1", "bob-1", "none"]
 
 
-async def test_a_name_is_never_given_twice(store: KeyStore) -> None:
+async def test_key_ids_are_never_reused(store: KeyStore) -> None:
     await store.create(BARE)
     for _ in range(2):
         with pytest.raises(ApiError) as caught:
             await store.create(replace(BARE, account_id="somebody-else"))
         assert (caught.value.status, caught.value.code) == (409, "key_exists")
         await store.revoke("bob-1")
-    made = await asyncio.gather(*(store.create(FULL) for _ in range(10)), return_exceptions=True)
-    assert sum(isinstance(one, tuple) for one in made) == 1
-    assert all(one.status == 409 for one in made if isinstance(one, ApiError))
+    outcomes = await asyncio.gather(*(store.create(FULL) for _ in range(10)), return_exceptions=True)
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes) == 1
+    assert all(outcome.status == 409 for outcome in outcomes if isinstance(outcome, ApiError))
 
 
-async def test_changing_and_revoking(store: KeyStore) -> None:
+async def test_keys_are_changed_and_revoked(store: KeyStore) -> None:
     await store.create(FULL)
     key = await store.change("alice-1", lambda principal: replace(principal, hard_cap=None, models=None))
     assert key.principal == replace(FULL, hard_cap=None, models=None)
@@ -92,36 +92,34 @@ async def test_changing_and_revoking(store: KeyStore) -> None:
         assert (caught.value.status, caught.value.code) == (404, "key_not_found")
 
 
-async def test_changes_at_the_same_time_are_all_kept(store: KeyStore) -> None:
+async def test_concurrent_changes_are_all_applied(store: KeyStore) -> None:
     await store.create(replace(BARE, hard_cap=0))
 
-    def more(principal: Principal) -> Principal:
+    def raise_cap(principal: Principal) -> Principal:
         return replace(principal, hard_cap=(principal.hard_cap or 0) + 1)
 
-    await asyncio.gather(*(store.change("bob-1", more) for _ in range(20)))
+    await asyncio.gather(*(store.change("bob-1", raise_cap) for _ in range(20)))
     (key,) = await store.list()
     assert key.principal.hard_cap == 20
     assert await store.changes() == 21
 
 
-async def test_a_refused_change_changes_nothing(store: KeyStore) -> None:
-    before = await store.changes()
+async def test_rejected_change_changes_nothing(store: KeyStore) -> None:
+    count_before = await store.changes()
     with pytest.raises(ApiError):
         await store.revoke("nobody")
-    assert await store.changes() == before
+    assert await store.changes() == count_before
 
 
-async def test_changes_of_keys_wait_for_the_disk_and_other_writes_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_key_changes_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     levels: list[int] = []  # SQLite's `synchronous` at each commit: 1 is NORMAL, 2 is FULL
 
-    class Watched(sqlite3.Connection):
+    class RecordingConnection(sqlite3.Connection):
         def commit(self) -> None:
             levels.append(self.execute("PRAGMA synchronous").fetchone()[0])
             super().commit()
 
-    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Watched))
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=RecordingConnection))
     database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
     try:
         await database.migrate()
@@ -141,7 +139,7 @@ async def test_changes_of_keys_wait_for_the_disk_and_other_writes_do_not(
         await database.close()
 
 
-async def test_durable_transaction_waits_for_the_disk_of_postgresql(postgres: Postgres) -> None:
+async def test_durable_transaction_commits_synchronously_on_postgres(postgres: Postgres) -> None:
     database = await open_database(postgres.new_database() + "&synchronous_commit=off")
     try:
         for durable, expected in ((False, "off"), (True, "on"), (False, "off")):
@@ -152,25 +150,25 @@ async def test_durable_transaction_waits_for_the_disk_of_postgresql(postgres: Po
         await database.close()
 
 
-async def test_every_gateway_learns_of_changes(url: str, store: KeyStore) -> None:
+async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None:
     gatekeepers = [Gatekeeper(True, clock=lambda: 1000.0) for _ in range(3)]
-    _, early = await store.create(FULL)
+    _, first_secret = await store.create(FULL)
 
     def admitted(secret: SecretStr) -> list[Principal | None]:
         return [_admitted(keeper, secret.get_secret_value()) for keeper in gatekeepers]
 
     async with _watching(url, gatekeepers[0]), _watching(url, gatekeepers[1]), _watching(url, gatekeepers[2]):
-        assert admitted(early) == [FULL] * 3
+        assert admitted(first_secret) == [FULL] * 3
         _, secret = await store.create(BARE)
         await eventually(lambda: admitted(secret) == [BARE] * 3)
         await store.change("bob-1", lambda principal: replace(principal, concurrency=7))
         await eventually(lambda: admitted(secret) == [replace(BARE, concurrency=7)] * 3)
         await store.revoke("bob-1")
         await eventually(lambda: admitted(secret) == [None] * 3)
-    assert admitted(early) == [FULL] * 3
+    assert admitted(first_secret) == [FULL] * 3
 
 
-async def test_known_keys_stay_good_while_the_database_is_away(
+async def test_known_keys_are_accepted_while_the_database_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "POLL_SECS", 0.001)
@@ -182,8 +180,8 @@ async def test_known_keys_stay_good_while_the_database_is_away(
     try:
         async with keyring.watching():
             await database.execute("ALTER TABLE key_changes RENAME TO gone")
-            await eventually(lambda: "changes of keys are not seen" in caplog.text)
-            await asyncio.sleep(0.05)  # several looks
+            await eventually(lambda: "changes of keys cannot be read" in caplog.text)
+            await asyncio.sleep(0.05)  # several polls
             assert _admitted(keyring.gatekeeper, secret.get_secret_value()) == BARE
             await database.execute("ALTER TABLE gone RENAME TO key_changes")
             await keyring.store.revoke("other")
@@ -194,14 +192,14 @@ async def test_known_keys_stay_good_while_the_database_is_away(
 
 
 def test_secrets_never_enter_the_database(tmp_path: Path) -> None:
-    async def made() -> SecretStr:
+    async def create_key() -> SecretStr:
         database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
         await database.migrate()
         _, secret = await KeyStore(database).create(FULL)
         await database.close()
         return secret
 
-    secret = asyncio.run(made())
+    secret = asyncio.run(create_key())
     stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert b"alice-1" in stored
     assert secret.get_secret_value()[:9].encode() not in stored
@@ -216,7 +214,7 @@ def _admitted(keeper: Gatekeeper, secret: str) -> Principal | None:
 
 @asynccontextmanager
 async def _watching(url: str, gatekeeper: Gatekeeper) -> AsyncIterator[None]:
-    """A gateway's part: a connection of its own, and a keyring that watches."""
+    """Run a keyring with its own database connection, which updates `gatekeeper` as a gateway does."""
     database = await open_database(url)
     try:
         async with Keyring(KeyStore(database), gatekeeper).watching():

@@ -1,4 +1,4 @@
-"""Whatever is asked for in whatever order: the ledger decides and charges as a simple model of it does."""
+"""Random histories of requests: the ledger decides and charges as a simple model does."""
 
 import asyncio
 import itertools
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cortex.ledger.running import Clock, charged, holder, running, spent, sweep, try_reserve
+from cortex.ledger.running import Clock, charged, holder, retire_gateways, running, spent, try_reserve
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.ledger.ledger import Ledger
 from helexa.cortex.ledger.reservation import Reservation
@@ -25,30 +25,30 @@ steps = st.one_of(
 
 
 @dataclass
-class Model:
-    """One key, by the words of the contract."""
+class ModelKey:
+    """Model of one key's budget: a straightforward implementation of the documented rules."""
 
     cap: int | None
     seconds: int
-    began: int | None = None
+    started: int | None = None
     spent: dict[int | None, int] = field(default_factory=dict)
-    held: dict[int | None, int] = field(default_factory=dict)
+    reserved: dict[int | None, int] = field(default_factory=dict)
 
     def reserve(self, tokens: int, now: float) -> bool:
-        if self.seconds and (self.began is None or now >= self.began + self.seconds):
-            self.began = int(now)
-        left = (self.cap or 0) - self.spent.get(self.began, 0) - self.held.get(self.began, 0)
+        if self.seconds and (self.started is None or now >= self.started + self.seconds):
+            self.started = int(now)
+        left = (self.cap or 0) - self.spent.get(self.started, 0) - self.reserved.get(self.started, 0)
         if self.cap is not None and tokens > left:
             return False
-        self.held[self.began] = self.held.get(self.began, 0) + tokens
+        self.reserved[self.started] = self.reserved.get(self.started, 0) + tokens
         return True
 
     def close(self, window: int | None, tokens: int, used: int) -> None:
-        self.held[window] -= tokens
+        self.reserved[window] -= tokens
         self.spent[window] = self.spent.get(window, 0) + used
 
 
-def test_any_history_ends_as_the_model_says(url: str):
+def test_any_history_matches_the_model(url: str):
     clock, numbers = Clock(), itertools.count()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
@@ -56,23 +56,23 @@ def test_any_history_ends_as_the_model_says(url: str):
 
         @settings(max_examples=cases(60, 1000), deadline=None, derandomize=True)
         @given(st.one_of(st.none(), st.integers(0, 200)), st.sampled_from([0, 60]), st.lists(steps, max_size=25))
-        def follows(cap: int | None, seconds: int, history: list[tuple]):
+        def matches_model(cap: int | None, seconds: int, history: list[tuple]):
             window = Window("rolling", seconds) if seconds else Window()
             key = holder(cap, f"key-{next(numbers)}", window)
-            runner.run(_play(ledger, clock, key, Model(cap, seconds), history, url))
+            runner.run(_play(ledger, clock, key, ModelKey(cap, seconds), history, url))
 
-        follows()
+        matches_model()
         runner.run(stack.aclose())
 
 
-async def _play(ledger: Ledger, clock: Clock, key: Principal, model: Model, history: list[tuple], url: str) -> None:
+async def _play(ledger: Ledger, clock: Clock, key: Principal, model: ModelKey, history: list[tuple], url: str) -> None:
     open_: list[tuple[Reservation, int | None]] = []
     for step, *args in history:
         if step == "reserve":
             outcome = await try_reserve(ledger, key, args[0])
             assert isinstance(outcome, Reservation) == model.reserve(args[0], clock.now)
             if isinstance(outcome, Reservation):
-                open_.append((outcome, model.began))
+                open_.append((outcome, model.started))
         elif step == "wait":
             clock.now += args[0]
             ledger._committer.wake(tidy=True)
@@ -98,7 +98,7 @@ at_any_gateway = st.one_of(
 )
 
 
-def test_several_gateways_together_never_reserve_more_than_is_left(url: str):
+def test_gateways_together_never_exceed_the_cap(url: str):
     clock, numbers = Clock(), itertools.count()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
@@ -106,10 +106,10 @@ def test_several_gateways_together_never_reserve_more_than_is_left(url: str):
 
         @settings(max_examples=cases(20, 300), deadline=None, derandomize=True)
         @given(st.lists(at_any_gateway, max_size=25))
-        def follows(history: list[tuple]):
+        def matches_model(history: list[tuple]):
             runner.run(_play_together(ledgers, clock, holder(200, f"key-{next(numbers)}"), history, url))
 
-        follows()
+        matches_model()
         runner.run(stack.aclose())
 
 
@@ -128,8 +128,8 @@ async def _play_together(ledgers: list[Ledger], clock: Clock, key: Principal, hi
                 ledger._committer.wake(tidy=True)
         elif step == "cap":
             key = replace(key, hard_cap=args[0])
-        elif step == "sweep":  # the others take so many for dead, though they live
-            await sweep(url, args[0])
+        elif step == "sweep":  # marks running gateways as dead
+            await retire_gateways(url, args[0])
         elif open_:
             reservation = open_.pop(args[0] % len(open_))
             used = min(args[1], reservation.tokens)

@@ -1,4 +1,4 @@
-"""A gateway whose PostgreSQL goes away for a while."""
+"""A gateway during an outage of its database or nodes."""
 
 import sqlite3
 from typing import Any
@@ -11,7 +11,7 @@ from cortex.running import Cortex, eventually, running_cortex
 from helexa.cortex.ledger.storage import sqlite
 
 
-async def test_keys_stay_good_and_changes_are_refused_until_it_is_back(postgres: Postgres, node: FakeNode) -> None:
+async def test_postgres_outage_accepts_known_keys_and_rejects_changes(postgres: Postgres, node: FakeNode) -> None:
     entitlements = {"require_auth": True, "keys": [{"key": "root", "account_id": "ops", "role": "admin"}]}
     settings = {"ledger": {"url": postgres.new_database()}, "entitlements": entitlements}
     headers = {"x-api-key": "root"}
@@ -21,24 +21,24 @@ async def test_keys_stay_good_and_changes_are_refused_until_it_is_back(postgres:
             async with cortex.client.get(f"{cortex.url}/api/keys", headers=headers) as response:
                 return response.status
 
-        async def back() -> bool:
+        async def keys_listed() -> bool:
             return await keys() == 200
 
         async with cortex.client.post(f"{cortex.url}/api/keys", json={"account_id": "a"}, headers=headers) as response:
-            made = (await response.json())["key"]
+            created_key = (await response.json())["key"]
         postgres.stop()
         try:
             async with cortex.client.get(f"{cortex.url}/api/keys", headers=headers) as response:
-                answer = await response.json()
+                error_body = await response.json()
                 assert (response.status, response.headers["retry-after"]) == (503, "5")
-                assert answer["error"]["code"] == "service_unavailable"
-            async with cortex.client.get(f"{cortex.url}/v1/models", headers={"x-api-key": made}) as response:
+                assert error_body["error"]["code"] == "service_unavailable"
+            async with cortex.client.get(f"{cortex.url}/v1/models", headers={"x-api-key": created_key}) as response:
                 assert response.status == 200
             async with cortex.client.get(f"{cortex.url}/v1/models", headers={"x-api-key": "other"}) as response:
                 assert response.status == 401
         finally:
             postgres.start()
-        await eventually(back)
+        await eventually(keys_listed)
 
 
 async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgres: Postgres, node: FakeNode) -> None:
@@ -56,26 +56,26 @@ async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgr
         async def ready() -> bool:
             return (await readiness())[0] == 200
 
-        async def ask() -> tuple[int, Any]:
+        async def chat() -> tuple[int, Any]:
             body = {"model": "Org/M", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
             async with cortex.client.post(f"{cortex.url}/v1/chat/completions", json=body, headers=headers) as response:
                 return response.status, await response.json()
 
-        both = {"ledger": {"ready": True}, "nodes": {"ready": True}}
-        assert await readiness() == (200, {"ready": True, "components": both})
-        assert (await ask())[0] == 200
+        ready_components = {"ledger": {"ready": True}, "nodes": {"ready": True}}
+        assert await readiness() == (200, {"ready": True, "components": ready_components})
+        assert (await chat())[0] == 200
         postgres.set_read_only(True)
         try:
             await eventually(lambda: not cortex.gateway.ledger.available)
-            broken = {"ready": False, "reason": "the ledger's database cannot be written"}
-            assert await readiness() == (503, {"ready": False, "components": {**both, "ledger": broken}})
+            not_ready = {"ready": False, "reason": "the ledger's database cannot be written"}
+            assert await readiness() == (503, {"ready": False, "components": {**ready_components, "ledger": not_ready}})
             assert (await cortex.get("/health"))["status"] == "ok"
-            status, answer = await ask()
-            assert (status, answer["error"]["code"]) == (503, "service_unavailable")
+            status, error_body = await chat()
+            assert (status, error_body["error"]["code"]) == (503, "service_unavailable")
         finally:
             postgres.set_read_only(False)
         await eventually(ready)
-        assert (await ask())[0] == 200
+        assert (await chat())[0] == 200
 
 
 async def test_readiness_names_the_nodes_when_none_is_healthy(cortex: Cortex, node: FakeNode) -> None:
@@ -83,8 +83,8 @@ async def test_readiness_names_the_nodes_when_none_is_healthy(cortex: Cortex, no
 
     async def unready() -> bool:
         async with cortex.client.get(f"{cortex.url}/health/ready") as response:
-            answer = await response.json()
-            return (response.status, answer["components"]["nodes"]) == (
+            readiness = await response.json()
+            return (response.status, readiness["components"]["nodes"]) == (
                 503,
                 {"ready": False, "reason": "none of 1 nodes is healthy"},
             )
@@ -98,17 +98,17 @@ async def test_readiness_names_a_ledger_whose_file_is_locked(node: FakeNode, mon
 
         async def ready() -> bool:
             async with cortex.client.get(f"{cortex.url}/health/ready") as response:
-                answer = await response.json()
-                assert (response.status == 200) == answer["components"]["ledger"]["ready"] == answer["ready"]
-                return answer["ready"]
+                readiness = await response.json()
+                assert (response.status == 200) == readiness["components"]["ledger"]["ready"] == readiness["ready"]
+                return readiness["ready"]
 
         async def unready() -> bool:
             return not await ready()
 
         assert await ready()
-        other = sqlite3.connect(cortex.gateway.ledger._database._file, isolation_level=None)  # type: ignore[attr-defined]
-        other.execute("BEGIN IMMEDIATE")
+        lock_holder = sqlite3.connect(cortex.gateway.ledger._database._file, isolation_level=None)  # type: ignore[attr-defined]
+        lock_holder.execute("BEGIN IMMEDIATE")
         await eventually(unready)
         assert (await cortex.get("/health"))["status"] == "ok"
-        other.close()
+        lock_holder.close()
         await eventually(ready)

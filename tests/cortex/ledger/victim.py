@@ -1,6 +1,6 @@
-"""A gateway's ledger in a process of its own, busy until it is killed; it keeps a journal of what it finished.
+"""Program that runs a gateway's ledger under load until it is killed, and writes finished settlements to a journal.
 
-Arguments: the database, the key's cap, the journal, a seed.
+Arguments: database URL, cap of the key in tokens, path of the journal, random seed.
 """
 
 import asyncio
@@ -15,31 +15,31 @@ from helexa.cortex.ledger.storage.backends import open_database
 
 
 async def main(url: str, cap: int, journal: int, seed: str) -> None:
-    chance = random.Random(int(seed))
+    rng = random.Random(int(seed))
     database = await open_database(url)
     await database.migrate()
     ledger = Ledger(database, dead_after_secs=1.0)
     await ledger.start()
     key = Principal("account", "key", hard_cap=cap)
 
-    async def ask_for_ever() -> None:
+    async def send_requests() -> None:
         while True:
-            request, tokens = f"{chance.getrandbits(64):x}", chance.randint(50, 200)
+            request, tokens = f"{rng.getrandbits(64):x}", rng.randint(50, 200)
             try:
                 reservation = await ledger.reserve(key, request, "Org/M", tokens)
             except ApiError as error:
-                if error.status == 503:  # taken for dead on a slow machine; it recovers
+                if error.status == 503:  # on a slow machine this gateway may be marked dead; it recovers
                     continue
                 assert error.code == "insufficient_quota", error
                 os.write(journal, b"refused\n")
                 await asyncio.sleep(0.005)
                 continue
-            await asyncio.sleep(chance.random() * 0.003)
-            used = chance.randint(1, tokens)
+            await asyncio.sleep(rng.random() * 0.003)
+            used = rng.randint(1, tokens)
             await reservation.settle(used, 0)
             os.write(journal, f"settled {request} {used}\nworking {seed}\n".encode())
 
-    await asyncio.gather(*(ask_for_ever() for _ in range(8)))
+    await asyncio.gather(*(send_requests() for _ in range(8)))
 
 
 if __name__ == "__main__":

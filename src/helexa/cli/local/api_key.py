@@ -4,7 +4,7 @@ from pathlib import Path
 
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.local.state_folder import write_private
-from helexa.cortex.access.key import LONGEST_SECRET, new_secret
+from helexa.cortex.access.key import MAX_SECRET_BYTES, new_secret
 
 _SHORTEST = 8
 
@@ -17,8 +17,8 @@ def checked_key(text: str) -> str:
     """
     if not (text.isascii() and text.isprintable() and " " not in text):
         raise CommandError("--api-key must be printable ASCII without blanks", USAGE)
-    if not _SHORTEST <= len(text) <= LONGEST_SECRET:
-        raise CommandError(f"--api-key must have {_SHORTEST} to {LONGEST_SECRET} characters", USAGE)
+    if not _SHORTEST <= len(text) <= MAX_SECRET_BYTES:
+        raise CommandError(f"--api-key must have {_SHORTEST} to {MAX_SECRET_BYTES} characters", USAGE)
     return text
 
 

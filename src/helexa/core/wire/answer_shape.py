@@ -1,4 +1,4 @@
-"""The requested shape of an answer, in OpenAI's field (`response_format`) and in vLLM's fields (all others)."""
+"""Structured output: the required format of a completion, in OpenAI's `response_format` or in vLLM's fields."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +14,13 @@ _KINDS = {"json": "schema", "regex": "regex", "choice": "choice", "grammar": "la
 
 @dataclass(frozen=True)
 class AnswerShape:
-    """The required shape of an answer: a JSON Schema, a regular expression, a choice of strings, or a Lark grammar.
+    """The required format of a completion: a JSON Schema, a regular expression, a choice of strings, or a Lark grammar.
 
     Attributes:
-        kind: kind of the shape.
+        kind: kind of the required format.
         value: a JSON Schema, the strings, or the text of the expression or grammar.
         param: name of the request field.
-        lenient: keywords of a schema that cannot be enforced may be ignored.
+        lenient: True if keywords of the schema that cannot be enforced may be ignored.
     """
 
     kind: Literal["schema", "regex", "choice", "lark"]
@@ -30,7 +30,7 @@ class AnswerShape:
 
 
 class ShapedRequest(WireRequest):
-    """Base class of requests that may state the answer's shape, in one of several fields."""
+    """Base class of requests that may state the required format of a completion, in one of several fields."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -41,7 +41,7 @@ class ShapedRequest(WireRequest):
 
     @property
     def shape(self) -> AnswerShape | None:
-        """The requested shape; None for an unconstrained answer.
+        """The required format; None for an unconstrained completion.
 
         Raises:
             ApiError: 400 `invalid_request_body`, 400 `unsupported_parameter`.
@@ -49,22 +49,22 @@ class ShapedRequest(WireRequest):
         shapes = [
             shape
             for shape in (
-                _of_format(self.response_format),
-                *(_of_option(f"structured_outputs.{name}", name, value) for name, value in self._options()),
-                _of_option("guided_json", "json", self.guided_json),
-                _of_option("guided_regex", "regex", self.guided_regex),
-                _of_option("guided_choice", "choice", self.guided_choice),
-                _of_option("guided_grammar", "grammar", self.guided_grammar),
+                _shape_of_format(self.response_format),
+                *(_shape_of_option(f"structured_outputs.{name}", name, value) for name, value in self._options()),
+                _shape_of_option("guided_json", "json", self.guided_json),
+                _shape_of_option("guided_regex", "regex", self.guided_regex),
+                _shape_of_option("guided_choice", "choice", self.guided_choice),
+                _shape_of_option("guided_grammar", "grammar", self.guided_grammar),
             )
             if shape is not None
         ]
         if len(shapes) > 1:
             first_param, second_param = shapes[0].param, shapes[1].param
-            raise invalid_body(f"{second_param}: '{first_param}' says already what the answer is to be", second_param)
+            raise invalid_body(f"{second_param}: cannot be combined with '{first_param}'; send one", second_param)
         return shapes[0] if shapes else None
 
-    def refuse_unsupported(self) -> None:
-        """Reject invalid shapes and unsupported shape parameters."""
+    def reject_unsupported(self) -> None:
+        """Reject an invalid required format, and format parameters that helexa does not support."""
         _ = self.shape
         for name in ("guided_whitespace_pattern", "structural_tag"):
             if self.extra(name) is not None:
@@ -78,7 +78,7 @@ class ShapedRequest(WireRequest):
         return [(name, value) for name, value in options if name in _KINDS]
 
 
-def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
+def _shape_of_format(value: dict[str, Any] | None) -> AnswerShape | None:
     kind = None if value is None else value.get("type")
     if value is None or kind == "text":
         return None
@@ -92,7 +92,7 @@ def _of_format(value: dict[str, Any] | None) -> AnswerShape | None:
     return AnswerShape("schema", schema, "response_format", lenient=json_schema.get("strict") is False)
 
 
-def _of_option(param: str, name: str, value: Any) -> AnswerShape | None:
+def _shape_of_option(param: str, name: str, value: Any) -> AnswerShape | None:
     if value is None or (name == "json_object" and value is False):
         return None
     match _KINDS[name], value:
@@ -106,14 +106,14 @@ def _of_option(param: str, name: str, value: Any) -> AnswerShape | None:
             return AnswerShape("choice", value, param)
         case ("regex" | "lark") as kind, str():
             return AnswerShape(kind, value, param)
-    raise invalid_body(f"{param}: is of the wrong type", param)
+    raise invalid_body(f"{param}: has the wrong type", param)
 
 
 def _schema_in(param: str, text: str) -> dict[str, Any] | bool:
     try:
         schema = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_body(f"{param}: is no JSON: {error}", param) from None
+        raise invalid_body(f"{param}: not valid JSON: {error}", param) from None
     if not isinstance(schema, dict | bool):
         raise invalid_body(f"{param}: must be a JSON Schema", param)
     return schema

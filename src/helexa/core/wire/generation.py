@@ -11,11 +11,11 @@ from helexa.core.wire.request import WireObject
 MAX_CHOICES = 16
 MAX_ALTERNATIVES = 20
 MAX_LOGPROBS = 1 << 19
-"""Limit on log-probabilities in a reply, of tokens and their alternatives."""
+"""Maximum number of log-probabilities in a response, of tokens and their alternatives."""
 
-# Parameters of other servers that would change the answer, with the values that do not change it. Null and empty values
-# are always accepted.
-_ABSENT: dict[str, tuple[Any, ...]] = {
+# Unsupported parameters of other servers that would change the output, with the values that would not change it. Null
+# and empty values are always accepted.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": (),
     "chat_template": (),
@@ -34,13 +34,13 @@ LogitBias = Annotated[float, Field(ge=-100, le=100)]
 
 
 class StreamOptions(WireObject):
-    """Options of a streaming reply."""
+    """Options of a streaming response."""
 
     include_usage: bool | None = None
 
 
 class GenerationRequest(ShapedRequest):
-    """Sampling parameters and delivery options. None means that the client sent no value."""
+    """Base class of generation requests: sampling parameters and delivery options; None if the client sent no value."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -69,34 +69,34 @@ class GenerationRequest(ShapedRequest):
 
     @property
     def output_limit(self) -> int | None:
-        """Largest number of tokens of the answer; None without a limit in the request."""
+        """Maximum number of tokens of each completion; None without a limit in the request."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def answers(self) -> int:
-        """Number of requested answers."""
+        """Number of requested completions."""
         return self.n or 1
 
     @property
     def scores_prompt(self) -> bool:
-        """Return whether the client requests log-probabilities of the prompt's tokens."""
+        """Whether the client requests log-probabilities of the prompt's tokens."""
         return False
 
     @property
     def includes_usage(self) -> bool:
-        """Return whether the client requests token counts at the end of a stream."""
+        """Whether the client requests token counts at the end of a stream."""
         return self.stream_options is not None and self.stream_options.include_usage is True
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
+        """Number of alternatives per token, for log-probabilities; None if the client requests none."""
         return None
 
-    def refuse_unsupported(self) -> None:
-        """Reject parameters that would change the answer on other servers."""
-        super().refuse_unsupported()
-        for name, accepted_values in _ABSENT.items():
-            self.refuse(name, accepted_values)
+    def reject_unsupported(self) -> None:
+        """Reject parameters that would change the output on other servers."""
+        super().reject_unsupported()
+        for name, accepted_values in _UNSUPPORTED.items():
+            self.reject(name, accepted_values)
         prompt_logprobs = self.extra("prompt_logprobs")
         if prompt_logprobs is not None and prompt_logprobs is not False:  # 0 requests log-probabilities, too
             raise unsupported_parameter("prompt_logprobs")
@@ -104,7 +104,7 @@ class GenerationRequest(ShapedRequest):
             raise unsupported_parameter("skip_special_tokens")
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Reject token ids that the model does not have.
+        """Raise an error if the request contains a token id outside of the model's vocabulary.
 
         Raises:
             ApiError: 400 `invalid_request_body`, naming the field and the id.
@@ -114,8 +114,11 @@ class GenerationRequest(ShapedRequest):
                 raise invalid_body(f"logit_bias.{token}: not a token id below {vocab_size}", "logit_bias")
 
     def check_logprobs(self, prompt: int, limit: int) -> None:
-        """Reject more log-probabilities than a reply can hold, for prompts of `prompt` tokens and answers of `limit`
-        tokens.
+        """Raise an error if the response could contain more than `MAX_LOGPROBS` log-probabilities.
+
+        Args:
+            prompt: tokens of the prompts.
+            limit: maximum tokens of each completion.
 
         Raises:
             ApiError: 400 `unsupported_parameter`.
@@ -125,11 +128,11 @@ class GenerationRequest(ShapedRequest):
             raise unsupported_parameter(
                 "logprobs",
                 f"'logprobs' of {self.answers} x {tokens} tokens with {self.alternatives} alternatives each are over "
-                f"the limit of {MAX_LOGPROBS}; ask for fewer, or for shorter answers",
+                f"the limit of {MAX_LOGPROBS}; request fewer alternatives or fewer tokens",
             )
 
-    def refuse(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
-        """Reject the undeclared parameter `name`, unless it is absent, null, false, zero, empty or in `accepted`."""
+    def reject(self, name: str, accepted: tuple[Any, ...] = ()) -> None:
+        """Raise an error if the undeclared parameter `name` has a value that is not empty, zero or in `accepted`."""
         value = self.extra(name)
         if value and value not in accepted:
             raise unsupported_parameter(name)

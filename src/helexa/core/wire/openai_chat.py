@@ -19,7 +19,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 def both_endings() -> ApiError:
-    """Return the error for a request that both continues the last message and begins a new message."""
+    """Return the error for a request that sets both `continue_final_message` and `add_generation_prompt`."""
     return invalid_body(
         "continue_final_message: cannot be true when 'add_generation_prompt' is; set one of them",
         "continue_final_message",
@@ -30,7 +30,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 def _content(value: Any) -> Any:
-    """Accept a string, null, or a list of text and image parts."""
+    """Return `value` if it is a string, null, or a list of text and image parts; raise a validation error otherwise."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -51,7 +51,7 @@ def _content(value: Any) -> Any:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Accept a function with a name. Tools of other types are rejected later by name."""
+    """Return `tool` if it is a valid function or has another type; `reject_unsupported` rejects other types."""
     if tool.get("type") != "function":
         return tool
     function = tool.get("function")
@@ -70,18 +70,18 @@ Tool = Annotated[dict[str, Any], AfterValidator(_tool)]
 
 
 class ChatMessage(WireObject):
-    """One message. Its other fields (`name`, `tool_calls`, `tool_call_id`, ...) are kept for the chat template."""
+    """One message. Undeclared fields, such as `name` and `tool_calls`, are passed to the chat template."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[_Content, PlainValidator(_content, json_schema_input_type=_Content)] = None
 
     @property
     def has_image(self) -> bool:
-        """Return whether a part of the content is an image."""
+        """Whether a part of the content is an image."""
         return isinstance(self.content, list) and any(part["type"] in IMAGE_PARTS for part in self.content)
 
     def for_template(self) -> dict[str, Any]:
-        """Return the message for a chat template: a replayed refusal becomes text, null fields are left out."""
+        """Return the message for a chat template, without null fields and with `refusal` parts as text."""
         content = self.content
         if isinstance(content, list):
             content = [
@@ -119,7 +119,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The callable tools in the form that chat templates expect; empty if the client forbids calls."""
+        """The tools in the format of chat templates; empty if `tool_choice` is `none`."""
         return [] if self.tool_choice == "none" else [_for_template(tool) for tool in self.tools or ()]
 
     @property
@@ -132,39 +132,39 @@ class ChatRequest(GenerationRequest):
 
     @property
     def must_call(self) -> bool:
-        """Return whether the model must call a tool."""
+        """Whether the model must call a tool."""
         return self.tool_choice == "required" or self.forced_tool is not None
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """Variables that the client sets for the chat template."""
-        said = {
+        """Variables for the chat template, from the request's own fields and `chat_template_kwargs`."""
+        variables = {
             "reasoning_effort": self.reasoning_effort,
             "thinking_budget": self.thinking_budget,
             "add_generation_prompt": self.add_generation_prompt,
             "continue_final_message": self.continue_final_message,
         }
-        named = {name: value for name, value in said.items() if value is not None}
-        return named | (self.chat_template_kwargs or {})
+        set_variables = {name: value for name, value in variables.items() if value is not None}
+        return set_variables | (self.chat_template_kwargs or {})
 
     def thinks(self, default: bool | None) -> bool | None:
-        """Return whether the model shall reason before it answers: the client's setting, else `default`."""
-        said = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
-        if isinstance(said, bool):
-            return said
+        """Return whether the model is to reason first: the client's setting, else `default`."""
+        enable_thinking = (self.chat_template_kwargs or {}).get("enable_thinking", self.enable_thinking)
+        if isinstance(enable_thinking, bool):
+            return enable_thinking
         if self.reasoning_effort is not None:
             return self.reasoning_effort != "none"
-        return default if self.most_thoughts is None else True
+        return default if self.max_reasoning_tokens is None else True
 
     @property
-    def most_thoughts(self) -> int | None:
-        """Limit on reasoning tokens; None without a limit in the request."""
-        said = (self.chat_template_kwargs or {}).get("thinking_budget")
-        return said if type(said) is int and said > 0 else self.thinking_budget
+    def max_reasoning_tokens(self) -> int | None:
+        """Maximum number of reasoning tokens; None without a limit in the request."""
+        budget = (self.chat_template_kwargs or {}).get("thinking_budget")
+        return budget if type(budget) is int and budget > 0 else self.thinking_budget
 
-    def refuse_unsupported(self) -> None:
-        """Reject content other than text, and calls of tools that are not offered."""
-        super().refuse_unsupported()
+    def reject_unsupported(self) -> None:
+        """Reject unsupported tools and parameters, and a tool choice that names no offered tool."""
+        super().reject_unsupported()
         if self.top_logprobs and not self.logprobs:
             raise invalid_body("top_logprobs: needs 'logprobs' to be true", "top_logprobs")
         for index, tool in enumerate(self.tools or ()):
@@ -175,9 +175,9 @@ class ChatRequest(GenerationRequest):
         if variables.get("continue_final_message") and variables.get("add_generation_prompt"):
             raise both_endings()
         for name in ("functions", "audio", "web_search_options"):
-            self.refuse(name)
-        self.refuse("function_call", ("none", "auto"))
-        self.refuse("modalities", (["text"],))
+            self.reject(name)
+        self.reject("function_call", ("none", "auto"))
+        self.reject("modalities", (["text"],))
         for name in _TEMPLATE_ARGUMENTS:
             if name in (self.chat_template_kwargs or {}):
                 raise unsupported_parameter(

@@ -31,13 +31,13 @@ class Alternative(TypedDict):
 
 
 class ChatToken(Alternative):
-    """A token of the answer, and the most likely tokens at its position."""
+    """A token of the completion, and the most likely tokens at its position."""
 
     top_logprobs: list[Alternative]
 
 
 class ChatLogprobs(TypedDict):
-    """The tokens of the text: an encoded list of `ChatToken`."""
+    """Log-probabilities of the text's tokens; `content` is a list of `ChatToken` in JSON."""
 
     content: orjson.Fragment
     refusal: None
@@ -54,7 +54,7 @@ class ChatAnswer(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """One answer."""
+    """One completion."""
 
     index: int
     message: ChatAnswer
@@ -64,7 +64,7 @@ class ChatChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The body of a non-streaming reply."""
+    """The body of a non-streaming response."""
 
     id: str
     object: Literal["chat.completion"]
@@ -75,7 +75,7 @@ class ChatCompletion(TypedDict):
 
 
 class FunctionDelta(TypedDict, total=False):
-    """The called function, or a piece of its arguments."""
+    """A chunk's addition to a call: the function's name, or the next characters of the arguments."""
 
     name: str
     arguments: str
@@ -100,7 +100,7 @@ class ChatDelta(TypedDict, total=False):
 
 
 class ChatChunkChoice(TypedDict):
-    """The part of a chunk that belongs to one answer."""
+    """A chunk's addition to one completion."""
 
     index: int
     delta: ChatDelta
@@ -110,7 +110,7 @@ class ChatChunkChoice(TypedDict):
 
 
 class ChatChunk(TypedDict):
-    """One event of a streaming reply.
+    """One event of a streaming response.
 
     With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
     events.

@@ -10,26 +10,26 @@ from helexa.core.errors import invalid_body
 from helexa.core.wire.generation import MAX_ALTERNATIVES, GenerationRequest
 from helexa.core.wire.usage import Usage
 
-MAX_ANSWERS = 128
-"""Largest number of answers to all prompts of a request together."""
+MAX_TOTAL_CHOICES = 128
+"""Maximum number of completions of all prompts of a request together."""
 
 Prompt = str | list[int]
-_Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_ANSWERS)]
+_Texts = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TOTAL_CHOICES)]
 _Ids = Annotated[list[int], Field(min_length=1)]
 _Prompts = (
     Annotated[str, Field(min_length=1)]
     | _Ids
     | _Texts
-    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_ANSWERS)]
+    | Annotated[list[_Ids], Field(min_length=1, max_length=MAX_TOTAL_CHOICES)]
 )
 
 
 def _prompts(value: Any) -> list[Prompt]:
     """Return the list of prompts in `prompt`, which is one prompt or a list of prompts."""
-    several = isinstance(value, list) and bool(value) and all(isinstance(one, str | list) for one in value)
-    prompts: list[Any] = value if several else [value]
-    if len(prompts) > MAX_ANSWERS:
-        raise PydanticCustomError("prompt", "must be at most {most} prompts", {"most": MAX_ANSWERS})
+    is_list = isinstance(value, list) and bool(value) and all(isinstance(item, str | list) for item in value)
+    prompts: list[Any] = value if is_list else [value]
+    if len(prompts) > MAX_TOTAL_CHOICES:
+        raise PydanticCustomError("prompt", "must be at most {maximum} prompts", {"maximum": MAX_TOTAL_CHOICES})
     for index, prompt in enumerate(prompts):
         place = f"prompt {index} " if len(prompts) > 1 else ""
         if not isinstance(prompt, str) and not _is_ids(prompt):
@@ -57,31 +57,32 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives per token with log-probability; None if no log-probabilities are requested."""
+        """Number of alternatives per token, for log-probabilities; None if the client requests none."""
         return self.logprobs
 
     @property
     def answers(self) -> int:
-        """Number of answers to all prompts."""
+        """Number of completions of all prompts together."""
         return len(self.prompt) * (self.n or 1)
 
     @property
     def scores_prompt(self) -> bool:
-        """Return whether the client requests log-probabilities of the prompts' tokens."""
+        """Whether the client requests log-probabilities of the prompts' tokens."""
         return bool(self.echo) and self.logprobs is not None
 
-    def refuse_unsupported(self) -> None:
-        """Reject too many answers and unsupported parameters."""
-        super().refuse_unsupported()
-        if self.answers > MAX_ANSWERS:
+    def reject_unsupported(self) -> None:
+        """Reject too many completions, and unsupported parameters."""
+        super().reject_unsupported()
+        if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(
-                f"n: {len(self.prompt)} prompts with {self.n} answers each are over the limit of {MAX_ANSWERS}", "n"
+                f"n: {len(self.prompt)} prompts x {self.n} completions are over the limit of {MAX_TOTAL_CHOICES}",
+                "n",
             )
-        self.refuse("suffix")
-        self.refuse("best_of", (1, self.n))
+        self.reject("suffix")
+        self.reject("best_of", (1, self.n))
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Reject token ids, including ids in prompts, that the model does not have."""
+        """Raise an error if a prompt or `logit_bias` contains a token id outside of the model's vocabulary."""
         super().check_vocabulary(vocab_size)
         for place, prompt in enumerate(self.prompt):
             field = f"prompt.{place}" if len(self.prompt) > 1 else "prompt"
@@ -93,9 +94,13 @@ class CompletionRequest(GenerationRequest):
 class CompletionLogprobs(TypedDict):
     """Parallel lists with one entry per token of a choice.
 
-    The lists hold the token's text, its log-probability, the encoded log-probabilities of the most likely tokens
-    including itself by their texts, and its offset in the choice's text. The first token of an echoed prompt has null
-    log-probabilities.
+    The first token of an echoed prompt has null log-probabilities.
+
+    Attributes:
+        tokens: text of the token.
+        token_logprobs: log-probability of the token.
+        top_logprobs: JSON object of the log-probabilities of the token and the most likely tokens, by their texts.
+        text_offset: offset of the token in the choice's text.
     """
 
     tokens: list[str]
@@ -105,7 +110,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """One continuation, whole or in part."""
+    """One completion, or a chunk's addition to it."""
 
     index: int
     text: str
@@ -115,7 +120,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """A reply, or one event of a streaming reply.
+    """A response, or one event of a streaming response.
 
     With `stream_options.include_usage`, the last event has the usage and no choices, and `usage` is null in all other
     events.

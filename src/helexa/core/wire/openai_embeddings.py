@@ -47,7 +47,7 @@ class EmbeddingsRequest(WireRequest):
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
 
-    def refuse_unsupported(self) -> None:
+    def reject_unsupported(self) -> None:
         """Reject parameters that truncate vectors or texts."""
         for name in ("dimensions", "truncate_prompt_tokens"):
             if self.extra(name) is not None:
@@ -70,7 +70,7 @@ class EmbeddingsUsage(TypedDict):
 
 
 class Embeddings(TypedDict):
-    """The body of the reply."""
+    """The body of the response."""
 
     object: Literal["list"]
     data: list[EmbeddingData]
@@ -79,7 +79,7 @@ class Embeddings(TypedDict):
 
 
 def embeddings(model: str, vectors: Sequence[bytes], tokens: int) -> Embeddings:
-    """Build the reply from one encoded vector per text. `tokens` is the length of all texts together."""
+    """Return the response for one encoded vector per text. `tokens` is the number of tokens of all texts together."""
     return Embeddings(
         object="list",
         data=[

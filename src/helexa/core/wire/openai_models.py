@@ -38,7 +38,7 @@ class ModelList(TypedDict):
 
 
 def model_entry(info: ModelInfo, created: int) -> ModelEntry:
-    """Build the entry of a model; `created` is in Unix seconds."""
+    """Return the list entry of a model; `created` is in Unix seconds."""
     entry = ModelEntry(
         id=info.id,
         object="model",

@@ -1,4 +1,4 @@
-"""Parse request bodies into typed values. Unknown fields are kept, known fields are checked strictly."""
+"""Base classes of request bodies: declared fields are validated strictly, undeclared fields are kept."""
 
 from typing import Annotated, Any, Self
 
@@ -33,34 +33,34 @@ class WireRequest(WireObject):
         try:
             request = cls.model_validate_json(body)
         except ValidationError as error:
-            raise refusal_of(error) from None
-        return request._accepted()
+            raise to_api_error(error) from None
+        return request._validated()
 
     @classmethod
-    def of(cls, value: dict[str, Any]) -> Self:
+    def from_value(cls, value: dict[str, Any]) -> Self:
         """Validate a request that was converted from another API format.
 
         Raises:
-            ApiError: as in `parse`.
+            ApiError: 400 `invalid_request_body`, `missing_model_field` or `unsupported_parameter`.
         """
         try:
             request = cls.model_validate(value)
         except ValidationError as error:
-            raise refusal_of(error) from None
-        return request._accepted()
+            raise to_api_error(error) from None
+        return request._validated()
 
-    def _accepted(self) -> Self:
+    def _validated(self) -> Self:
         if not self.model:
             raise missing_model()
-        self.refuse_unsupported()
+        self.reject_unsupported()
         return self
 
-    def refuse_unsupported(self) -> None:
-        """Raise `unsupported_parameter` for the first parameter that helexa does not implement."""
+    def reject_unsupported(self) -> None:
+        """Raise a 400 `unsupported_parameter` error for the first parameter that helexa does not implement."""
 
 
-def refusal_of(error: ValidationError) -> ApiError:
-    """Return a 400 error that names the first invalid field, or the reason why the body is not JSON."""
+def to_api_error(error: ValidationError) -> ApiError:
+    """Return a 400 error that names the first invalid field, or states why the body is not JSON."""
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return malformed_json(first["ctx"]["error"] if "ctx" in first else first["msg"])

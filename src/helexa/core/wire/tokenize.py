@@ -23,11 +23,11 @@ class TokenizeRequest(WireRequest):
 
     @property
     def has_image(self) -> bool:
-        """Return whether a message contains an image."""
+        """Whether a message contains an image."""
         return any(message.has_image for message in self.messages or ())
 
-    def refuse_unsupported(self) -> None:
-        """Reject both or neither of text and conversation, and a custom chat template."""
+    def reject_unsupported(self) -> None:
+        """Raise an error unless exactly one of `prompt` and `messages` is set; reject a custom chat template."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_body("exactly one of 'prompt' and 'messages' is required")
         if self.continue_final_message and self.add_generation_prompt:
@@ -50,7 +50,7 @@ class DetokenizeRequest(WireRequest):
 
 
 class Tokens(TypedDict):
-    """The reply to `POST /tokenize`. `token_strs` are the tokens as written in the vocabulary, if requested."""
+    """The response of `POST /tokenize`. `token_strs` are the vocabulary's strings of the tokens, if requested."""
 
     count: int
     max_model_len: int
@@ -59,6 +59,6 @@ class Tokens(TypedDict):
 
 
 class Detokenized(TypedDict):
-    """The reply to `POST /detokenize`, including control tokens."""
+    """The response of `POST /detokenize`. `prompt` is the text of all tokens, including control tokens."""
 
     prompt: str

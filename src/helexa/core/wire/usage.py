@@ -4,19 +4,19 @@ from typing import NotRequired, TypedDict
 
 
 class PromptTokensDetails(TypedDict):
-    """Parts of the prompt's tokens."""
+    """Number of prompt tokens that were found in the KV cache."""
 
     cached_tokens: int
 
 
 class CompletionTokensDetails(TypedDict):
-    """Parts of the answer's tokens."""
+    """Number of completion tokens that belong to reasoning."""
 
     reasoning_tokens: int
 
 
 class HelexaTiming(TypedDict):
-    """Duration of the phases, and the number of tokens computed by the prefill, without cached tokens."""
+    """Durations of prefill and decode, and the number of prompt tokens that the prefill computed (not cached)."""
 
     prefill_ms: int
     decode_ms: int
@@ -43,7 +43,7 @@ def usage(
     cached_tokens: int = 0,
     reasoning_tokens: int = 0,
 ) -> Usage:
-    """Build the `usage` object. Cached tokens are part of the prompt's tokens, reasoning tokens of the answer's."""
+    """Return the `usage` object. `prompt_tokens` includes cached tokens, `completion_tokens` includes reasoning."""
     result = Usage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,

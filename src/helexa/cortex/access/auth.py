@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from helexa.core.errors import ApiError
-from helexa.cortex.access.key import LONGEST_SECRET, Key, digest_of
+from helexa.cortex.access.key import MAX_SECRET_BYTES, Key, digest_of
 from helexa.cortex.access.principal import Principal
 from helexa.http.connections.request_head import Headers
 
@@ -30,13 +30,13 @@ class Gatekeeper:
         self.configure(require_auth, static)
 
     def configure(self, require_auth: bool, static: Iterable[Key]) -> None:
-        """Replace the static keys at once."""
+        """Set `require_auth` and replace the static keys, which are those of cortex.toml."""
         self.require_auth = require_auth
         self.static = tuple(static)
         self._index()
 
     def replace(self, stored: Iterable[Key]) -> None:
-        """Replace all keys except the static keys at once."""
+        """Replace the stored keys, which are those of the database; static keys stay."""
         self._stored = tuple(stored)
         self._index()
 
@@ -44,14 +44,14 @@ class Gatekeeper:
         """Return the principal of a request with these headers; None for an anonymous request.
 
         Raises:
-            ApiError: 401 as in the table of this class; 400 if the headers contain two different keys.
+            ApiError: 401 in the cases of this class's table; 400 if the headers contain two different keys.
         """
         secret = shown_secret(headers)
         if secret is None:
             if self.require_auth:
                 raise _unauthorized("missing API key; supply 'Authorization: Bearer <key>'")
             return None
-        key = self._keys.get(digest_of(secret)) if len(secret) <= LONGEST_SECRET else None
+        key = self._keys.get(digest_of(secret)) if len(secret) <= MAX_SECRET_BYTES else None
         if key is None:
             if self.require_auth:
                 raise _unauthorized("invalid API key")
@@ -71,9 +71,9 @@ class Gatekeeper:
         """
         principal = self.admit(headers)
         if principal is None:
-            raise _unauthorized("this needs an admin's API key; `cortex keys create --admin` makes one")
+            raise _unauthorized("this path requires an admin's API key; create one with `cortex keys create --admin`")
         if principal.role != "admin":
-            raise ApiError(403, "admin_only", "this needs an admin's API key; yours is a user's")
+            raise ApiError(403, "admin_only", "this path requires an admin's API key; the request has a user's key")
         return principal
 
     def _index(self) -> None:
@@ -81,7 +81,7 @@ class Gatekeeper:
 
 
 def shown_secret(headers: Headers) -> bytes | None:
-    """Return the key in `Authorization: Bearer` or `x-api-key`, or None.
+    """Return the secret in `Authorization: Bearer` or `x-api-key`, or None if the headers contain neither.
 
     Raises:
         ApiError: the headers contain two different keys, so the account to charge is ambiguous.
@@ -96,7 +96,7 @@ def shown_secret(headers: Headers) -> bytes | None:
         else:
             continue
         if secret and presented_secret is not None and secret != presented_secret:
-            raise ApiError(400, "conflicting_api_keys", "the request shows two different API keys; send one of them")
+            raise ApiError(400, "conflicting_api_keys", "the request contains two different API keys; send one of them")
         presented_secret = secret or presented_secret
     return presented_secret
 
@@ -107,7 +107,7 @@ def allows(principal: Principal | None, model_id: str) -> bool:
 
 
 def authorise(principal: Principal | None, model_id: str, name: str) -> None:
-    """Raise if a key does not allow a model.
+    """Raise an error if the principal may not use a model.
 
     The error does not reveal whether the model exists.
 
@@ -117,7 +117,7 @@ def authorise(principal: Principal | None, model_id: str, name: str) -> None:
         name: the requested name.
 
     Raises:
-        ApiError: 403.
+        ApiError: 403 `model_not_allowed`.
     """
     if not allows(principal, model_id):
         raise ApiError(

@@ -19,11 +19,11 @@ _EXPOSED = (
 
 
 def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
-    """Allow web pages of `origins` to call `app`.
+    """Return `app` with CORS headers for web pages of `origins`.
 
     Preflight requests are answered without authentication.
 
-    Cookies and HTTP authentication of the browser are never allowed: keys travel in headers that the page sets.
+    Cookies and HTTP authentication of the browser are never allowed: pages must send their key in a header.
     """
     return CORSMiddleware(
         app,

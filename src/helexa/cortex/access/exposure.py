@@ -6,7 +6,7 @@ from helexa.http.origin import is_loopback
 
 
 def check_exposure(config: CortexConfig) -> None:
-    """Raise if the gateway would serve a network without keys and the configuration does not allow it explicitly.
+    """Raise an error if the gateway would serve a network without keys and `insecure` is not set.
 
     Raises:
         ConfigError: the message names the three ways to resolve the conflict.
@@ -15,7 +15,7 @@ def check_exposure(config: CortexConfig) -> None:
     if config.entitlements.require_auth or config.gateway.insecure or is_loopback(listen.host):
         return
     raise ConfigError(
-        f"{listen} can be reached from other machines, and nobody would need a key: listen on 127.0.0.1, or set "
-        "entitlements.require_auth = true (`cortex keys create` makes keys), or, if everybody on that network may use "
-        "it, say --insecure or gateway.insecure = true"
+        f"{listen} is reachable from other machines, and no key is required: listen on 127.0.0.1; or set "
+        "entitlements.require_auth = true and create keys with `cortex keys create`; or, to let all machines of the "
+        "network use the gateway, use --insecure or set gateway.insecure = true"
     )

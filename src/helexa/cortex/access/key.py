@@ -14,9 +14,9 @@ from helexa.core.errors import ConfigError
 from helexa.cortex.access.principal import Principal, Window
 from helexa.cortex.config import EntitlementsSection, KeySection
 
-LONGEST_SECRET = 512
+MAX_SECRET_BYTES = 512
 _PREFIX = "hlx_"
-_RANDOM_CHARS = 43  # from 62 characters: 256 bits
+_RANDOM_CHARS = 43  # of an alphabet of 62 characters: 256 bits
 _HINT_CHARS = len(_PREFIX) + 4
 
 
@@ -27,9 +27,9 @@ class Key:
     Attributes:
         principal: the principal that the key authenticates.
         digest: SHA-256 of the secret, 32 bytes.
-        hint: beginning of the secret, to tell keys apart; empty for keys in cortex.toml.
+        hint: first characters of the secret, for recognition; empty for keys in cortex.toml.
         created_at: Unix seconds; 0 for keys in cortex.toml.
-        revoked_at: Unix seconds; None while the key is valid.
+        revoked_at: Unix seconds; None if the key was not revoked.
     """
 
     principal: Principal
@@ -54,7 +54,7 @@ def digest_of(secret: bytes) -> bytes:
 
 
 def hint_of(secret: SecretStr) -> str:
-    """Return the beginning of a secret: enough to recognize the secret, too little to guess the rest."""
+    """Return the first 8 characters of a secret: enough to recognize the secret, too few to guess it."""
     return secret.get_secret_value()[:_HINT_CHARS]
 
 
@@ -71,18 +71,18 @@ def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     principals: dict[str, Principal] = {}
     for position, key in enumerate(keys, 1):
         entry = f"entitlements.keys: entry {position} ('{key.principal.key_id}')"
-        if any(key.digest == other.digest for other in keys[: position - 1]):
+        if any(key.digest == earlier.digest for earlier in keys[: position - 1]):
             raise ConfigError(f"{entry} has the key of another entry")
         if principals.setdefault(key.principal.key_id, key.principal) != key.principal:
-            raise ConfigError(f"{entry} says otherwise than another entry of that key_id")
+            raise ConfigError(f"{entry} has other values than another entry with the same key_id")
     return keys
 
 
 def _static_key(section: KeySection) -> Key:
     secret = section.key.get_secret_value().encode()
     key_id = section.key_id or section.account_id
-    if not 0 < len(secret) <= LONGEST_SECRET or secret != secret.strip():
-        raise ConfigError(f"entitlements.keys: the key of '{key_id}' is empty, too long or has blanks around it")
+    if not 0 < len(secret) <= MAX_SECRET_BYTES or secret != secret.strip():
+        raise ConfigError(f"entitlements.keys: the key of '{key_id}' is empty, too long or surrounded by blanks")
     for name in (section.account_id, key_id):
         if not (name.isascii() and name.isprintable()):  # both names are sent in HTTP headers
             raise ConfigError(f"entitlements.keys: {name!r} is not plain ASCII")

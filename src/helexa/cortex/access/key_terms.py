@@ -1,4 +1,4 @@
-"""The settable terms of a key, as the admin API and the command line accept them."""
+"""Validation of the terms of a key (models, cap, limits), for the admin API and the command line."""
 
 import secrets
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from helexa.core.catalogue import Catalogue
 from helexa.core.errors import ApiError
-from helexa.core.wire.request import refusal_of
+from helexa.core.wire.request import to_api_error
 from helexa.cortex.access.key import Key
 from helexa.cortex.access.principal import Principal, Role, Window
 from helexa.cortex.config import WindowSection
@@ -17,10 +17,10 @@ from helexa.cortex.config import WindowSection
 # Names are used in URLs, headers and metrics.
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$")]
 ModelIds = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=256)]], Field(max_length=1000)]
-_LARGEST = 2**53  # largest integer that JSON numbers represent exactly
-Cap = Annotated[int, Field(ge=0, le=_LARGEST)]
-Limit = Annotated[int, Field(ge=1, le=_LARGEST)]
-UnixSeconds = Annotated[float, Field(ge=0, le=_LARGEST)]
+_MAX_INTEGER = 2**53  # larger integers are not exact in JSON
+Cap = Annotated[int, Field(ge=0, le=_MAX_INTEGER)]
+Limit = Annotated[int, Field(ge=1, le=_MAX_INTEGER)]
+UnixSeconds = Annotated[float, Field(ge=0, le=_MAX_INTEGER)]
 
 
 class _Terms(BaseModel):
@@ -41,23 +41,23 @@ class _Terms(BaseModel):
         Raises:
             ApiError: 400 `malformed_json`, or `invalid_request_body` naming the field.
         """
-        return cls._checked(cls.model_validate_json, body)
+        return cls._validate(cls.model_validate_json, body)
 
     @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Self:
+    def from_fields(cls, fields: Mapping[str, Any]) -> Self:
         """Validate a mapping of field values.
 
         Raises:
             ApiError: 400 naming the field.
         """
-        return cls._checked(cls.model_validate, fields)
+        return cls._validate(cls.model_validate, fields)
 
     @staticmethod
-    def _checked(validate: Any, given: Any) -> Any:
+    def _validate(validate: Any, values: Any) -> Any:
         try:
-            return validate(given)
+            return validate(values)
         except ValidationError as error:
-            raise refusal_of(error) from None
+            raise to_api_error(error) from None
 
     def _values(self, catalogue: Catalogue) -> dict[str, Any]:
         """Return the given attributes of the principal, with model names resolved to ids."""
@@ -73,11 +73,11 @@ class NewKey(_Terms):
     """A key to create. Every field except `account_id` has a default.
 
     Attributes:
-        account_id: the account that pays.
+        account_id: the account that is billed.
         key_id: name of the key; derived from the account's name if absent.
         role: `user` or `admin`.
         expires_at: Unix seconds.
-        The other fields are attributes of `Principal`.
+        models, hard_cap, window, requests_per_minute, tokens_per_minute, concurrency: as in `Principal`.
     """
 
     account_id: Name
@@ -91,24 +91,24 @@ class NewKey(_Terms):
 
 
 class KeyChange(_Terms):
-    """Terms of a key to change. Absent fields stay as they are; null removes a limit."""
+    """Changes of a key's terms. An absent field keeps its value; null removes a limit."""
 
-    def applied(self, principal: Principal, catalogue: Catalogue) -> Principal:
-        """Return the principal with the changed terms."""
+    def apply_to(self, principal: Principal, catalogue: Catalogue) -> Principal:
+        """Return `principal` with the changed terms."""
         return replace(principal, **self._values(catalogue))
 
 
-def refuse_static(static: Iterable[Key], key_id: str) -> None:
-    """Raise if the key is defined in cortex.toml, where only the file can change it.
+def reject_static(static: Iterable[Key], key_id: str) -> None:
+    """Raise an error if the key is defined in cortex.toml: such a key can be changed only in the file.
 
     Raises:
-        ApiError: 409.
+        ApiError: 409 `static_key`.
     """
     if any(key.principal.key_id == key_id for key in static):
-        raise ApiError(409, "static_key", f"the key '{key_id}' stands in cortex.toml", param="key_id")
+        raise ApiError(409, "static_key", f"key '{key_id}' is defined in cortex.toml; change it there", param="key_id")
 
 
-def described(key: Key, source: str = "database") -> dict[str, Any]:
+def key_json(key: Key, source: str = "database") -> dict[str, Any]:
     """Return a key as a JSON object, without its secret."""
     principal = asdict(key.principal)
     models = key.principal.models

@@ -11,14 +11,14 @@ from helexa.cortex.access.principal import Principal
 from helexa.http.connections.request_head import Headers
 
 _MINUTE = 60.0
-_ROUNDING = 1e-6
+_TOLERANCE = 1e-6
 
 
 @dataclass
 class _Bucket:
-    """Leaky bucket of one limit per minute.
+    """Leaky bucket that implements one limit per minute.
 
-    The bucket drains at a constant rate, one whole limit per minute.
+    The bucket drains at a constant rate: the limit's amount per minute.
     """
 
     used: float = 0.0
@@ -27,78 +27,80 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Return the seconds until `amount` fits.
+        """Return the seconds until `amount` fits into the bucket; 0.0 if it fits now.
 
-        An amount above the limit fits an empty bucket, and leaves a debt.
+        An amount above the limit fits into an empty bucket, and then fills the bucket above its limit.
         """
         excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
-        return 0.0 if limit is None or excess < _ROUNDING else excess * _MINUTE / limit
+        return 0.0 if limit is None or excess < _TOLERANCE else excess * _MINUTE / limit
 
-    def left(self, limit: int) -> int:
+    def remaining(self, limit: int) -> int:
         return max(0, math.floor(limit - self.used))
 
 
 @dataclass
-class _Meter:
-    at: float
+class _KeyUsage:
+    updated_at: float
     running: int = 0
     requests: _Bucket = field(default_factory=_Bucket)
     tokens: _Bucket = field(default_factory=_Bucket)
 
     def drain(self, principal: Principal, now: float) -> None:
-        elapsed_secs, self.at = max(0.0, now - self.at), now
+        elapsed_secs, self.updated_at = max(0.0, now - self.updated_at), now
         self.requests.drain(principal.requests_per_minute, elapsed_secs)
         self.tokens.drain(principal.tokens_per_minute, elapsed_secs)
 
 
 class Pass:
-    """A request that its key's limits admitted.
+    """A request that the limits of its key have admitted.
 
-    The request counts as running until `answered` or the end of the context.
+    The request counts as running until `answered` is called or the context ends.
     """
 
-    __slots__ = ("_actual", "_clock", "_held", "_meter", "_principal", "_running")
+    __slots__ = ("_actual", "_clock", "_principal", "_reserved", "_running", "_usage")
 
     def __init__(
-        self, clock: Callable[[], float], principal: Principal | None = None, meter: _Meter | None = None
+        self, clock: Callable[[], float], principal: Principal | None = None, usage: _KeyUsage | None = None
     ) -> None:
-        self._clock, self._principal, self._meter = clock, principal, meter
-        self._held = self._actual = 0
-        self._running = meter is not None
+        self._clock, self._principal, self._usage = clock, principal, usage
+        self._reserved = self._actual = 0
+        self._running = usage is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Reserve `tokens`, the maximum that the request may use, from the tokens-per-minute limit; call this once.
+        """Reserve the maximum number of tokens that the request may use from the tokens-per-minute limit. Call it once.
 
         Raises:
             ApiError: 429 with the seconds after which the same request would be admitted.
         """
-        principal, meter = self._principal, self._meter
-        if principal is None or meter is None or principal.tokens_per_minute is None:
+        principal, usage = self._principal, self._usage
+        if principal is None or usage is None or principal.tokens_per_minute is None:
             return
-        meter.drain(principal, self._clock())
-        if wait := meter.tokens.wait(principal.tokens_per_minute, tokens):
-            wait = max(wait, meter.requests.wait(principal.requests_per_minute, 1))
-            raise _refused(f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait)
-        self._held = tokens
-        meter.tokens.used += tokens
+        usage.drain(principal, self._clock())
+        if wait := usage.tokens.wait(principal.tokens_per_minute, tokens):
+            wait = max(wait, usage.requests.wait(principal.requests_per_minute, 1))
+            raise _limit_error(
+                f"{principal.tokens_per_minute} tokens a minute, and this request may take {tokens}", wait
+            )
+        self._reserved = tokens
+        usage.tokens.used += tokens
 
     @property
     def headers(self) -> Headers:
         """The current `x-ratelimit-*` response headers."""
-        principal, meter = self._principal, self._meter
-        return [] if principal is None or meter is None else _headers(principal, meter)
+        principal, usage = self._principal, self._usage
+        return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Replace the reserved tokens by the `tokens` that the request used.
+        """Count `tokens` instead of the reserved tokens once the request ends.
 
-        Without this call, zero tokens are counted.
+        Without a call of this method, the request counts as 0 tokens.
         """
         self._actual = tokens
 
     def answered(self) -> None:
-        """Stop counting the request as running, so that its client may send the next request during settlement."""
-        if self._running and self._meter is not None:
-            self._meter.running -= 1
+        """Stop counting the request as running. Its client may then send the next request before settlement ends."""
+        if self._running and self._usage is not None:
+            self._usage.running -= 1
         self._running = False
 
     def __enter__(self) -> Self:
@@ -106,30 +108,30 @@ class Pass:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self.answered()
-        meter = self._meter
-        if meter is not None:
-            meter.tokens.used = max(0.0, meter.tokens.used + self._actual - self._held)
+        usage = self._usage
+        if usage is not None:
+            usage.tokens.used = max(0.0, usage.tokens.used + self._actual - self._reserved)
 
 
 class Limits:
     """Admits requests within the limits of their keys, in two steps.
 
-    1. `enter`, before the body is read: concurrent requests and requests per minute. A request that enters counts
-       against both, even if it is rejected later.
-    2. `Pass.hold_tokens`, once the body is known: tokens per minute.
+    1. `enter`, before the body is read, checks concurrent requests and requests per minute. A request that enters
+       counts against both limits, even if it is rejected later.
+    2. `Pass.hold_tokens`, after the body is parsed, checks tokens per minute.
 
     A limit of N per minute is a bucket that drains N per minute: N requests may arrive at once, and then N in every
-    minute. Only keys with a limit and recent requests have state here.
+    minute. Only keys with a limit and recent requests have an entry in memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._meters: dict[str, tuple[Principal, _Meter]] = {}
-        self._swept_at = clock()
+        self._usage_by_key: dict[str, tuple[Principal, _KeyUsage]] = {}
+        self._pruned_at = clock()
 
     def __len__(self) -> int:
-        """Number of keys with state."""
-        return len(self._meters)
+        """Return the number of keys with an entry in memory."""
+        return len(self._usage_by_key)
 
     def enter(self, principal: Principal | None) -> Pass:
         """Admit one request, which runs until the context of the returned pass ends.
@@ -139,48 +141,48 @@ class Limits:
         """
         if principal is None or _unlimited(principal):
             return Pass(self._clock)
-        meter = self._meter(principal)
-        if principal.concurrency is not None and meter.running >= principal.concurrency:
-            raise _refused(f"{principal.concurrency} requests at a time", 1.0)
-        if wait := meter.requests.wait(principal.requests_per_minute, 1):
-            raise _refused(f"{principal.requests_per_minute} requests a minute", wait)
-        meter.running += 1
-        meter.requests.used += 1
-        return Pass(self._clock, principal, meter)
+        usage = self._usage(principal)
+        if principal.concurrency is not None and usage.running >= principal.concurrency:
+            raise _limit_error(f"{principal.concurrency} requests at a time", 1.0)
+        if wait := usage.requests.wait(principal.requests_per_minute, 1):
+            raise _limit_error(f"{principal.requests_per_minute} requests a minute", wait)
+        usage.running += 1
+        usage.requests.used += 1
+        return Pass(self._clock, principal, usage)
 
-    def _meter(self, principal: Principal) -> _Meter:
+    def _usage(self, principal: Principal) -> _KeyUsage:
         now = self._clock()
-        if now - self._swept_at >= _MINUTE:
-            self._sweep(now)
-        _, meter = self._meters.get(principal.key_id) or (principal, _Meter(now))
-        meter.drain(principal, now)
-        self._meters[principal.key_id] = (principal, meter)
-        return meter
+        if now - self._pruned_at >= _MINUTE:
+            self._prune(now)
+        _, usage = self._usage_by_key.get(principal.key_id) or (principal, _KeyUsage(now))
+        usage.drain(principal, now)
+        self._usage_by_key[principal.key_id] = (principal, usage)
+        return usage
 
-    def _sweep(self, now: float) -> None:
-        self._swept_at = now
-        for key_id, (principal, meter) in list(self._meters.items()):
-            meter.drain(principal, now)
-            if not (meter.running or meter.requests.used or meter.tokens.used):
-                del self._meters[key_id]
+    def _prune(self, now: float) -> None:
+        self._pruned_at = now
+        for key_id, (principal, usage) in list(self._usage_by_key.items()):
+            usage.drain(principal, now)
+            if not (usage.running or usage.requests.used or usage.tokens.used):
+                del self._usage_by_key[key_id]
 
 
 def _unlimited(principal: Principal) -> bool:
     return principal.requests_per_minute is principal.tokens_per_minute is principal.concurrency is None
 
 
-def _refused(limit: str, wait: float) -> ApiError:
+def _limit_error(limit: str, wait: float) -> ApiError:
     retry_after = max(1, math.ceil(wait))
     return overloaded(f"this API key is limited to {limit}; try again in {retry_after} s", retry_after, status=429)
 
 
-def _headers(principal: Principal, meter: _Meter) -> Headers:
+def _headers(principal: Principal, usage: _KeyUsage) -> Headers:
     headers: Headers = []
     for name, limit, bucket in (
-        (b"requests", principal.requests_per_minute, meter.requests),
-        (b"tokens", principal.tokens_per_minute, meter.tokens),
+        (b"requests", principal.requests_per_minute, usage.requests),
+        (b"tokens", principal.tokens_per_minute, usage.tokens),
     ):
         if limit is not None:
             headers.append((b"x-ratelimit-limit-" + name, b"%d" % limit))
-            headers.append((b"x-ratelimit-remaining-" + name, b"%d" % bucket.left(limit)))
+            headers.append((b"x-ratelimit-remaining-" + name, b"%d" % bucket.remaining(limit)))
     return headers

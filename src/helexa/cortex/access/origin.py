@@ -1,11 +1,11 @@
-"""Protects a gateway without required keys from requests of foreign web pages; see `helexa.http.origin`."""
+"""Protects a gateway that requires no keys from requests of foreign web pages."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from helexa.core.errors import ApiError
 from helexa.cortex.access.auth import Gatekeeper
 from helexa.cortex.config import GatewaySection
-from helexa.cortex.requests.error_response import refusal
+from helexa.cortex.requests.error_response import error_response
 from helexa.http.connections.request_head import Headers
 from helexa.http.origin import host_and_origin, is_loopback, is_same_origin, without_port
 
@@ -13,10 +13,10 @@ _LOCAL_HOSTS = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class OriginGuard:
-    """ASGI middleware: where the gateway requires no API key, a foreign web page must send one.
+    """ASGI middleware: if the gateway requires no API key, requests from foreign web pages still need one.
 
     A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
-    on loopback also rejects requests for any other host name. This middleware runs before all others.
+    on loopback also rejects requests without a key whose `Host` is not a loopback name. This middleware runs first.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
@@ -29,12 +29,12 @@ class OriginGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or reject it."""
-        rejection = self._refused(scope["headers"]) if scope["type"] == "http" else None
-        await (self._app if rejection is None else refusal(rejection))(scope, receive, send)
+        rejection = self._rejection(scope["headers"]) if scope["type"] == "http" else None
+        await (self._app if rejection is None else error_response(rejection))(scope, receive, send)
 
-    def _refused(self, headers: Headers) -> ApiError | None:
+    def _rejection(self, headers: Headers) -> ApiError | None:
         host, origin = host_and_origin(headers)
-        code = "host_not_allowed" if self._is_strange(host) else "origin_not_allowed" if origin else None
+        code = "host_not_allowed" if self._is_foreign_host(host) else "origin_not_allowed" if origin else None
         if code is None or self._gatekeeper.require_auth:
             return None
         if code == "origin_not_allowed" and self._may_call(origin, host):
@@ -44,16 +44,16 @@ class OriginGuard:
                 return None
         except ApiError as error:
             return error
-        return ApiError(403, code, _WORDS[code])
+        return ApiError(403, code, _MESSAGES[code])
 
-    def _is_strange(self, host: bytes) -> bool:
+    def _is_foreign_host(self, host: bytes) -> bool:
         return self._hosts is not None and host != b"" and without_port(host) not in self._hosts
 
     def _may_call(self, origin: bytes, host: bytes) -> bool:
         return is_same_origin(origin, host) or origin in self._origins or b"*" in self._origins
 
 
-_WORDS = {
-    "origin_not_allowed": "this page's origin is not in gateway.cors_origins; or show a key",
-    "host_not_allowed": "without a key this gateway is called localhost, 127.0.0.1 or ::1; gateway.insecure lifts that",
+_MESSAGES = {
+    "origin_not_allowed": "the page's origin is not allowed; add it to gateway.cors_origins, or send an API key",
+    "host_not_allowed": "without an API key, the host must be localhost, 127.0.0.1 or ::1; gateway.insecure allows all",
 }

@@ -8,7 +8,7 @@ Role = Literal["user", "admin"]
 
 @dataclass(frozen=True)
 class Window:
-    """Window of a cap: `balance` counts all tokens ever used, `rolling` starts anew every `seconds`."""
+    """Window of a cap: `balance` counts all tokens ever used, `rolling` the tokens of windows of `seconds`."""
 
     kind: Literal["balance", "rolling"] = "balance"
     seconds: int = 0
@@ -21,7 +21,7 @@ class Principal:
     An anonymous request has the principal None.
 
     Attributes:
-        account_id: the account that pays.
+        account_id: the account that is billed.
         key_id: name of the key in the ledger and in metrics; never the secret.
         role: `admin` may use the admin API.
         models: allowed model ids (not aliases); None means all.

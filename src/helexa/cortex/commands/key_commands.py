@@ -14,7 +14,7 @@ from helexa.core import catalogue
 from helexa.core.catalogue import Catalogue
 from helexa.core.text_table import text_table
 from helexa.cortex.access.key import Key, static_keys
-from helexa.cortex.access.key_terms import NewKey, described, refuse_static
+from helexa.cortex.access.key_terms import NewKey, key_json, reject_static
 from helexa.cortex.commands.duration import duration_text, parse_duration
 from helexa.cortex.config import CortexConfig, load
 from helexa.cortex.ledger.keys import KeyStore
@@ -90,11 +90,11 @@ def create(
     if expires is not None:
         fields["expires_at"] = time.time() + parse_duration(expires)
     models_catalogue = Catalogue() if models is None else catalogue.load(settings.models_config)
-    principal = NewKey.of(fields).principal(models_catalogue)
-    refuse_static(static_keys(settings.entitlements), principal.key_id)
+    principal = NewKey.from_fields(fields).principal(models_catalogue)
+    reject_static(static_keys(settings.entitlements), principal.key_id)
     key, secret = _with_ledger(settings, lambda database: KeyStore(database).create(principal))
     if as_json:
-        print(json.dumps(described(key) | {"key": secret.get_secret_value()}))
+        print(json.dumps(key_json(key) | {"key": secret.get_secret_value()}))
         return
     print(secret.get_secret_value())
     print(f"\nCreated key '{principal.key_id}' of account '{principal.account_id}' in {_where(settings)}.")
@@ -119,7 +119,7 @@ def list_keys(*, config: Config = Path("cortex.toml"), as_json: Json = False) ->
 
     spending = _with_ledger(settings, read_keys)
     if as_json:
-        entries = [described(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
+        entries = [key_json(key, "database" if key.hint else "config") | {"spent": spent} for key, spent in spending]
         print(json.dumps(entries, indent=2))
     elif spending:
         print(text_table(_HEADINGS, [_row(key, spent) for key, spent in spending]))
@@ -135,7 +135,7 @@ def revoke(key_id: str, /, *, config: Config = Path("cortex.toml")) -> None:
         config: the gateway's configuration file, which names the ledger.
     """
     settings = load(config)
-    refuse_static(static_keys(settings.entitlements), key_id)
+    reject_static(static_keys(settings.entitlements), key_id)
     _with_ledger(settings, lambda database: KeyStore(database).revoke(key_id))
     print(f"key '{key_id}' is revoked; running gateways reject it within a second")
 

@@ -7,10 +7,10 @@ from typing import Any
 from helexa.cortex.ledger.reservation import bounded, plain
 from helexa.cortex.ledger.storage.database import Args, Database, Step
 
-KEPT = 10_000
-_TRIMMED_EVERY = 500
-_MOST_SHOWN = 1000
-_MOST = 1 << 53  # fits a time in milliseconds, and is the range that JSON carries exactly
+MAX_ROWS = 10_000
+_TRIM_INTERVAL_ROWS = 500
+_MAX_PAGE_ROWS = 1000
+_MAX_INTEGER = 1 << 53  # integers up to here are exact in JSON, and times in milliseconds are smaller
 
 
 @dataclass(slots=True)
@@ -25,12 +25,12 @@ class Activity:
         duration_ms: duration of the whole request.
         account_id, key_id: principal of the request; None for anonymous requests.
         alias: requested model name, if it differs from the model id.
-        node: node that answered.
+        node: name of the node that responded.
         route: why the router chose the node.
         error_code: code of the error response.
         prompt, completion, cached: token counts.
         ttft_ms: time to first token.
-        waited_ms: time until the request was sent to a node.
+        waited_ms: time between the request's arrival and its forwarding to a node.
         tokens_per_second: decode speed.
         client_gone: True if the client disconnected.
     """
@@ -67,9 +67,9 @@ _FILTERS = ("account_id", "key_id", "model", "node", "status")
 
 
 class ActivityLog:
-    """Queues rows for the activity table and trims the table to the newest `KEPT` rows.
+    """Queues rows for the activity table and trims the table to the newest `MAX_ROWS` rows.
 
-    If `KEPT` rows are already queued, new rows are dropped and counted.
+    If `MAX_ROWS` rows are already queued, new rows are dropped and counted.
 
     Attributes:
         dropped: number of rows that were never written.
@@ -78,11 +78,11 @@ class ActivityLog:
     def __init__(self) -> None:
         self.dropped = 0
         self._pending: list[Activity] = []
-        self._since_trim = _TRIMMED_EVERY
+        self._since_trim = _TRIM_INTERVAL_ROWS
 
     def append(self, activity: Activity) -> None:
         """Queue a row for the next batch."""
-        if len(self._pending) < KEPT:
+        if len(self._pending) < MAX_ROWS:
             self._pending.append(activity)
         else:
             self.dropped += 1
@@ -95,9 +95,9 @@ class ActivityLog:
         rows, self._pending = [_row(activity) for activity in self._pending], []
         steps: list[Step] = [(_APPEND, rows)] if rows else []
         self._since_trim += len(rows)
-        if rows and self._since_trim >= _TRIMMED_EVERY:
+        if rows and self._since_trim >= _TRIM_INTERVAL_ROWS:
             self._since_trim = 0
-            steps.append((_TRIM, [(KEPT,)]))
+            steps.append((_TRIM, [(MAX_ROWS,)]))
         return steps
 
 
@@ -117,7 +117,7 @@ async def recent(
     """
     if unknown_filters := filters.keys() - set(_FILTERS):
         raise ValueError(f"no such filter: {', '.join(sorted(unknown_filters))}")
-    args: list[str | int] = [min(max(1, limit), _MOST_SHOWN)]
+    args: list[str | int] = [min(max(1, limit), _MAX_PAGE_ROWS)]
     conditions: list[str] = []
     for condition, value in [("id <", before), *((f"{name} =", value) for name, value in filters.items())]:
         if value is not None:
@@ -133,5 +133,5 @@ def _row(activity: Activity) -> Args:
 
 
 def _column(value: Any) -> Any:
-    kind = type(value)
-    return plain(value) if kind is str else bounded(value, _MOST) if kind is int else value
+    value_type = type(value)
+    return plain(value) if value_type is str else bounded(value, _MAX_INTEGER) if value_type is int else value

@@ -1,20 +1,20 @@
 """One gateway's budget state in memory: leases, open reservations, and rows that are not written yet.
 
-The state already includes everything that the next batch will write. The ledger writes each batch exactly once, before
-the next batch.
+The state already includes the changes that the next batch will write. The ledger writes batches in order, each exactly
+once.
 """
 
 from collections.abc import Callable, Sequence
 
 from helexa.cortex.ledger import entries
-from helexa.cortex.ledger.gateways import SPEND, Taken
-from helexa.cortex.ledger.lease import FORGOTTEN_SECS, IDLE_SECS, Lease
+from helexa.cortex.ledger.gateways import SPEND, LeaseGrant
+from helexa.cortex.ledger.lease import IDLE_SECS, UNUSED_SECS, Lease
 from helexa.cortex.ledger.reservation import Claim, Closing, Reservation
 from helexa.cortex.ledger.storage.database import Args, Step
 
-_COUNT = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
-_LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
-_GIVE_UP = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
+_GUARD = "UPDATE gateways SET batch = $2, low = $3 WHERE id = $1 AND batch = $2 - 1"
+_UPDATE_LEASE = "UPDATE leases SET granted = $4, spent = $5 WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
+_DELETE_LEASE = "DELETE FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 
 
 class Budgets:
@@ -36,7 +36,7 @@ class Budgets:
         self._seq = 0
         self._changed: set[Lease] = set()
         self._opened: dict[int, Args] = {}  # by seq: rows that are not written yet
-        self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _GIVE_UP: []}
+        self._rows: dict[str, list[Args]] = {entries.CLOSE: [], SPEND: [], _DELETE_LEASE: []}
 
     def admit(
         self, claim: Claim, now: float, close: Callable[[Closing], None]
@@ -73,39 +73,39 @@ class Budgets:
         reservation = closing.reservation
         lease, seq = reservation.lease, reservation.seq
         del self.open[seq]
-        stored_state = lease.granted, lease.spent
+        before_settling = lease.granted, lease.spent
         lease.settle(reservation.tokens, closing.charged)
         lease.used_at = now
-        if (lease.granted, lease.spent) != stored_state:
+        if (lease.granted, lease.spent) != before_settling:
             self._changed.add(lease)
         columns = (closing.state, *closing.values(now))
-        opened = self._opened.get(seq)
-        if opened is not None:
-            self._opened[seq] = entries.closed(opened, columns)
+        unwritten_row = self._opened.get(seq)
+        if unwritten_row is not None:
+            self._opened[seq] = entries.closed(unwritten_row, columns)
         else:
             self._rows[entries.CLOSE].append((self.gateway, seq, *columns))
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
-    def adopt(self, taken: Taken, now: float) -> None:
-        """Apply the tokens that the database granted to a lease."""
-        lease, principal = taken.lease, taken.principal
-        lease.granted, lease.debt, lease.cap = taken.granted, taken.debt, principal.hard_cap
-        lease.window, lease.ends_at, lease.used_at = principal.window, taken.ends_at, now
+    def adopt(self, grant: LeaseGrant, now: float) -> None:
+        """Add the tokens that `gateways.take` took from the window to the lease in memory."""
+        lease, principal = grant.lease, grant.principal
+        lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
+        lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Return unused tokens of idle leases, and remove leases whose window has ended or that are unused for long."""
+        """Return free tokens of idle leases; delete leases that are unused for long or whose window has ended."""
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
             window_ended = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
-            if not lease.reserved and (window_ended or idle >= FORGOTTEN_SECS):
-                self._give_up(lease)
+            if not lease.reserved and (window_ended or idle >= UNUSED_SECS):
+                self._delete_lease(lease)
             elif lease.free and (window_ended or idle >= IDLE_SECS):
                 lease.granted -= lease.free
                 self._changed.add(lease)
 
-    def next_batch(self, more: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
-        """Return the next batch: its guard statement and the steps that write this state, followed by `more`.
+    def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
+        """Return the next batch: its guard statement, and the steps that write this state, then `extra_steps`.
 
         The guard numbers the batch, so that the database applies each batch once.
         """
@@ -114,32 +114,33 @@ class Budgets:
         leases = sorted(
             (lease.key_id, lease.window_id, self.gateway, lease.granted, lease.spent) for lease in self._changed
         )
-        self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)  # one lock order everywhere prevents deadlocks
-        steps: list[Step] = [(_LEASE, leases)] if leases else []
+        # All gateways lock rows in this order, which prevents deadlocks.
+        self._rows[SPEND] = sorted(self._rows[SPEND], key=tuple)
+        steps: list[Step] = [(_UPDATE_LEASE, leases)] if leases else []
         if self._opened:
             steps.append((entries.ADD, list(self._opened.values())))
         steps += [(sql, rows) for sql, rows in self._rows.items() if rows]
         self._opened = {}
         self._rows = {sql: [] for sql in self._rows}
         self._changed = set()
-        return (_COUNT, (self.gateway, self.batch, lowest_open_seq)), [*steps, *more]
+        return (_GUARD, (self.gateway, self.batch, lowest_open_seq)), [*steps, *extra_steps]
 
     @property
     def written(self) -> bool:
-        """Whether all state has been handed to a batch."""
+        """Whether `next_batch` has returned all changes."""
         return not (self._changed or self._opened or any(self._rows.values()))
 
     @property
     def unwritten(self) -> int:
-        """Number of ledger rows to add or to close."""
+        """Number of entries that the next batch must add or close."""
         return len(self._opened) + len(self._rows[entries.CLOSE])
 
-    def _give_up(self, lease: Lease) -> None:
-        name = (lease.key_id, lease.window_id)
-        del self.leases[name]
+    def _delete_lease(self, lease: Lease) -> None:
+        lease_key = (lease.key_id, lease.window_id)
+        del self.leases[lease_key]
         if self._current.get(lease.key_id) is lease:
             del self._current[lease.key_id]
         self._changed.discard(lease)
         if lease.spent:
-            self._rows[SPEND].append((*name, lease.spent))
-        self._rows[_GIVE_UP].append((*name, self.gateway))
+            self._rows[SPEND].append((*lease_key, lease.spent))
+        self._rows[_DELETE_LEASE].append((*lease_key, self.gateway))

@@ -1,4 +1,4 @@
-"""The ledger's rows: one per reservation, with its outcome."""
+"""SQL and row formats of the `entries` table, which has one row per reservation."""
 
 from typing import Any, Literal
 
@@ -17,10 +17,10 @@ OPENED: Literal["opened"] = "opened"
 CLOSED: Literal["closed"] = "closed"
 
 Record = list[Any]
-"""A line of the write-ahead log.
+"""A line of the write-ahead log, in one of two formats:
 
-Either `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms; or `closed`, seq, key_id,
-window_id, the tokens that the lease has spent so far, and the columns that closing sets.
+* `opened`, seq, request_id, account_id, key_id, window_id, model, reserved, reserved_ms
+* `closed`, seq, key_id, window_id, total tokens spent by the lease, then the columns that `CLOSE` sets
 """
 
 _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)

@@ -15,14 +15,14 @@ from helexa.cortex.ledger.storage.database import Database, Sql
 
 log = logging.getLogger(__name__)
 
-# Inserting the balance row, or updating it without a change, locks the key in SQLite and in PostgreSQL.
+# This statement locks the key in SQLite and in PostgreSQL: it inserts the balance row or updates it without a change.
 _LOCK_KEY = (
     "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, 0, 0) "
     "ON CONFLICT (key_id, window_id) DO UPDATE SET spent = windows.spent"
 )
 LATEST_WINDOW = "SELECT MAX(window_id) AS latest FROM windows WHERE key_id = $1"
 _BEGIN_WINDOW = "INSERT INTO windows (key_id, window_id, spent) VALUES ($1, $2, 0) ON CONFLICT DO NOTHING"
-_ELSEWHERE = """
+_TOKENS_OF_OTHER_GATEWAYS = """
     SELECT windows.spent + CAST(COALESCE((
         SELECT SUM(CASE WHEN granted > leases.spent THEN granted ELSE leases.spent END)
         FROM leases WHERE key_id = $1 AND window_id = $2 AND gateway <> $3
@@ -40,20 +40,20 @@ _ORPHAN = (
 SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id = $2"
 
 
-class Swept(Exception):
-    """Another gateway declared this gateway dead: its reservations are orphaned and its leases are deleted."""
+class GatewayRetired(Exception):
+    """Another gateway retired this one: the reservations of this gateway are orphaned and its leases deleted."""
 
 
 @dataclass(frozen=True)
-class Taken:
-    """The tokens that a gateway took from a window.
+class LeaseGrant:
+    """Result of taking tokens from a window for a lease.
 
     Attributes:
         lease: the lease that the tokens belong to.
         principal: owner of the lease, with the cap and window that were applied.
         ends_at: when the window ends (Unix seconds); infinity for a balance.
-        granted: new total grant of the lease.
-        available: tokens that were available; negative if spent and reserved tokens exceed the cap.
+        granted: the lease's new total of granted tokens.
+        available: tokens of the window that were available; negative if spent and reserved tokens exceed the cap.
     """
 
     lease: Lease
@@ -79,10 +79,10 @@ async def lock(sql: Sql, gateway: int) -> None:
     """Lock the gateway's row until the transaction ends.
 
     Raises:
-        Swept: the row is gone.
+        GatewayRetired: the row does not exist.
     """
     if not await sql.execute("UPDATE gateways SET batch = batch WHERE id = $1", gateway):
-        raise Swept
+        raise GatewayRetired
 
 
 async def take_all(
@@ -91,16 +91,24 @@ async def take_all(
     claims: Iterable[Sequence[Claim]],
     leases: Mapping[tuple[str, int], Lease],
     now: float,
-) -> list[Taken]:
-    """Take tokens for several keys in one transaction; see `take`.
+) -> list[LeaseGrant]:
+    """Take tokens for the leases of several keys in one transaction.
 
     Args:
-        claims: of each key its waiting claims, in the order of the keys.
+        database: the ledger's database.
+        gateway: this gateway's id.
+        claims: one sequence of waiting claims per key, sorted by key id.
+        leases: this gateway's leases, by (key id, window id).
+        now: Unix seconds.
+
+    Returns:
+        The grants in the order of `claims`.
     """
     async with database.transaction() as sql:
         await lock(sql, gateway)
         return [
-            await take(sql, gateway, own[0].principal, [claim.tokens for claim in own], leases, now) for own in claims
+            await take(sql, gateway, key_claims[0].principal, [claim.tokens for claim in key_claims], leases, now)
+            for key_claims in claims
         ]
 
 
@@ -108,21 +116,20 @@ async def take(
     sql: Sql,
     gateway: int,
     principal: Principal,
-    needs: list[int],
+    requested: list[int],
     leases: Mapping[tuple[str, int], Lease],
     now: float,
-) -> Taken:
-    """Take tokens for the waiting reservations and for later ones, within the key's cap.
+) -> LeaseGrant:
+    """Take tokens from a key's window for waiting reservations and for later ones, within the key's cap.
 
-    `leases` must match the database. If a lease in memory had spent more than the database knows and this gateway died
-    now, the key could be charged more than its grant. `leases` are not changed: the caller applies the result after the
-    commit.
+    The leases in memory must match the database. Otherwise, if this gateway crashed after the commit, the key could be
+    charged more than its grant. This function does not change `leases`: the caller applies the result after the commit.
 
     Args:
         sql: a transaction.
         gateway: this gateway's id.
-        principal: the key that takes the tokens.
-        needs: tokens of each waiting reservation, in order.
+        principal: owner of the key.
+        requested: tokens of each waiting reservation, in order.
         leases: this gateway's leases, by (key id, window id).
         now: Unix seconds.
     """
@@ -135,20 +142,20 @@ async def take(
         if window_id != latest_window:
             await sql.execute(_BEGIN_WINDOW, key_id, window_id)
     ends_at = window_id + window.seconds if window_id else float("inf")
-    held_lease = leases.get((key_id, window_id))
-    lease = held_lease or Lease(key_id, window_id, window, ends_at, cap)
+    existing_lease = leases.get((key_id, window_id))
+    lease = existing_lease or Lease(key_id, window_id, window, ends_at, cap)
     available = granted = 0
     if cap is not None:
-        elsewhere = (await sql.fetch(_ELSEWHERE, key_id, window_id, gateway))[0]["tokens"]
-        available = cap - elsewhere - lease.spent - lease.reserved
-        granted = lease.spent + lease.reserved + grant(available, needs)
-    if held_lease is None or granted != lease.granted:
+        tokens_of_others = (await sql.fetch(_TOKENS_OF_OTHER_GATEWAYS, key_id, window_id, gateway))[0]["tokens"]
+        available = cap - tokens_of_others - lease.spent - lease.reserved
+        granted = lease.spent + lease.reserved + grant(available, requested)
+    if existing_lease is None or granted != lease.granted:
         await sql.execute(_WRITE_LEASE, key_id, window_id, gateway, granted, lease.spent)
-    return Taken(lease, principal, ends_at, granted, available)
+    return LeaseGrant(lease, principal, ends_at, granted, available)
 
 
 async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
-    """Retire a gateway: charge its open reservations in full, book its spent tokens, and delete its leases.
+    """Retire a gateway: charge its open reservations in full, add its spent tokens to windows, delete its leases.
 
     Args:
         sql: a transaction.
@@ -157,7 +164,7 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
         now: Unix seconds.
 
     Returns:
-        False, with no change, if the gateway has committed since or is gone.
+        True if the gateway was retired. False if it has committed a later batch or is already retired.
     """
     rows = await sql.fetch(
         "UPDATE gateways SET batch = batch WHERE id = $1 AND batch = $2 RETURNING low", gateway, batch
@@ -177,16 +184,16 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
 
 
 async def present(database: Database) -> list[tuple[int, int]]:
-    """Return the id and the last batch number of every gateway."""
+    """Return the id and the last batch number of every registered gateway."""
     return [(row["id"], row["batch"]) for row in await database.fetch("SELECT id, batch FROM gateways")]
 
 
-async def sweep(database: Database, gone: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire gateways, given as pairs of id and last batch number."""
-    for gateway, batch in gone:
+async def retire_all(database: Database, registrations: Iterable[tuple[int, int]], now: float) -> None:
+    """Retire the gateways in `registrations`: pairs of id and last batch number."""
+    for gateway, batch in registrations:
         async with database.transaction() as sql:
             if await retire(sql, gateway, batch, now):
-                log.info("gateway %d has left the ledger; what it had reserved is closed", gateway)
+                log.info("gateway %d was retired; its open reservations were charged in full", gateway)
 
 
 async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[object, ...]) -> None:
@@ -211,27 +218,27 @@ async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[ob
         await sql.execute(SPEND, row["key_id"], row["window_id"], row["difference"])
 
 
-class Watch:
-    """Detects dead gateways by this gateway's clock alone, so that clocks of different machines need not agree."""
+class DeadGatewayDetector:
+    """Detects dead gateways with this gateway's clock only, so that clocks of different machines need not agree."""
 
     def __init__(self, dead_after_secs: float) -> None:
         self._dead_after_secs = dead_after_secs
-        self._seen: dict[int, tuple[int, float]] = {}
-        self._looked = float("-inf")
+        self._last_batches: dict[int, tuple[int, float]] = {}
+        self._last_check = float("-inf")
 
-    def dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
+    def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
         """Return the id and last batch number of each gateway that has not committed for `dead_after_secs`.
 
         Args:
             gateways: id and last batch number of all other gateways.
             now: seconds of a monotonic clock.
         """
-        if now - self._looked >= self._dead_after_secs:
-            self._seen = {}  # this gateway was suspended; the others may have been too
-        self._looked = now
+        if now - self._last_check >= self._dead_after_secs:
+            self._last_batches = {}  # this gateway was suspended; the others may have been too
+        self._last_check = now
         last_batches: dict[int, tuple[int, float]] = {}
         for id, batch in gateways:
-            last_batch, since = self._seen.get(id, (batch, now))
+            last_batch, since = self._last_batches.get(id, (batch, now))
             last_batches[id] = (batch, since if batch == last_batch else now)
-        self._seen = last_batches
+        self._last_batches = last_batches
         return [(id, batch) for id, (batch, since) in last_batches.items() if now - since >= self._dead_after_secs]

@@ -39,14 +39,14 @@ class KeyStore:
         """Create a key and return it with its secret. The secret cannot be read again later.
 
         Raises:
-            ApiError: 409 if a key of this id exists or was revoked; its spent tokens are booked under the id.
+            ApiError: 409 if a key with this id exists, even a revoked one, whose charges are stored under the id.
         """
         secret = new_secret()
         key = Key(principal, digest_of(secret.get_secret_value().encode()), hint_of(secret), self._clock())
         values = (*_values(principal), key.digest, key.hint, key.created_at)
         async with self._changing() as sql:
             if await sql.fetch("SELECT 1 FROM keys WHERE key_id = $1", principal.key_id):
-                raise ApiError(409, "key_exists", f"there is a key '{principal.key_id}' already", param="key_id")
+                raise ApiError(409, "key_exists", f"key '{principal.key_id}' already exists", param="key_id")
             await sql.execute(
                 f"INSERT INTO keys ({_COLUMNS}, digest, hint, created_at) "
                 "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
@@ -58,15 +58,15 @@ class KeyStore:
         """Return all keys including revoked ones, oldest first."""
         return [_key(row) for row in await self._database.fetch("SELECT * FROM keys ORDER BY created_at, key_id")]
 
-    async def change(self, key_id: str, changed: Callable[[Principal], Principal]) -> Key:
-        """Change a key and return it. `changed` maps the present principal to the new one.
+    async def change(self, key_id: str, edit: Callable[[Principal], Principal]) -> Key:
+        """Replace a key's principal by `edit(principal)` and return the changed key.
 
         Raises:
             ApiError: 404 for an unknown id.
         """
         async with self._changing() as sql:
             key = await _find(sql, key_id)
-            key = replace(key, principal=changed(key.principal))
+            key = replace(key, principal=edit(key.principal))
             await sql.execute(
                 "UPDATE keys SET account_id = $2, role = $3, models = $4, hard_cap = $5, window_kind = $6, "
                 "window_seconds = $7, requests_per_minute = $8, tokens_per_minute = $9, concurrency = $10, "
@@ -89,14 +89,14 @@ class KeyStore:
         return key
 
     async def changes(self) -> int:
-        """Return a counter that every change of any key by any gateway increments."""
+        """Return a counter that is incremented whenever any gateway changes a key."""
         (row,) = await self._database.fetch("SELECT count FROM key_changes")
         return row["count"]
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Sql]:
         async with self._database.transaction(durable=True) as sql:
-            # This statement comes first because it locks the row: it serializes changes, across gateways too.
+            # This statement must be first: its row lock serializes changes of keys across gateways.
             await sql.execute("UPDATE key_changes SET count = count + 1")
             yield sql
 
@@ -110,7 +110,7 @@ class Keyring:
     def __init__(self, store: KeyStore, gatekeeper: Gatekeeper) -> None:
         self.store = store
         self.gatekeeper = gatekeeper
-        self._seen: int | None = None
+        self._loaded_counter: int | None = None
         self._refreshing = asyncio.Lock()
 
     async def refresh(self) -> None:
@@ -121,9 +121,9 @@ class Keyring:
         """
         async with self._refreshing:
             change_counter = await self.store.changes()
-            if change_counter != self._seen:  # keys are read after the counter, so they are never older than it
+            if change_counter != self._loaded_counter:  # keys are read after the counter, so they are never older
                 self.gatekeeper.replace(await self.store.list())
-                self._seen = change_counter
+                self._loaded_counter = change_counter
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
@@ -134,7 +134,7 @@ class Keyring:
         """
         await self.refresh()
         # If this task ended, revoked keys would stay valid, so it continues after any exception.
-        task = asyncio.create_task(repeat(self.refresh, POLL_SECS, "changes of keys are not seen"))
+        task = asyncio.create_task(repeat(self.refresh, POLL_SECS, "changes of keys cannot be read"))
         try:
             yield
         finally:
@@ -146,7 +146,7 @@ class Keyring:
 async def _find(sql: Sql, key_id: str) -> Key:
     rows = await sql.fetch("SELECT * FROM keys WHERE key_id = $1", key_id)
     if not rows:
-        raise ApiError(404, "key_not_found", f"there is no key '{key_id[:200]}'", param="key_id")
+        raise ApiError(404, "key_not_found", f"key '{key_id[:200]}' not found", param="key_id")
     return _key(rows[0])
 
 

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal, Window
 
-_AHEAD = 256  # a lease takes tokens in advance for at most this many reservations of the current size
-_SHARE = 8  # and at most this fraction of the rest, so that leases shrink near the cap
+_PREFETCHED_RESERVATIONS = 256  # a lease takes tokens in advance for at most this many more reservations
+_PREFETCH_DIVISOR = 8  # and at most 1/8 of the remaining tokens, so that leases shrink near the cap
 IDLE_SECS = 1.0  # after this idle time a lease returns its free tokens
-FORGOTTEN_SECS = 60.0  # after this idle time a lease is deleted
+UNUSED_SECS = 60.0  # after this idle time a lease is deleted
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One gateway's part of one key's window.
+    """The tokens that one gateway holds of one key's window.
 
-    A key without a cap also has a lease, which only counts.
+    A key without a cap also has a lease, which counts tokens without limiting them.
 
     Attributes:
         key_id: the key.
@@ -27,8 +27,8 @@ class Lease:
         granted: tokens taken from the window so far, including `spent` and `reserved`.
         spent: tokens charged so far.
         reserved: tokens of open reservations.
-        debt: tokens granted beyond the cap, because a response was longer than its reservation or the cap was lowered.
-            Freed tokens pay the debt first.
+        debt: tokens granted above the cap, because a response was longer than its reservation or the cap was lowered.
+            Tokens that become free reduce the debt first.
         used_at: last reservation or settlement (Unix seconds).
     """
 
@@ -58,7 +58,7 @@ class Lease:
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """Replace the `reserved` tokens of a reservation by the `charged` tokens."""
+        """Remove a reservation of `reserved` tokens and add the `charged` tokens to `spent`."""
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
@@ -72,7 +72,7 @@ def window_at(window: Window, latest: int, now: float) -> int:
     """Return the id of the window that a reservation made now belongs to.
 
     A rolling window begins with the first reservation after the previous window has ended. Its id is the Unix second in
-    which it began. Beginning a window adds a row; rows of other windows do not change.
+    which it began.
 
     Args:
         window: the kind of window.
@@ -84,25 +84,28 @@ def window_at(window: Window, latest: int, now: float) -> int:
     return latest if latest and now < latest + window.seconds else int(now)
 
 
-def grant(available: int, needs: list[int]) -> int:
-    """Return how many tokens to take for the waiting reservations, in order, and in advance for later ones.
+def grant(available: int, requested: list[int]) -> int:
+    """Return how many tokens a lease takes from its window: for waiting reservations, and in advance for later ones.
 
     Args:
         available: tokens of the window that are neither spent nor taken.
-        needs: tokens of each waiting reservation; reservations that do not fit are skipped.
+        requested: tokens of each waiting reservation, in order; a reservation that does not fit is skipped.
     """
-    fitting_needs = largest_need = 0
-    for need in needs:
-        if fitting_needs + need <= available:
-            fitting_needs += need
-            largest_need = max(largest_need, need)
-    return fitting_needs + min(largest_need * _AHEAD, (available - fitting_needs) // _SHARE) if fitting_needs else 0
+    fitting_tokens = largest_request = 0
+    for tokens in requested:
+        if fitting_tokens + tokens <= available:
+            fitting_tokens += tokens
+            largest_request = max(largest_request, tokens)
+    if not fitting_tokens:
+        return 0
+    prefetch = min(largest_request * _PREFETCHED_RESERVATIONS, (available - fitting_tokens) // _PREFETCH_DIVISOR)
+    return fitting_tokens + prefetch
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
     """Return the error response for a reservation that does not fit.
 
-    The error's `tokens_left` are the tokens that would fit.
+    The error's extra field `tokens_left` is the number of tokens that would fit.
     """
     tokens_left = max(0, available)
     explanation = f"{tokens_left} of the key's {principal.hard_cap} tokens are left, this request may use {tokens}"

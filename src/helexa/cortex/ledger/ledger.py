@@ -14,7 +14,7 @@ from helexa.cortex.ledger.activity import Activity, recent
 from helexa.cortex.ledger.committer import Committer
 from helexa.cortex.ledger.lease import over_budget
 from helexa.cortex.ledger.periodic import repeat
-from helexa.cortex.ledger.reservation import Asked, Claim, Reservation, bounded, plain
+from helexa.cortex.ledger.reservation import Claim, PendingClaim, Reservation, bounded, plain
 from helexa.cortex.ledger.statement import Budget, budget
 from helexa.cortex.ledger.storage.database import Database, DatabaseError
 from helexa.cortex.ledger.waiting import unavailable
@@ -22,7 +22,7 @@ from helexa.cortex.ledger.write_ahead_log import catch_up
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 _TIDY_SECS = 0.25
 _HEARTBEAT_SECS = 2.0
 _DEAD_AFTER_SECS = 15.0
@@ -33,8 +33,8 @@ _PROBE_SECS = 2.0
 class Ledger:
     """Budgets and activity log of one gateway, in a database that several gateways may share.
 
-    Spent tokens survive the death of the process. A power failure may lose the last moments of spent tokens in SQLite,
-    but no change of a key.
+    Charges survive a crash of the process. With SQLite, a power failure may lose the most recent charges, but no change
+    of a key.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         dead_after_secs: float = _DEAD_AFTER_SECS,
     ) -> None:
-        """Set up without any database access; `start` must follow.
+        """Store the arguments; call `start` before any other method.
 
         Args:
             database: an open, migrated database; the ledger does not close it.
@@ -53,7 +53,7 @@ class Ledger:
         """
         self._database = database
         self._clock = clock
-        self._watch = gateways.Watch(dead_after_secs)
+        self._dead_gateway_detector = gateways.DeadGatewayDetector(dead_after_secs)
         self._heartbeat_secs = min(_HEARTBEAT_SECS, dead_after_secs / 4)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -66,13 +66,13 @@ class Ledger:
         """
         database_path = await self._database.claim()
         self._committer = Committer(self._database, self._clock, socket.gethostname(), database_path)
-        if database_path is not None:  # earlier gateways on this database have ended
+        if database_path is not None:  # no other gateway is running on this database
             await catch_up(database_path, self._database)
-            await gateways.sweep(self._database, await gateways.present(self._database), self._clock())
+            await gateways.retire_all(self._database, await gateways.present(self._database), self._clock())
         await self._committer.join()
         self._tasks = [asyncio.create_task(self._committer.run()), asyncio.create_task(self._keep_tidy())]
         if database_path is None:
-            watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "other gateways cannot be watched")
+            watch_loop = repeat(self._watch_gateways, self._heartbeat_secs, "the gateways cannot be read")
             self._tasks.append(asyncio.create_task(watch_loop))
 
     async def close(self) -> None:
@@ -84,12 +84,12 @@ class Ledger:
         try:
             async with asyncio.timeout(_CLOSE_SECS):
                 await asyncio.shield(self._tasks[0])
-                if not self._committer.clean:  # the next start retires this gateway
-                    raise DatabaseError("the ledger had stopped")
+                if not self._committer.clean:  # the next start of a gateway retires this one
+                    raise DatabaseError("the ledger stopped before it had written all changes")
                 budgets = self._committer.budgets
-                await gateways.sweep(self._database, [(budgets.gateway, budgets.batch)], self._clock())
+                await gateways.retire_all(self._database, [(budgets.gateway, budgets.batch)], self._clock())
         except (TimeoutError, DatabaseError) as error:
-            log.warning("the ledger was closed without its database: %s", error or type(error).__name__)
+            log.warning("the ledger was closed before its last changes were written: %s", error or type(error).__name__)
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
@@ -134,19 +134,19 @@ class Ledger:
             raise shutting_down()
         if committer.retry.problem is not None:
             raise unavailable()
-        if len(committer.waiting.asked) >= MOST_WAITING:
+        if len(committer.waiting.reservations) >= MAX_WAITING:
             raise overloaded("too many requests wait for the ledger", retry_after=1)
         claim = Claim(principal, plain(request_id), plain(model), max(1, bounded(tokens)))
         reservation = committer.admit(claim)
         if reservation is not None:
             return reservation
-        answer: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        committer.ask(Asked(claim, answer))
+        future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
+        committer.enqueue(PendingClaim(claim, future))
         try:
-            return await answer
+            return await future
         except asyncio.CancelledError:
-            if not answer.cancelled() and answer.exception() is None:  # granted at the moment of the cancellation
-                answer.result().abandon()
+            if not future.cancelled() and future.exception() is None:  # granted at the moment of the cancellation
+                future.result().abandon()
             raise
 
     def record(self, activity: Activity) -> None:
@@ -154,16 +154,19 @@ class Ledger:
         self._committer.record(activity)
 
     async def flush(self) -> None:
-        """Write everything from the write-ahead log to the database before a read.
+        """Write all pending changes to the database, so that queries return them.
 
-        Return also if the database fails.
+        Returns without an error if the database fails.
         """
         await self._committer.flush()
 
     async def recent(
         self, limit: int = 100, before: int | None = None, **filters: str | int | None
     ) -> list[dict[str, Any]]:
-        """Return rows of the activity log, newest first; see `activity.recent`."""
+        """Return at most `limit` rows of the activity log, newest first, after writing pending changes.
+
+        The arguments are those of `activity.recent`.
+        """
         await self.flush()
         return await recent(self._database, limit, before, **filters)
 
@@ -173,10 +176,10 @@ class Ledger:
         return await budget(self._database, principal, self._clock())
 
     async def check_budget(self, principal: Principal) -> None:
-        """Raise if the key's budget is used up; reserve nothing.
+        """Raise an error if the key's budget is used up, without reserving tokens.
 
         Raises:
-            ApiError: 429 as from `reserve`; 503 if the database does not answer.
+            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded`; 503 if the database does not answer.
         """
         cap = principal.hard_cap
         if cap is None:
@@ -198,6 +201,7 @@ class Ledger:
     async def _watch_gateways(self) -> None:
         """Write a heartbeat, and retire gateways whose heartbeat has stopped."""
         self._committer.wake(beat=True)
-        own_id = self._committer.budgets.gateway
-        other_gateways = [row for row in await gateways.present(self._database) if row[0] != own_id]
-        await gateways.sweep(self._database, self._watch.dead(other_gateways, time.monotonic()), self._clock())
+        this_gateway = self._committer.budgets.gateway
+        other_gateways = [row for row in await gateways.present(self._database) if row[0] != this_gateway]
+        dead_gateways = self._dead_gateway_detector.find_dead(other_gateways, time.monotonic())
+        await gateways.retire_all(self._database, dead_gateways, self._clock())

@@ -10,8 +10,8 @@ from helexa.core.errors import ApiError
 from helexa.cortex.access.principal import Principal
 from helexa.cortex.ledger.lease import Lease
 
-MOST_TOKENS = 1 << 31  # nodes and clients report the numbers; a column holds 64 bits
-_LONGEST_TEXT = 200
+MAX_TOKENS = 1 << 31  # limit for numbers from nodes and clients; database columns have 64 bits
+_MAX_TEXT_CHARS = 200
 
 
 class Claim(msgspec.Struct, eq=False):
@@ -23,28 +23,28 @@ class Claim(msgspec.Struct, eq=False):
     tokens: int
 
 
-class Asked(msgspec.Struct, eq=False):
+class PendingClaim(msgspec.Struct, eq=False):
     """A requested reservation and the future that a caller awaits."""
 
     claim: Claim
-    answer: "asyncio.Future[Reservation]"
+    future: "asyncio.Future[Reservation]"
 
     @property
     def waiting(self) -> bool:
         """Whether the caller still awaits the result."""
-        return not self.answer.done()
+        return not self.future.done()
 
     def grant(self, reservation: "Reservation") -> None:
         """Resolve the future with a reservation, or release the reservation if the caller was cancelled."""
         if self.waiting:
-            self.answer.set_result(reservation)
+            self.future.set_result(reservation)
         else:
             reservation.abandon()
 
     def refuse(self, error: ApiError) -> None:
         """Resolve the future with an error, unless the caller was cancelled."""
         if self.waiting:
-            self.answer.set_exception(error)
+            self.future.set_exception(error)
 
 
 class Closing(msgspec.Struct, eq=False):
@@ -56,7 +56,7 @@ class Closing(msgspec.Struct, eq=False):
         prompt, completion, cached: token counts.
         node: node that produced the tokens.
         estimated: True if the gateway estimated the counts.
-        done: True once the change is durable or certain to be written later.
+        done: True once the change is durable, or is queued to be written later.
     """
 
     reservation: "Reservation"
@@ -70,7 +70,7 @@ class Closing(msgspec.Struct, eq=False):
     _waiting: "list[asyncio.Future[None]]" = msgspec.field(default_factory=list)
 
     def finish(self) -> None:
-        """Mark the change as durable, or as certain to be written, and wake the waiting callers."""
+        """Set `done` and wake the callers that wait in `finished`."""
         self.done = True
         for future in self._waiting:
             if not future.done():
@@ -102,7 +102,7 @@ class Closing(msgspec.Struct, eq=False):
 
 
 class Reservation:
-    """Tokens reserved for a request until the first settlement or release; later calls change nothing.
+    """Tokens reserved for a request until it is settled or released. Only the first such call has an effect.
 
     As a context manager, it releases the tokens at the end of the block unless they were settled. A settlement or
     release that has begun completes even if the caller is cancelled.
@@ -171,13 +171,13 @@ class Reservation:
         return self._closing
 
 
-def bounded(number: int, most: int = MOST_TOKENS) -> int:
-    """Return an untrusted number, limited to the range from 0 to `most`."""
-    return min(max(0, number), most)
+def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
+    """Return an untrusted number, limited to the range from 0 to `maximum`."""
+    return min(max(0, number), maximum)
 
 
 def plain(text: str) -> str:
     """Return untrusted text in a form that SQLite and PostgreSQL can store: short, valid UTF-8, no NUL."""
-    if len(text) <= _LONGEST_TEXT and text.isascii() and "\0" not in text:
+    if len(text) <= _MAX_TEXT_CHARS and text.isascii() and "\0" not in text:
         return text
-    return text[:_LONGEST_TEXT].replace("\0", "").encode("utf-8", "replace").decode()
+    return text[:_MAX_TEXT_CHARS].replace("\0", "").encode("utf-8", "replace").decode()

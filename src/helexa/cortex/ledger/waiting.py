@@ -1,31 +1,31 @@
-"""Work that waits for the next batch of the ledger, and the requests that wait for it."""
+"""Queues of reservations, settlements and flushes that wait for the next batch of the ledger."""
 
 import asyncio
 from collections import deque
 from collections.abc import Iterable
 
 from helexa.core.errors import ApiError, service_unavailable
-from helexa.cortex.ledger.reservation import Asked, Closing
+from helexa.cortex.ledger.reservation import Closing, PendingClaim
 
 
 class Waiting:
-    """Work that waits for the next batch.
+    """Queues of work for the next batch.
 
     Attributes:
-        asked: reservations to decide, in order of arrival.
+        reservations: reservations to grant or reject, in order of arrival.
         closings: settlements and releases that are not yet applied to the budgets.
         closed: applied settlements and releases, which are finished once a batch with them is written.
         flushes: futures that are resolved once a batch was written, or when the database fails.
     """
 
     def __init__(self) -> None:
-        self.asked: deque[Asked] = deque()
+        self.reservations: deque[PendingClaim] = deque()
         self.closings: list[Closing] = []
         self.closed: list[Closing] = []
         self.flushes: list[asyncio.Future[None]] = []
 
     def __bool__(self) -> bool:
-        return bool(self.asked or self.closings or self.closed or self.flushes)
+        return bool(self.reservations or self.closings or self.closed or self.flushes)
 
     def next_flush(self) -> asyncio.Future[None]:
         """Return a future that is resolved after the next batch, or when the database fails."""
@@ -34,7 +34,7 @@ class Waiting:
         return flush
 
     def resolve(self, flushes: Iterable[asyncio.Future[None]] | None = None) -> None:
-        """Resolve `flushes`, or all futures."""
+        """Resolve `flushes`, or all flush futures if it is None."""
         for flush in self.flushes if flushes is None else flushes:
             if not flush.done():
                 flush.set_result(None)
@@ -42,14 +42,11 @@ class Waiting:
 
     def refuse(self) -> None:
         """Reject all waiting reservations because the database does not answer."""
-        refuse(self.asked)
-        self.asked.clear()
+        refuse(self.reservations)
+        self.reservations.clear()
 
     def finish(self) -> None:
-        """Let no settlement wait any longer.
-
-        All of them stay in their lists and are written later.
-        """
+        """Wake the callers of all queued settlements and releases, which stay queued and are written later."""
         finish([*self.closings, *self.closed])
 
 
@@ -58,9 +55,9 @@ def unavailable() -> ApiError:
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 
-def refuse(asked: Iterable[Asked]) -> None:
+def refuse(reservations: Iterable[PendingClaim]) -> None:
     """Reject reservations because the database does not answer."""
-    for request in asked:
+    for request in reservations:
         request.refuse(unavailable())
 
 

@@ -8,9 +8,9 @@ The log files are memory-mapped. A write system call would release the GIL, and 
 writes to the database costs more than the rest of adding a record. The first byte of a line is written last, so a line
 is in the file once its first byte is nonzero. A zero byte ends the lines.
 
-Two files alternate. The current file holds the records of the batch that is being gathered. When the batch is made,
-later records go into the other file, and once the batch is in the database, its file is emptied. Each file begins with
-the number of its batch, so that a later gateway knows whether the database already has it.
+Two files alternate. The current file holds the records of the batch that is being gathered. When the database starts to
+write this batch, new records go into the other file. Once the batch is in the database, its file is emptied. Each file
+begins with the number of its batch, so that a later gateway knows whether the database already has the batch.
 """
 
 import logging
@@ -35,11 +35,11 @@ _SPENT = (
     "UPDATE leases SET spent = CASE WHEN spent < $4 THEN $4 ELSE spent END "
     "WHERE key_id = $1 AND window_id = $2 AND gateway = $3"
 )
-_KINDS = (entries.OPENED, entries.CLOSED)
+_RECORD_KINDS = (entries.OPENED, entries.CLOSED)
 _SUFFIXES = (".journal.0", ".journal.1")
-_BLOCK_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gateway runs
+_GROWTH_BYTES = 1 << 20  # growth of a file; a file never shrinks while the gateway runs
 # Some file systems allocate mapped pages only on write, and kill the process with a signal if the disk is full.
-_LEAST_FREE_BYTES = 64 << 20
+_MIN_FREE_BYTES = 64 << 20
 
 
 class WriteAheadLog:
@@ -60,45 +60,46 @@ class WriteAheadLog:
         with ExitStack() as opened:
             self._files = [_File(path, opened) for path in _paths(database)]
             self._opened = opened.pop_all()
-        self._head = b""
+        self._header = b""
         self._batch = 0
-        self._lacks: int | None = None  # a batch with records that the log lacks
-        self._tight = False
+        self._incomplete_batch: int | None = None  # number of a batch with records that are not in the log
+        self._disk_nearly_full = False
 
     @property
-    def whole(self) -> bool:
-        """Whether no record is missing: each was added or is in the database."""
-        return self._lacks is None
+    def complete(self) -> bool:
+        """Whether each record of the current batch is in the log."""
+        return self._incomplete_batch is None
 
-    def turn(self, gateway: int, batch: int) -> None:
-        """Start the records of a new batch; the previous batch is being written to the database."""
+    def start_batch(self, gateway: int, batch: int) -> None:
+        """Direct new records to the file for `batch`; the other file stays until `written` is called."""
         self._files.reverse()
         self._batch = batch
-        self._head = orjson.dumps([gateway, batch]) + b"\n"
-        nearly_full = self._files[0].free() < _LEAST_FREE_BYTES
+        self._header = orjson.dumps([gateway, batch]) + b"\n"
+        nearly_full = self._files[0].free() < _MIN_FREE_BYTES
         if nearly_full:
-            self._lacks = batch
-        if nearly_full != self._tight:
-            self._tight = nearly_full
+            self._incomplete_batch = batch
+        if nearly_full != self._disk_nearly_full:
+            self._disk_nearly_full = nearly_full
             log.warning(
-                "the ledger's disk %s", "is nearly full; requests wait for the database" if nearly_full else "has room"
+                "the ledger's disk %s",
+                "is nearly full; requests wait for the database" if nearly_full else "has enough free space again",
             )
 
     def add(self, record: entries.Record) -> bool:
-        """Add a record. Return False if the disk is full or the log already lacks a record."""
-        if self._lacks is None:
+        """Add a record. Return False, without adding it, if the disk is full or an earlier record is missing."""
+        if self._incomplete_batch is None:
             file = self._files[0]
             line = orjson.dumps(record) + b"\n"
-            if file.add(line if file.size else self._head + line):
+            if file.add(line if file.size else self._header + line):
                 return True
-        self._lacks = self._batch
+        self._incomplete_batch = self._batch
         return False
 
     def written(self) -> None:
         """Empty the file of the previous batch, which is in the database."""
         self._files[1].empty()
-        if self._lacks is not None and self._lacks < self._batch:
-            self._lacks = None
+        if self._incomplete_batch is not None and self._incomplete_batch < self._batch:
+            self._incomplete_batch = None
 
     def close(self) -> None:
         """Close the files, and delete files without records."""
@@ -117,18 +118,18 @@ class _File:
         opened.callback(self._close, path)
         os.ftruncate(self._descriptor, 0)
         self.size = 0
-        self._room = 0
+        self._capacity = 0
         self._map: mmap.mmap | None = None
-        self._grow(_BLOCK_BYTES)
+        self._grow(_GROWTH_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        """Add lines. Return False if the file has to grow and the disk is full."""
+        """Add lines. Return False if the file must grow and the disk is full."""
         start, end = self.size, self.size + len(lines)
-        if end >= self._room:
+        if end >= self._capacity:
             try:
                 self._grow(end + 1)
             except OSError as error:
-                log.error("the ledger's journal cannot grow (%s); requests wait for the database", error)
+                log.error("the ledger's write-ahead log cannot grow (%s); requests wait for the database", error)
                 return False
         assert self._map is not None
         self._map[start + 1 : end + 1] = lines[1:] + b"\0"
@@ -147,20 +148,20 @@ class _File:
         disk = os.fstatvfs(self._descriptor)
         return disk.f_bavail * disk.f_frsize
 
-    def _grow(self, least: int) -> None:
+    def _grow(self, min_bytes: int) -> None:
         """Allocate at least `least` bytes on the disk and map them.
 
         Raises:
             OSError: the disk is full.
         """
-        capacity = -(-least // _BLOCK_BYTES) * _BLOCK_BYTES
-        size = self._room
+        capacity = -(-min_bytes // _GROWTH_BYTES) * _GROWTH_BYTES
+        size = self._capacity
         while size < capacity:
             size += os.pwrite(self._descriptor, bytes(capacity - size), size)
         new_map = mmap.mmap(self._descriptor, capacity)
         if self._map is not None:
             self._map.close()
-        self._map, self._room = new_map, capacity
+        self._map, self._capacity = new_map, capacity
 
     def _close(self, path: Path) -> None:
         if self._map is not None:
@@ -171,7 +172,7 @@ class _File:
 
 
 async def catch_up(path: Path, database: Database) -> None:
-    """Apply the records of the write-ahead log that a database lacks.
+    """Write the records of the write-ahead log that are not in the database yet, and empty the log files.
 
     Args:
         path: the database's file.
@@ -182,17 +183,17 @@ async def catch_up(path: Path, database: Database) -> None:
         HelexaError: a newer version of helexa wrote the log.
     """
     try:
-        journals = [journal for journal in map(_read, _paths(path)) if journal is not None]
-        for gateway, batch, lines in sorted(journals, key=itemgetter(0, 1)):
+        logs = [file_records for file_records in map(_read, _paths(path)) if file_records is not None]
+        for gateway, batch, lines in sorted(logs, key=itemgetter(0, 1)):
             if await database.write((_CATCH_UP, (gateway, batch)), list(_steps(gateway, lines))):
-                log.info("%d lines of the journal of gateway %d were not in the ledger yet", len(lines), gateway)
+                log.info("wrote %d records from the write-ahead log of gateway %d to the database", len(lines), gateway)
             elif not await database.fetch("SELECT id FROM gateways WHERE id = $1", gateway):
-                log.error("%d lines of a journal are left out: gateway %d has left the ledger", len(lines), gateway)
+                log.error("dropped %d records of the write-ahead log: gateway %d is retired", len(lines), gateway)
         for file in _paths(path):
             with suppress(FileNotFoundError):
                 os.truncate(file, 0)
     except OSError as error:
-        raise DatabaseError(f"the journal beside {path} cannot be read: {error.strerror}") from error
+        raise DatabaseError(f"cannot read the write-ahead log next to {path}: {error.strerror}") from error
 
 
 def _paths(database: Path) -> list[Path]:
@@ -202,7 +203,7 @@ def _paths(database: Path) -> list[Path]:
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
     """Return gateway id, batch number and records of a file, or None for an empty file.
 
-    A line that a power failure left incomplete ends the records.
+    An incomplete line, which a power failure can leave, ends the records.
     """
     try:
         lines = path.read_bytes().partition(b"\0")[0].split(b"\n")
@@ -213,14 +214,18 @@ def _read(path: Path) -> tuple[int, int, list[Any]] | None:
         try:
             records.append(orjson.loads(line))
         except orjson.JSONDecodeError:
-            log.warning("a line of the ledger's journal is torn; it and what follows are left out")
+            log.warning("%s: a line is incomplete; this line and the following ones are ignored", path)
             break
     if not records:
         return None
     match records:
-        case [[int(gateway), int(batch)], *entry_lines] if all(line[0] in _KINDS for line in entry_lines):
-            return gateway, batch, entry_lines
-    raise HelexaError(f"{path} is no journal that this helexa can read; start the one that wrote it, and stop it")
+        case [[int(gateway), int(batch)], *entry_records] if all(
+            record[0] in _RECORD_KINDS for record in entry_records
+        ):
+            return gateway, batch, entry_records
+    raise HelexaError(
+        f"{path} is not a write-ahead log of this helexa version; start and stop the version that wrote it"
+    )
 
 
 def _steps(gateway: int, lines: list[Any]) -> Iterator[Step]:

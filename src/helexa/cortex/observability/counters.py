@@ -1,7 +1,7 @@
-"""Counters and histograms of one event loop, which are converted to Prometheus metrics at a scrape.
+"""Counters and histograms without locks, which are converted to Prometheus metrics at a scrape.
 
-The counters of prometheus-client take a lock for each update. These counters are plain numbers, and fill
-prometheus-client's metric families at a scrape.
+The counters of prometheus-client take a lock for each update. These counters are plain numbers that only one event loop
+changes.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ class Histogram:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add a series with these labels to a metric family."""
+        """Add this histogram to a metric family, with these label values."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for upper_bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -41,7 +41,7 @@ class Histogram:
 
 
 class MetricGroup:
-    """Metrics that have the same labels.
+    """Counters and histograms with the same labels.
 
     Args:
         labels: names of the labels.
@@ -58,8 +58,8 @@ class MetricGroup:
         self._labels, self._counters, self._histograms = labels, counters, histograms
         self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
-    def of(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
-        """Return the counters and the histograms for these label values, by the names of the metrics."""
+    def series(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
+        """Return the counters and the histograms for these label values, each by metric name."""
         series = self._series.get(values)
         if series is None:
             histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}

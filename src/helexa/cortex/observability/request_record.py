@@ -1,4 +1,4 @@
-"""The record of one request: filled during the request, and observed once at its end."""
+"""The record of one request, which is filled during the request and written to metrics and logs at its end."""
 
 import time
 from typing import Any
@@ -13,10 +13,10 @@ from helexa.cortex.usage.meter import Meter, Usage
 UNRESOLVED = "unknown"
 NO_NODE = "none"
 CLIENT_CLOSED_REQUEST = 499
-"""Status in the logs for a request whose client disconnected; nginx uses the same number."""
+"""Logged status of a request whose client disconnected; nginx uses the same number."""
 UPSTREAM_TIMEOUT = "upstream_timeout"
-"""Error code of a request whose node was silent for too long, and may still be working on it."""
-_SHORTEST_WINDOW_SECS = 0.1
+"""Error code of a request whose node sent nothing for too long; the node may still process the request."""
+_MIN_WINDOW_SECS = 0.1
 
 
 class RequestRecord(msgspec.Struct):
@@ -28,9 +28,9 @@ class RequestRecord(msgspec.Struct):
         principal: principal of the request; None if anonymous.
         name: model name as the client stated it, empty before the body was parsed.
         model: model id, `unknown` until the name resolves to a known model.
-        node: last node that was asked, `none` before.
+        node: last node that the request was forwarded to, `none` before.
         route: why the router chose the node.
-        target: the node and its URL for the model, None before a node was asked.
+        target: the node and its URL for the model, None before the request was forwarded.
         usage_id: id under which the node keeps the token counts of this request, or empty.
         status: HTTP status sent to the client, 0 before that, 499 if the client disconnected.
         code: error code, or None.
@@ -44,9 +44,9 @@ class RequestRecord(msgspec.Struct):
         started_at: arrival of the request (Unix seconds).
         read: when the body was read completely (`time.perf_counter`), 0 before.
         loading: seconds of waiting for a model to load.
-        waited: seconds from arrival until the node was asked, including loads.
-        answered: seconds from asking the node to the first byte of its response.
-        duration: seconds from arrival to the end.
+        waited: seconds from arrival until the request was forwarded to a node, including loads.
+        answered: seconds from forwarding the request to the first byte of the node's response.
+        duration: seconds from arrival to the end of the response.
     """
 
     request_id: str = ""
@@ -76,7 +76,7 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that the gateway itself took before it asked a node; None if it asked no node."""
+        """Seconds that the gateway itself took before it forwarded the request; None if it was not forwarded."""
         if self.waited is None:
             return None
         return max(0.0, self.started + self.waited - self.read - self.loading)
@@ -111,7 +111,7 @@ class RequestRecord(msgspec.Struct):
             return None
         if self.meter and self.meter.first_at is not None and self.meter.last_at is not None:
             generation_secs = self.meter.last_at - self.meter.first_at
-            measured_secs = generation_secs if generation_secs >= _SHORTEST_WINDOW_SECS else measured_secs
+            measured_secs = generation_secs if generation_secs >= _MIN_WINDOW_SECS else measured_secs
         return self.usage.completion / measured_secs
 
     def activity(self) -> Activity:

@@ -1,4 +1,4 @@
-"""Responses to clients: bytes are passed on as they arrive, and every response has a well-formed end."""
+"""Responses to clients: bytes are passed on as they arrive, and a failed response still ends with an error."""
 
 import orjson
 from starlette.types import Send
@@ -7,19 +7,19 @@ from helexa.core.errors import ApiError
 from helexa.core.sse import DONE, frame
 from helexa.http.connections.request_head import Headers
 
-MAX_HELD_BYTES = 64 << 10
+MAX_BUFFERED_BYTES = 64 << 10
 
 
 class Reply:
     """One response to a client.
 
-    An event stream is passed on line by line: if a chunk ends within a line, its rest is held until the line is
-    complete. Holding the rest adds no delay, because clients cannot use a partial line, and lets an error event follow
-    at any time.
+    An event stream is passed on in whole lines: if a chunk ends within a line, the partial line is buffered until it is
+    complete. An error event can therefore follow at any time. Clients see no delay, because they cannot use a partial
+    line.
 
     Attributes:
-        headers: the gateway's own headers, sent with every status line.
-        started: True once the status line was sent, so that only the body can follow.
+        headers: the gateway's own headers, which are added to the response's headers.
+        started: True once status and headers were sent.
     """
 
     def __init__(self, send: Send) -> None:
@@ -27,8 +27,8 @@ class Reply:
         self.started = False
         self._send = send
         self._streamed = False
-        self._held = b""
-        self._last = b""
+        self._partial_line = b""
+        self._last_bytes = b""
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
         """Send status and headers. `streamed` states that the body is an event stream."""
@@ -38,21 +38,21 @@ class Reply:
 
     async def write(self, chunk: bytes) -> None:
         """Pass the next bytes on."""
-        if self._streamed and (self._held or not chunk.endswith(b"\n")):
+        if self._streamed and (self._partial_line or not chunk.endswith(b"\n")):
             chunk = self._whole_lines(chunk)
         if chunk:
-            self._last = (self._last + chunk)[-3:] if len(chunk) < 3 else chunk[-3:]
+            self._last_bytes = (self._last_bytes + chunk)[-3:] if len(chunk) < 3 else chunk[-3:]
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """End a complete response with these bytes."""
-        await self._send({"type": "http.response.body", "body": self._held + chunk, "more_body": False})
+        """Send the last bytes and end the response."""
+        await self._send({"type": "http.response.body", "body": self._partial_line + chunk, "more_body": False})
 
     async def abort(self, error: ApiError) -> None:
-        """End with an error.
+        """End the response with an error.
 
-        If the status line was not sent, the error becomes an error response. A stream gets an error event. Any other
-        response ends with a closed connection.
+        If no status was sent yet, the client gets an error response. A started event stream gets an error event. Any
+        other started response is left incomplete, so that the server closes the connection.
         """
         if not self.started:
             body = self.refusal(error)
@@ -61,7 +61,7 @@ class Reply:
             await self.start(error.status, headers, streamed=False)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
         elif self._streamed:
-            end_of_event = b"" if self._last.endswith((b"\n\n", b"\n\r\n")) or not self._last else b"\n\n"
+            end_of_event = b"" if self._last_bytes.endswith((b"\n\n", b"\n\r\n")) or not self._last_bytes else b"\n\n"
             body = end_of_event + self.failure(error)
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -74,7 +74,7 @@ class Reply:
         return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:
-        buffered = self._held + chunk
-        line_end = buffered.rfind(b"\n") + 1 if len(buffered) <= MAX_HELD_BYTES else len(buffered)
-        self._held = buffered[line_end:]
+        buffered = self._partial_line + chunk
+        line_end = buffered.rfind(b"\n") + 1 if len(buffered) <= MAX_BUFFERED_BYTES else len(buffered)
+        self._partial_line = buffered[line_end:]
         return buffered[:line_end]

@@ -13,9 +13,9 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 
 
 class ResponseReply(Reply):
-    """One response to a client.
+    """One response to a client of the Responses API.
 
-    The reply counts the events of a stream, because events carry sequence numbers.
+    It counts the events of a stream, because an error event needs the next sequence number.
     """
 
     def __init__(self, send: Send) -> None:

@@ -1,10 +1,10 @@
-"""Limit on the number of objects and arrays in a request body: parsing costs time and memory for each of them."""
+"""Limit on the number of objects and arrays in a request body, because each of them costs time and memory."""
 
 import re
 
 from helexa.core.errors import invalid_body
 
-MAX_CONTAINERS = 500_000  # above the need of 100,000 messages with 200,000 content blocks
+MAX_CONTAINERS = 500_000  # enough for 100,000 messages with 200,000 content parts
 
 _TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[]*+)*+[{\[]', re.DOTALL)
 
@@ -12,7 +12,7 @@ _TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[
 def check_containers(body: bytes) -> None:
     """Reject a JSON body with too many objects and arrays, in one scan and without parsing it.
 
-    Brackets within strings do not count. Of a body that is not JSON, the part before its first error is checked.
+    Brackets within strings do not count. If the body is not valid JSON, only the bytes before the error are checked.
 
     Raises:
         ApiError: 400 `invalid_request_body`, naming the limit.

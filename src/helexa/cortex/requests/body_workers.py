@@ -1,4 +1,4 @@
-"""Runs the work on large request bodies in separate processes, so that it never blocks the event loop.
+"""Runs functions on large request bodies in worker processes, so that they do not block the event loop.
 
 A thread would block the event loop too, because parsing JSON holds the GIL.
 """
@@ -32,9 +32,9 @@ _MEDIUM_COMMAS = 10_000
 
 
 def is_large(body: bytes) -> bool:
-    """Return whether the work on a body is too much for the event loop: it is long, or it has many JSON values.
+    """Return whether parsing a body would block the event loop for too long: it is long, or has many JSON values.
 
-    A body of a few long strings, such as an image, costs little even if it has several megabytes.
+    A body with few long strings, such as an image, is parsed fast even if it has several megabytes.
     """
     size = len(body)
     return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
@@ -58,7 +58,7 @@ class BodyWorkers:
                 `work`.
         """
         if self._waiting >= MAX_WAITING:
-            raise overloaded("too many large requests wait to be read", RETRY_SECS)
+            raise overloaded("too many large requests wait for a worker process; try again", RETRY_SECS)
         self._waiting += 1
         try:
             await self._free.acquire()
@@ -69,19 +69,19 @@ class BodyWorkers:
             job = asyncio.wrap_future(pool.submit(work, *args, **options))
         except BaseException as error:
             self._free.release()
-            raise self._lost(pool, error) from error
+            raise self._pool_error(pool, error) from error
         job.add_done_callback(self._release)
         try:
-            return await asyncio.shield(job)  # a working process is not free, even if its client has disconnected
+            return await asyncio.shield(job)  # the process stays busy even if the client disconnects
         except BrokenProcessPool as error:
-            raise self._lost(pool, error) from error
+            raise self._pool_error(pool, error) from error
 
     async def run_if(self, large: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` in the pool if `large` is True, else directly."""
         return await self.run(work, *args, **options) if large else work(*args, **options)
 
     async def close(self) -> None:
-        """Kill all processes, including busy processes, because no request waits for their results any more."""
+        """Kill all processes, including busy ones: no request waits for their results any more."""
         pool = self._pool
         if pool is None:
             return
@@ -94,17 +94,17 @@ class BodyWorkers:
         if not job.cancelled():
             job.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
-    def _lost(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
+    def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
         """Return the exception to raise for `error`.
 
         A pool that lost a process is unusable, and is replaced.
         """
         if not isinstance(error, BrokenProcessPool):
             return error
-        log.error("a process that reads large requests has died")
+        log.error("a worker process for large requests died")
         if self._pool is pool:
             self._pool = None
-        return service_unavailable("the process that read this request has died", RETRY_SECS)
+        return service_unavailable("the worker process for this request died; try again", RETRY_SECS)
 
 
 def _new_pool() -> ProcessPoolExecutor:

@@ -18,45 +18,47 @@ _ANTHROPIC_PATHS = ("/v1/messages",)
 _DATABASE_RETRY_SECS = 5
 
 
-def refusal(error: ApiError) -> Response:
-    """Return the response for an error."""
+def error_response(error: ApiError) -> Response:
+    """Return the error response in OpenAI's format."""
     return JsonResponse(error.envelope(), error.status, error.headers())
 
 
-async def refuse_api_error(request: Request, error: Exception) -> Response:
-    """Handle an `ApiError` exception."""
+async def handle_api_error(request: Request, error: Exception) -> Response:
+    """Return the response for an `ApiError`."""
     assert isinstance(error, ApiError)
-    return _refusal_for(request, error)
+    return _error_response_for(request, error)
 
 
-async def refuse_http_error(request: Request, error: Exception) -> Response:
-    """Handle the router's errors: unknown paths and wrong methods."""
+async def handle_http_error(request: Request, error: Exception) -> Response:
+    """Return the response for an error of the router: 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
-        return _refusal_for(request, ApiError(404, "unknown_path", f"there is nothing at {path}"))
+        return _error_response_for(request, ApiError(404, "unknown_path", f"unknown path {path}"))
     if error.status_code == 405:
         method_error = ApiError(405, "method_not_allowed", f"{path} does not accept {request.method}")
-        response = _refusal_for(request, method_error)
+        response = _error_response_for(request, method_error)
         response.headers.update(error.headers or {})
         return response
-    return _refusal_for(request, ApiError(error.status_code, None, error.detail))
+    return _error_response_for(request, ApiError(error.status_code, None, error.detail))
 
 
-async def refuse_without_database(request: Request, error: Exception) -> Response:
-    """Handle a `DatabaseError` exception."""
+async def handle_database_error(request: Request, error: Exception) -> Response:
+    """Log a `DatabaseError` and return a 503 response."""
     log.warning("%s", error)
-    return _refusal_for(request, service_unavailable("the ledger's database does not answer", _DATABASE_RETRY_SECS))
+    return _error_response_for(
+        request, service_unavailable("the ledger's database does not answer", _DATABASE_RETRY_SECS)
+    )
 
 
-async def refuse_anything(request: Request, _error: Exception) -> Response:
-    """Handle an unexpected exception; the server logs the traceback."""
-    return _refusal_for(request, internal_error())
+async def handle_unexpected_error(request: Request, _error: Exception) -> Response:
+    """Return the 500 response for an unexpected exception; the server logs the traceback."""
+    return _error_response_for(request, internal_error())
 
 
-def _refusal_for(request: Request, error: ApiError) -> Response:
+def _error_response_for(request: Request, error: ApiError) -> Response:
     """Return the error response in the format that the path, or the client's version header, calls for."""
     if not (request.url.path.startswith(_ANTHROPIC_PATHS) or VERSION_HEADER in request.headers):
-        return refusal(error)
+        return error_response(error)
     name = request_id(request.scope["headers"])
     return JsonResponse(to_anthropic_error(error, name), error.status, {"request-id": name, **error_headers(error)})

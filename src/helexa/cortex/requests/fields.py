@@ -1,7 +1,7 @@
 """Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
 
-If a JSON decoder takes the first of two members, a server behind the gateway would read another `model` than the
-gateway has checked.
+JSON decoders differ in which of two members they use. With two `model` members, a node could read another model than
+the gateway has checked.
 """
 
 from typing import Any, cast
@@ -29,8 +29,8 @@ class _FieldsReader:
     """Reads fields with a decoder that calls a hook for each `model` member, including escaped spellings."""
 
     def __init__(self) -> None:
-        self._decoder = msgspec.json.Decoder(_CheckedFields, dec_hook=self._note)
-        self._models = 0
+        self._decoder = msgspec.json.Decoder(_CheckedFields, dec_hook=self._count_model)
+        self._model_count = 0
 
     def read(self, body: bytes) -> Fields:
         """Return the fields.
@@ -39,15 +39,15 @@ class _FieldsReader:
             ApiError: 400 if the body has two `model` members.
             msgspec.DecodeError: the body is not a JSON object.
         """
-        self._models = 0
+        self._model_count = 0
         fields: Fields = self._decoder.decode(body)
         if fields.model is not None:
             fields.model = fields.model.value
         return fields
 
-    def _note(self, kind: type, value: Any) -> _ModelName:
-        self._models += 1
-        if self._models > 1:
+    def _count_model(self, value_type: type, value: Any) -> _ModelName:
+        self._model_count += 1
+        if self._model_count > 1:
             raise invalid_body("'model' must be given once", "model")
         return _ModelName(value)
 

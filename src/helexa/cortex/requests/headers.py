@@ -1,4 +1,4 @@
-"""Header filters between clients and nodes."""
+"""Filters for the headers that the gateway forwards to nodes and returns to clients."""
 
 from helexa.http.connections.request_head import Headers
 
@@ -32,22 +32,22 @@ _NOT_RETURNED = _HOP_BY_HOP | _CORS | {b"date", b"server", b"x-request-id", b"x-
 
 
 UNBUFFERED = (b"x-accel-buffering", b"no")
-"""Makes nginx, which buffers responses by default, pass events on at once."""
+"""Header that makes nginx forward events at once; by default, nginx buffers responses."""
 
 
 def bearer_header(key: str | None) -> Headers:
-    """Return the header with a node's key, or no header."""
+    """Return an `Authorization` header with a node's API key, or no header if `key` is None."""
     return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
 def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that nodes may see; names are in lower case.
 
-    Dropped are credentials, identity headers, headers of the connection or the browser, and headers that the gateway
-    sets itself: each body that the gateway sends is JSON.
+    The result omits credentials, identity headers, headers of the connection and of the browser, and headers that the
+    gateway sets itself.
     """
-    connection_named = _named_by_connection(headers)
-    excluded = _NOT_FORWARDED | connection_named if connection_named else _NOT_FORWARDED
+    connection_headers = _headers_in_connection(headers)
+    excluded = _NOT_FORWARDED | connection_headers if connection_headers else _NOT_FORWARDED
     return [
         (name, value)
         for name, value in headers
@@ -58,12 +58,15 @@ def forwarded_headers(headers: Headers) -> Headers:
 
 
 def returned_headers(headers: Headers) -> Headers:
-    """Return a node's headers that the client may see, names in lower case: all except headers of the connection."""
-    connection_named = _named_by_connection(headers)
-    excluded = _NOT_RETURNED | connection_named if connection_named else _NOT_RETURNED
+    """Return the response headers of a node that the client may see; names are in lower case.
+
+    The result omits headers of the connection, CORS headers, and headers that the gateway sets itself.
+    """
+    connection_headers = _headers_in_connection(headers)
+    excluded = _NOT_RETURNED | connection_headers if connection_headers else _NOT_RETURNED
     return [(name, value) for name, value in headers if name not in excluded]
 
 
-def _named_by_connection(headers: Headers) -> set[bytes]:
+def _headers_in_connection(headers: Headers) -> set[bytes]:
     values = [value for name, value in headers if name == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")} if values else set()

@@ -1,4 +1,4 @@
-"""Checks a prompt before a node sees it: rejects prompts that fit no tokenizer, and advises known clients."""
+"""Rejects prompts that are too long with any tokenizer, and returns advice for known clients."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 from helexa.http.connections.request_head import Headers
 
 MAX_BYTES_PER_TOKEN = 128
-"""The longest token of common vocabularies: 128 spaces, in the vocabularies of Llama 3, Qwen 2.5 and Qwen 3."""
+"""Bytes of the longest token in common vocabularies: 128 spaces, in those of Llama 3, Qwen 2.5 and Qwen 3."""
 
 _MESSAGE_BYTES = 8
 _ADVICE = {
@@ -23,8 +23,8 @@ _ADVICE = {
 def check_prompt(body: bytes, context: int) -> None:
     """Reject a prompt whose text cannot fit into `context` tokens with any tokenizer.
 
-    Only the node knows the exact token count: four bytes of English, one digit, or 128 spaces can be one token. The
-    node decides about every prompt that may fit, and its error states the exact count.
+    Only the node knows the exact token count: four bytes of English, one digit, or 128 spaces can be one token. If the
+    prompt may fit, the node decides, and its error states the exact count.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the size in bytes and an estimate of the tokens.
@@ -46,15 +46,15 @@ def check_prompt(body: bytes, context: int) -> None:
 
 
 def may_exceed(body: bytes, context: int) -> bool:
-    """Return whether `check_prompt` has to parse the body: its text may be as long as the whole body."""
+    """Return whether the body is long enough that its prompt may exceed `context` tokens with any tokenizer."""
     return len(body) > MAX_BYTES_PER_TOKEN * context
 
 
 def prompt_bytes(body: bytes) -> int:
     """Return the bytes of text in a request's prompt.
 
-    Each message or item counts eight bytes more. Of several prompts (texts for embeddings), the longest counts. Token
-    ids and images count as 0, and so does a body that only other JSON parsers can read.
+    Each message or item adds eight bytes. If there are several prompts or embedding texts, the length of the longest
+    is returned. Token ids and images count as 0. The result is 0 if the body cannot be parsed.
     """
     try:
         content = orjson.loads(body)
@@ -64,17 +64,17 @@ def prompt_bytes(body: bytes) -> int:
     if isinstance(input_items, str):
         input_items = [{"content": input_items}]
     if isinstance(messages, list):
-        return _of_messages(messages)
+        return _message_bytes(messages)
     if isinstance(prompt, str | list):
-        return _of_prompts(prompt)
+        return _longest_text_bytes(prompt)
     if isinstance(input_items, list) and any(isinstance(item, dict) for item in input_items):
         instructions = [{"content": content["instructions"]}] if content.get("instructions") else []
-        return _of_messages(instructions + input_items)
-    return _of_prompts(input_items) if isinstance(input_items, list) else 0
+        return _message_bytes(instructions + input_items)
+    return _longest_text_bytes(input_items) if isinstance(input_items, list) else 0
 
 
 def advice(headers: Headers) -> bytes | None:
-    """Return advice for users of a known client, the value of `X-Helexa-Advice`, or None."""
+    """Return the value of `X-Helexa-Advice` for a known client, recognized by its user agent, or None."""
     for header, value in headers:
         if header == b"user-agent":
             user_agent = value.lower()
@@ -84,11 +84,11 @@ def advice(headers: Headers) -> bytes | None:
     return None
 
 
-def _of_messages(messages: list[Any]) -> int:
+def _message_bytes(messages: list[Any]) -> int:
     return sum(_MESSAGE_BYTES + _text_bytes(message) for message in messages)
 
 
-def _of_prompts(prompt: str | list[Any]) -> int:
+def _longest_text_bytes(prompt: str | list[Any]) -> int:
     """Return the bytes of a text, or of the longest of several texts."""
     texts = [prompt] if isinstance(prompt, str) else [item for item in prompt if isinstance(item, str)]
     return max((len(text.encode()) for text in texts), default=0)

@@ -1,4 +1,4 @@
-"""A parsed request: the client's bytes, and the fields that the gateway needs to route it."""
+"""A client request: the bytes of its body, and the fields that the gateway needs."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -21,36 +21,36 @@ from helexa.cortex.usage.token_limit import (
     OUTPUT_LIMITS,
     Fields,
     TokenLimit,
-    read_spending,
+    read_token_limit,
 )
 from helexa.http.connections.client_disconnect import ClientGone
 from helexa.http.connections.request_head import Headers
 
-_PIECE_BYTES = 8 << 10
-_USUAL_OUTPUT = 4096
+_MIN_CHUNK_BYTES = 8 << 10
+_TYPICAL_OUTPUT = 4096
 _THIRD_PARTY_FIELDS = frozenset(Fields.__struct_fields__) | OUTPUT_LIMITS | LIMIT_ALIASES
-_REFUSED_SPELLINGS = ("model",)
+_REJECTED_SPELLINGS = ("model",)
 
 
 _fields = msgspec.json.Decoder(Fields)
 
 
 class ClientRequest(msgspec.Struct, frozen=True):
-    """One request for a model.
+    """One client request for a model.
 
     Attributes:
         path: API path, on the gateway and on the node.
         headers: the client's headers.
-        body: JSON in the node's API format: the client's own bytes, unless the API format was translated.
+        body: JSON body in the node's API format; the client's own bytes unless the gateway translated the format.
         model: requested name: a model id or an alias.
-        spending: the tokens that the request can use.
-        stream: True if the client requests events.
-        previous: id of the stored response that the request continues; only the node knows that part of the prompt.
-        strict: converts the body for third-party backends, where their format differs; else None.
+        spending: upper bound of the tokens that the request can use.
+        stream: True if the client requests an event stream.
+        previous: id of the stored response that the request continues, or None. Only the node has that response.
+        strict: function that converts the body for third-party backends; None if no conversion is needed.
         stream_options: the client's stream options, or None.
-        metered: True if the gateway needs the token counts of the response, because a key pays for them.
-        enforced: output limit that the budget reserved and that nodes receive; None without a budget.
-        large: True if other processes do the work on the body, see `body_workers.is_large`.
+        metered: True if the gateway needs the token counts of the response to charge a key.
+        enforced: output limit that was reserved from the budget and is sent to nodes; None without a budget.
+        large: True if the body is large, so that worker processes parse and rewrite it.
     """
 
     path: str
@@ -73,7 +73,7 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
     @property
     def translated(self) -> bool:
-        """Whether the client uses the Messages API, whose first event contains the prompt's counts."""
+        """Whether the client uses the Messages API, from which the gateway translates."""
         return self.strict is not None
 
     @property
@@ -83,35 +83,34 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
     @property
     def prompt_estimate(self) -> int:
-        """Estimated prompt tokens without stored parts: a quarter of the body's bytes."""
+        """Estimated prompt tokens, a quarter of the body's bytes. A stored conversation is not included."""
         return max(1, len(self.body) // BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
-        """Return the estimated tokens of prompt and answers, for limits per minute and for keys without a cap.
+        """Return the estimated tokens of prompt and completions, for limits per minute and for keys without a cap.
 
         Args:
-            limit: the model's limit. Its output limit applies if the request states none, its input limit if the
-                request continues a stored conversation.
+            limit: the model's token limits. The output limit is used if the request states none; the input limit is
+                used if the request continues a stored conversation.
         """
         prompt, spending = self.prompt_estimate, self.spending
         if spending.continues and limit is not None:
             prompt = max(prompt, limit.input or limit.context)
-        output = (limit and limit.output) or _USUAL_OUTPUT if spending.output is None else spending.output
-        return prompt + spending.answers * output
+        output = (limit and limit.output) or _TYPICAL_OUTPUT if spending.output is None else spending.output
+        return prompt + spending.completions * output
 
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
-        """Return the body for a node of this kind, with `model` as the model's name.
+        """Return the body to send to a node of this kind, with `model` as the model's name.
 
-        A helexa node gets the client's own bytes. Only the model's name is replaced if it differs, and the output limit
-        is added if a budget reserved a limit that the client does not state.
+        A helexa node gets the client's own bytes with two changes: the model's name is replaced if it differs, and the
+        output limit is added if it was reserved from a budget and the client states none.
 
         A third-party backend gets each field once and in one spelling, so that it cannot read another model or limit
-        than the gateway has checked. The gateway adds a request for the usage of a metered stream, and the reserved
-        output limit under one name.
+        than the gateway has checked. For a metered stream, the gateway also requests a usage chunk. A reserved output
+        limit is sent under one name.
 
         Raises:
-            ApiError: 400: the body cannot be serialized again, or a third-party backend could read another `model` in
-                it.
+            ApiError: 400: the body cannot be serialized again, or contains another spelling of `model`.
         """
         changes: dict[str, Any] = {}
         removed: set[str] = set()
@@ -127,34 +126,34 @@ class ClientRequest(msgspec.Struct, frozen=True):
                 changes["stream_options"] = {**(self.stream_options or {}), "include_usage": True}
             if self.enforced is not None:
                 removed = {*OUTPUT_LIMITS, *LIMIT_ALIASES, *MULTIPLIERS} - {limit_field} - self.spending.multipliers
-            body = rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REFUSED_SPELLINGS)
+            body = rewrite(self.body, {"model": model, **changes}, removed, _THIRD_PARTY_FIELDS, _REJECTED_SPELLINGS)
             return body if self.strict is None else self.strict(body)
-        return rewrite(self.body, {"model": model, **changes}) if changes else self._naming(model)
+        return rewrite(self.body, {"model": model, **changes}) if changes else self._with_model(model)
 
-    def _naming(self, model: str) -> bytes:
+    def _with_model(self, model: str) -> bytes:
         if model == self.model:
             return self.body
         model_pattern = re.compile(rb'("model"\s*:\s*)' + re.escape(orjson.dumps(self.model)))
         match = model_pattern.search(self.body)
         if match is not None and model_pattern.search(self.body, match.end()) is None:
-            renamed = b"%b%b%b" % (self.body[: match.end(1)], orjson.dumps(model), self.body[match.end() :])
-            if _fields.decode(renamed).model == model:  # otherwise the single match was not the `model` member
-                return renamed
+            renamed_body = b"%b%b%b" % (self.body[: match.end(1)], orjson.dumps(model), self.body[match.end() :])
+            if _fields.decode(renamed_body).model == model:  # otherwise the match was a nested `model`
+                return renamed_body
         return rewrite(self.body, {"model": model})
 
 
-def parse_question(path: str, headers: Headers, body: bytes) -> ClientRequest:
-    """Parse the fields of a body that the gateway needs.
+def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
+    """Return a client request from a body, of which only the fields that the gateway needs are parsed.
 
     Raises:
         ApiError: the body is not a JSON object, names no model, or has a number of the wrong type.
     """
     try:
         if not body.isascii():
-            body.decode()  # checks the UTF-8 of skipped values, which the decoder does not check
+            body.decode()  # the decoder does not check the UTF-8 of skipped values
         fields = read_fields(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _unreadable(body, error) from None
+        raise _parse_error(body, error) from None
     if not isinstance(fields.model, str) or not fields.model:
         raise missing_model()
     return ClientRequest(
@@ -162,14 +161,14 @@ def parse_question(path: str, headers: Headers, body: bytes) -> ClientRequest:
         headers,
         body,
         fields.model,
-        read_spending(path, fields, body),
+        read_token_limit(path, fields, body),
         fields.stream is True,
         fields.previous_response_id if isinstance(fields.previous_response_id, str) else None,
         stream_options=fields.stream_options if isinstance(fields.stream_options, dict) else None,
     )
 
 
-def _unreadable(body: bytes, error: Exception) -> ApiError:
+def _parse_error(body: bytes, error: Exception) -> ApiError:
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError as decode_error:
@@ -203,7 +202,7 @@ async def read_body(receive: Receive, headers: Headers, limit: int) -> bytes:
         if size + len(chunk) > limit:
             raise _too_large(limit)
         size += len(chunk)
-        if chunks and len(chunks[-1]) < _PIECE_BYTES:  # many small objects would take a multiple of the body's size
+        if chunks and len(chunks[-1]) < _MIN_CHUNK_BYTES:  # many small chunks use much more memory
             chunks[-1] += chunk
         else:
             chunks.append(chunk)

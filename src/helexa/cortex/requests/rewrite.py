@@ -14,31 +14,31 @@ def rewrite(
     body: bytes,
     changes: Mapping[str, Any],
     drop: Collection[str] = (),
-    exact: Collection[str] = (),
-    refused: Collection[str] = (),
+    known: Collection[str] = (),
+    rejected: Collection[str] = (),
 ) -> bytes:
-    """Return `body`, a JSON object, with the fields of `changes` set and the fields of `drop` removed.
+    """Return the JSON object `body` with the fields in `changes` set and the fields in `drop` removed.
 
     Each name occurs once in the result, with its last value. Other spellings of the names in `changes`, `drop` and
-    `exact` are removed, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
+    `known` are removed, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
 
     Raises:
-        ApiError: 400: the body has another spelling of a name in `refused`, or a name that cannot be serialized again.
+        ApiError: 400: the body has another spelling of a name in `rejected`, or a name that cannot be serialized again.
     """
     try:
         fields = _fields.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
         raise malformed_json(str(error)) from None
-    if refused:
+    if rejected:
         for name in fields:
-            if name not in refused and name.casefold() in refused:
+            if name not in rejected and name.casefold() in rejected:
                 raise invalid_body(f"'{name.casefold()}' must be written in lower case", name.casefold())
     replaced = {*changes, *drop}
-    kept_fields: dict[str, Any] = {
+    remaining_fields: dict[str, Any] = {
         name: value
         for name, value in fields.items()
-        if name in exact or ((folded := name.casefold()) not in replaced and folded not in exact)
+        if name in known or ((folded := name.casefold()) not in replaced and folded not in known)
     }
     for name in drop:
-        kept_fields.pop(name, None)
-    return msgspec.json.encode(kept_fields | dict(changes))
+        remaining_fields.pop(name, None)
+    return msgspec.json.encode(remaining_fields | dict(changes))

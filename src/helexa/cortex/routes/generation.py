@@ -13,7 +13,7 @@ from helexa.cortex.gateway import Gateway
 from helexa.cortex.observability.request_record import RequestRecord
 from helexa.cortex.replies.reply import Reply
 from helexa.cortex.replies.response_reply import ResponseReply
-from helexa.cortex.requests.body_jobs import read_message, read_question
+from helexa.cortex.requests.body_jobs import read_message, read_request
 from helexa.cortex.requests.body_workers import BodyWorkers
 from helexa.cortex.requests.request import ClientRequest, read_body
 from helexa.cortex.serving.service import serve
@@ -74,7 +74,7 @@ class Generation:
         self, workers: BodyWorkers, path: str, headers: Headers, body: bytes, response: Reply
     ) -> ClientRequest:
         """Parse the body and return the request to forward."""
-        return await read_question(workers, path, headers, body)
+        return await read_request(workers, path, headers, body)
 
 
 class Responses(Generation):

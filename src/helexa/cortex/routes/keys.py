@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from helexa.core.errors import ApiError, invalid_body
 from helexa.cortex.access.key import Key
-from helexa.cortex.access.key_terms import KeyChange, NewKey, described, refuse_static
+from helexa.cortex.access.key_terms import KeyChange, NewKey, key_json, reject_static
 from helexa.cortex.gateway import Gateway
 from helexa.cortex.requests.request import read_body
 from helexa.cortex.routes.access import Endpoint, admin
@@ -38,7 +38,7 @@ async def create_key(request: Request) -> Response:
     if new_key.expires_at is not None and new_key.expires_at <= time.time():
         raise invalid_body("expires_at: must be in the future", "expires_at")
     principal = new_key.principal(gateway.catalogue)
-    refuse_static(gateway.gatekeeper.static, principal.key_id)
+    reject_static(gateway.gatekeeper.static, principal.key_id)
     key, secret = await gateway.keyring.store.create(principal)
     await gateway.keyring.refresh()
     response = JsonResponse(await _entry(gateway, key) | {"key": secret.get_secret_value()}, 201)
@@ -50,8 +50,10 @@ async def change_key(request: Request) -> Response:
     """Change the terms of a key. The new terms apply from the next request on."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
     key_change = KeyChange.parse(await _body(request))
-    refuse_static(gateway.gatekeeper.static, key_id)
-    key = await gateway.keyring.store.change(key_id, lambda principal: key_change.applied(principal, gateway.catalogue))
+    reject_static(gateway.gatekeeper.static, key_id)
+    key = await gateway.keyring.store.change(
+        key_id, lambda principal: key_change.apply_to(principal, gateway.catalogue)
+    )
     await gateway.keyring.refresh()
     return JsonResponse(await _entry(gateway, key))
 
@@ -59,7 +61,7 @@ async def change_key(request: Request) -> Response:
 async def revoke_key(request: Request) -> Response:
     """Revoke a key. Running requests continue."""
     gateway, key_id = _gateway(request), request.path_params["key_id"]
-    refuse_static(gateway.gatekeeper.static, key_id)
+    reject_static(gateway.gatekeeper.static, key_id)
     key = await gateway.keyring.store.revoke(key_id)
     await gateway.keyring.refresh()
     return JsonResponse(await _entry(gateway, key))
@@ -87,7 +89,7 @@ def _gateway(request: Request) -> Gateway:
 async def _entry(gateway: Gateway, key: Key, source: str = "database") -> dict[str, Any]:
     budget = await gateway.ledger.budget(key.principal)
     budget_state = {"spent": budget.spent, "held": budget.held, "window_ends_at": budget.ends_at}
-    return described(key, source) | budget_state
+    return key_json(key, source) | budget_state
 
 
 async def _body(request: Request) -> bytes:

@@ -78,7 +78,7 @@ async def reserve_budget(
     reduced_tokens = spending.most_tokens(output, context)
     if reduced_tokens > tokens_left and spending.output is None and spending.limit_field is not None:
         prompt = spending.most_tokens(0, context)
-        output = min(output, max(tokens_left - prompt, 0) // spending.answers)
+        output = min(output, max(tokens_left - prompt, 0) // spending.completions)
         reduced_tokens = spending.most_tokens(output, context)
         if output < LEAST_OUTPUT:
             raise budget_error

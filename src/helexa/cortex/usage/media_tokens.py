@@ -1,4 +1,4 @@
-"""Upper bound of the tokens of images and other files in a prompt, from one scan of the request body."""
+"""Upper bound of the tokens of images and other files in a prompt, computed by one scan of the request body."""
 
 import re
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from collections.abc import Callable
 IMAGE_TOKENS = 4096
 """Tokens of one image in a prompt, regardless of the length of its URL."""
 
-_LONG_BYTES = 16 << 10
-_FEW_QUOTES = 64
+_LONG_BODY_BYTES = 16 << 10
+_SEARCHED_QUOTES = 64
 _MEDIA = ("image_url", "input_image", "image", "video_url", "audio_url", "input_file", "file")
 _MEDIA_MEMBERS = ("image_url", "video_url", "audio_url", "file_url")
 
@@ -18,9 +18,9 @@ def media_tokens(body: bytes) -> int:
 
 
 def _media_parts(body: bytes) -> int:
-    """Return the maximum number of images and other files that a server can find in a prompt.
+    """Return an upper bound of the number of images and other files in a prompt.
 
-    Some servers read the type of a content part, others the name of its member.
+    Some servers recognize a file by the type of its content part, others by the name of the part's member.
     """
     matches = _find_all(_MEDIA_OR_ESCAPE, body)
     media_members = [name for name in matches if name]
@@ -31,13 +31,13 @@ def _media_parts(body: bytes) -> int:
 
 
 def _find_all(pattern: re.Pattern[bytes], body: bytes) -> list[bytes]:
-    """Return `pattern.findall(body)`.
+    """Return `pattern.findall(body)`, computed faster for long bodies.
 
-    Each match begins with a quote, and `find` skips the text before it faster.
+    Each match begins with a quote. `find` reaches a quote faster than the pattern does.
     """
     matches: list[bytes] = []
     end = 0
-    for _ in range(_FEW_QUOTES if len(body) > _LONG_BYTES else 0):
+    for _ in range(_SEARCHED_QUOTES if len(body) > _LONG_BODY_BYTES else 0):
         start = body.find(b'"', end)
         if start < 0:
             return matches
@@ -53,18 +53,20 @@ def _escapable(name: str) -> str:
     return "".join(rf"(?:{letter}|\\u00(?i:{ord(letter):x}))" for letter in name)
 
 
-def _media_pattern(spelled: Callable[[str], str], more: str = "") -> re.Pattern[bytes]:
+def _media_pattern(name_pattern: Callable[[str], str], alternative: str = "") -> re.Pattern[bytes]:
     """Return a pattern for a content part's type, or for a member's name as the group of the match.
 
     Args:
-        spelled: returns the pattern of a name.
-        more: alternative to the pattern after a member's name.
+        name_pattern: function that returns the pattern of a name.
+        alternative: pattern to append after a member's name, such as `|...`.
     """
-    types, members = ("|".join(map(spelled, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
+    types, members = ("|".join(map(name_pattern, names)) for names in (_MEDIA, _MEDIA_MEMBERS))
     initials = r"(?=[tivaf\\])"  # first letters of all names: most strings are rejected quickly
-    return re.compile(rf'"{initials}(?:{spelled("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{more}))'.encode())
+    return re.compile(
+        rf'"{initials}(?:{name_pattern("type")}"\s*:\s*"(?:{types})"|((?:{members})"\s*:{alternative}))'.encode()
+    )
 
 
 _ESCAPED_MEDIA = _media_pattern(_escapable)
-# The same scan also finds strings that begin with letters and contain an escaped letter; the slower pattern follows.
+# Also matches strings with an escaped letter; if there are any, the slower pattern `_ESCAPED_MEDIA` is used.
 _MEDIA_OR_ESCAPE = _media_pattern(str, r"|[a-z_]{0,11}+\\u00[4-7]")

@@ -1,4 +1,4 @@
-"""Usage and timing that the gateway reads from a response's bytes as they pass."""
+"""Measures usage and timing of a response while its bytes are passed on to the client."""
 
 import json
 import re
@@ -11,16 +11,16 @@ from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
 TAIL_BYTES = 16 << 10
 _MAX_MENTIONS = 8
-_SPOKEN = re.compile(
+_CONTENT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|arguments|name)"\s*:\s*"((?:[^"\\]|\\.)++)', re.DOTALL
 )
 _ENVELOPE_BYTES = 300  # JSON around the content of a non-streamed response
 _FAILURE = re.compile(rb'(?:^|\n)data: ?\{"error"')
 _END = re.compile(rb"(?:^|\n)data: ?\[DONE\]")
 _END_MARK = b"[DONE]"  # a faster search than the pattern
-_LONGEST_END = 16
+_MAX_END_BYTES = 16
 _USAGE = b'"usage"'
-_FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # an object, nested at most two deep
+_FLAT_OBJECT = re.compile(rb"\s*:\s*(\{(?:[^{}]++|\{[^{}]*+\})*+\})")  # at most two levels of nested objects
 _COUNTS = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens", "total_tokens")
 _NUMBERS = frozenset({int, float})
 _decoder = json.JSONDecoder()
@@ -35,13 +35,13 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Meter:
-    """Reads one response as it passes.
+    """Measures one response while its bytes are passed on.
 
-    The meter keeps a bounded tail and parses it once, at the end.
+    The meter keeps only the last bytes of the response, and parses them once, at the end.
 
     Attributes:
-        first_at: when the first content passed (`time.perf_counter`), None before.
-        last_at: when the last bytes passed.
+        first_at: when the first content arrived (`time.perf_counter`), None before.
+        last_at: when the latest bytes arrived (`time.perf_counter`), None before.
         produced: number of events with content so far.
     """
 
@@ -50,8 +50,8 @@ class Meter:
         self.last_at: float | None = None
         self.produced = 0
         self._streamed = streamed
-        self._bytes = 0  # of a whole response, or of a stream's content
-        self._event_bytes = 0  # of an event without its content, estimated from the first content
+        self._bytes = 0  # bytes of a whole response, or of the content of a stream
+        self._event_bytes = 0  # bytes of an event around its content, estimated from the first content
         self._tail = bytearray()
 
     def feed(self, chunk: bytes, now: float) -> None:
@@ -61,7 +61,7 @@ class Meter:
             if self.first_at is not None:
                 self.produced += events
                 self._bytes += len(chunk) - events * self._event_bytes
-            elif deltas := _SPOKEN.findall(chunk):
+            elif deltas := _CONTENT.findall(chunk):
                 self.first_at, self.produced, self._bytes = now, len(deltas), sum(map(len, deltas))
                 self._event_bytes = (len(chunk) - self._bytes) // max(events, 1)
         else:
@@ -73,7 +73,7 @@ class Meter:
 
     def ended(self, last: int) -> bool:
         """Return whether the last `last` bytes of a stream contain its end mark."""
-        stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _LONGEST_END)
+        stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _MAX_END_BYTES)
         if not self._streamed or stream_tail.find(_END_MARK, search_start) < 0:
             return False
         return _END.search(stream_tail, search_start) is not None
@@ -83,7 +83,7 @@ class Meter:
         return self._streamed and _FAILURE.search(self._tail) is not None
 
     def estimated_tokens(self) -> int:
-        """Return an estimate of the output tokens for a response without usage: a quarter of the content's bytes.
+        """Return the estimated number of output tokens, for a response without usage: a quarter of the content's bytes.
 
         Each event with content counts as at least one token.
         """
@@ -93,7 +93,7 @@ class Meter:
     def usage(self) -> Usage | None:
         """Return the last usage object in the tail, or None.
 
-        Text in a response cannot match: inside a JSON string, a quote after the name would be escaped.
+        Generated text cannot match, because the quotes around `usage` would be escaped inside a JSON string.
         """
         end = len(self._tail)
         for _ in range(_MAX_MENTIONS):
@@ -107,17 +107,17 @@ class Meter:
         return None
 
 
-def usage_of(found: Any) -> Usage | None:
-    """Return the counts of a usage object, or None if `found` is not a usage object.
+def usage_of(value: Any) -> Usage | None:
+    """Return the token counts of a usage object, or None if `value` is not a usage object.
 
     Chat and completions use prompt and completion counts, Responses and images use input and output counts.
     """
-    if not isinstance(found, dict) or _NUMBERS.isdisjoint(map(type, map(found.get, _COUNTS))):
+    if not isinstance(value, dict) or _NUMBERS.isdisjoint(map(type, map(value.get, _COUNTS))):
         return None
-    details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
+    details = value.get("prompt_tokens_details") or value.get("input_tokens_details")
     return Usage(
-        _count(found.get("prompt_tokens") or found.get("input_tokens")),
-        _count(found.get("completion_tokens") or found.get("output_tokens")),
+        _count(value.get("prompt_tokens") or value.get("input_tokens")),
+        _count(value.get("completion_tokens") or value.get("output_tokens")),
         _count(details.get("cached_tokens")) if isinstance(details, dict) else 0,
     )
 

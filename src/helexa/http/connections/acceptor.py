@@ -16,28 +16,28 @@ log = logging.getLogger(__name__)
 IDLE_SECS = 1.0
 PAUSE_SECS = 0.1
 
-_AT_ONCE = 32
+_ACCEPTS_PER_CALL = 32
 _WARN_SECS = 60.0
 
 
 class Acceptor:
-    """Accepts connections on a listening socket.
+    """Accepts connections on a listening socket within limits.
 
     Above the limits, in this order:
 
-    1. The connection that is idle for longest, and for at least `IDLE_SECS`, is closed to make room. If the new
-      connection's address is over its limit, only an idle connection of the same address is closed.
+    1. The longest idle connection is closed, if it is idle for at least `IDLE_SECS`. If the new connection's address is
+      over its own limit, only an idle connection of the same address is closed.
     2. The new connection is rejected: its first request gets a 503.
     3. If too many connections are being rejected, no more are accepted until one of them ends.
 
-    An error of `accept` (EMFILE above all) pauses accepting for `PAUSE_SECS`.
+    After an error of `accept`, such as EMFILE, no connection is accepted for `PAUSE_SECS`.
     """
 
     def __init__(
-        self, service: Service, kind: type[Connection], limits: ConnectionLimits, bound: socket.socket
+        self, service: Service, connection_class: type[Connection], limits: ConnectionLimits, bound: socket.socket
     ) -> None:
         self._service = service
-        self._kind = kind
+        self._connection_class = connection_class
         self._limits = limits
         self._socket = bound
         self._loop = asyncio.get_running_loop()
@@ -51,7 +51,7 @@ class Acceptor:
         self._warned_at = -_WARN_SECS
 
     def start(self) -> None:
-        """Begin to accept connections."""
+        """Start to accept connections."""
         self._socket.setblocking(False)
         self._resume()
 
@@ -76,7 +76,7 @@ class Acceptor:
             self._loop.remove_reader(self._socket.fileno())
 
     def _accept(self) -> None:
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPTS_PER_CALL):
             if self._rejected >= self._limits.rejected:
                 self._pause()
                 return
@@ -90,19 +90,19 @@ class Acceptor:
                 self._pause()
                 self._timer = self._loop.call_later(PAUSE_SECS, self._resume)
                 return
-            self._take(client, str(peer[0]))
+            self._serve(client, str(peer[0]))
 
-    def _take(self, client: socket.socket, address: str) -> None:
+    def _serve(self, client: socket.socket, address: str) -> None:
         rejected = not self._has_room(address)
         if rejected:
             self._rejected += 1
-            own = self._by_address[address]
-            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, own, address)
+            same_address = self._by_address[address]
+            self._warn("connections are rejected: %d are open, %d of them from %s", self._served, same_address, address)
         else:
             self._served += 1
             self._by_address[address] += 1
         released = partial(self._release, address, rejected)
-        connection = self._kind(self._service, self._loop, address, released, rejected=rejected)
+        connection = self._connection_class(self._service, self._loop, address, released, rejected=rejected)
         task = self._loop.create_task(self._connect(client, connection, released))
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -122,10 +122,10 @@ class Acceptor:
         return self._served < self._limits.total or self._evict(None)
 
     def _evict(self, address: str | None) -> bool:
-        """Close the connection that is idle for longest, of `address` if given. Return whether one was closed."""
-        before = self._loop.time() - IDLE_SECS
+        """Close the longest idle connection, of `address` if not None. Return whether a connection was closed."""
+        latest_idle_start = self._loop.time() - IDLE_SECS
         for connection, since in self._service.idle.items():
-            if since > before:
+            if since > latest_idle_start:
                 return False
             if address in (None, connection.address) and connection.evict():
                 return True

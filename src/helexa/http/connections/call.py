@@ -15,23 +15,23 @@ from helexa.http.service import Service
 log = logging.getLogger(__name__)
 
 INTERIM = "helexa.interim"
-"""Key in a scope's `extensions` of the function that sends an interim response, `Call.send_interim`."""
+"""Key in a scope's `extensions`; the value is `Call.send_interim`, which sends an interim response."""
 
 BODY_SECS = 60.0
 MIN_RATE = 4096.0
-LONGEST_BODY_SECS = 600.0
+MAX_EXTRA_BODY_SECS = 600.0
 
 _BODILESS = frozenset({204, 304})
 
 
 def body_secs(received: int) -> float:
-    """Return the seconds that a body may take until `received` bytes have come.
+    """Return the seconds within which `received` bytes of a body must arrive.
 
     A minimum rate applies beyond the first `BODY_SECS`. The rate rises with the size, from `MIN_RATE` bytes per second,
     so that a body of any size ends within `BODY_SECS` + `LONGEST_BODY_SECS`: 500 kB may take 2.7 minutes (0.03 Mbit/s),
     5 MB 7.7 minutes (0.09 Mbit/s) and 64 MB 11 minutes (0.8 Mbit/s).
     """
-    return BODY_SECS + received / (MIN_RATE + received / LONGEST_BODY_SECS)
+    return BODY_SECS + received / (MIN_RATE + received / MAX_EXTRA_BODY_SECS)
 
 
 class CallTransport(Protocol):
@@ -39,23 +39,23 @@ class CallTransport(Protocol):
 
     Attributes:
         address: the client's host.
-        room: set once the client can receive more data; None while it can.
+        writable: event that is set once the client can receive more data; None if it can receive data now.
         service: state shared by all connections.
     """
 
     address: str
-    room: asyncio.Event | None
+    writable: asyncio.Event | None
     service: Service
 
     def write(self, data: bytes) -> None:
         """Send data."""
         ...
 
-    def taken(self, size: int) -> None:
-        """Record that the application has taken `size` bytes of a body."""
+    def body_consumed(self, size: int) -> None:
+        """Record that the application has received `size` bytes of a body."""
         ...
 
-    def answered(self, call: "Call") -> None:
+    def response_done(self, call: "Call") -> None:
         """Record that a response is complete."""
         ...
 
@@ -67,35 +67,35 @@ class CallTransport(Protocol):
 class Call:
     """One request: the state of its body and its response.
 
-    A client with HTTP/1.0 gets a response of unknown length up to the connection's end; other clients get chunks. A
-    response that breaks off before its end closes the connection.
+    A response of unknown length is sent in chunks. An HTTP/1.0 client gets such a response without chunks; the end of
+    the connection ends the response. If the application fails during a response, the connection is closed.
 
-    If a client sends `Expect: 100-continue` and gets a final response instead of `100 Continue`, the connection closes,
-    unless the body has arrived nevertheless.
+    If a client sends `Expect: 100-continue` and gets a final response instead of `100 Continue`, the connection is
+    closed, unless the whole body has arrived.
 
     Attributes:
-        keep_alive: another request may follow on the connection.
-        hang_up: tells whether the client has disconnected.
-        started: the response's head is sent.
-        complete: the response is sent.
+        keep_alive: True if another request may follow on the connection.
+        hang_up: disconnect state of the client.
+        started: True once the response's head is sent.
+        complete: True once the whole response is sent.
     """
 
     __slots__ = (
+        "_body_incomplete",
         "_chunked",
+        "_chunks",
         "_event",
         "_expects",
+        "_has_event",
         "_is_head",
-        "_left",
         "_length",
-        "_more",
-        "_news",
-        "_pieces",
         "_received",
+        "_remaining_length",
         "_reserved",
         "_size",
         "_speaks_1_1",
+        "_transport",
         "_waited",
-        "_way",
         "complete",
         "hang_up",
         "keep_alive",
@@ -104,7 +104,7 @@ class Call:
 
     def __init__(
         self,
-        way: CallTransport,
+        transport: CallTransport,
         hang_up: HangUp,
         framing: Framing,
         *,
@@ -112,7 +112,7 @@ class Call:
         speaks_1_1: bool,
         keep_alive: bool,
     ) -> None:
-        self._way = way
+        self._transport = transport
         self._length, self._expects = framing
         self._reserved = 0  # bytes of the body budget
         self._is_head = is_head
@@ -121,48 +121,48 @@ class Call:
         self.hang_up = hang_up
         self.started = False
         self.complete = False
-        self._pieces: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
         self._received = 0
         self._waited = 0.0
-        self._more = True
-        self._news = False
+        self._body_incomplete = True
+        self._has_event = False
         self._event: asyncio.Event | None = None  # created only for a task that waits
         self._chunked = False
-        self._left: int | None = None
+        self._remaining_length: int | None = None
 
     @property
     def missing_bytes(self) -> int:
         """Bytes of the body that have not arrived; 0 if the head declares no length."""
         return max(0, (self._length or 0) - self._received)
 
-    def feed(self, piece: bytes) -> int:
-        """Add a piece of the body.
+    def feed(self, chunk: bytes) -> int:
+        """Add the next bytes of the body.
 
         Returns:
-            Number of bytes held for the application; 0 if the response is already complete.
+            Number of bytes that wait for the application; 0 if the response is already complete.
         """
-        self._received += len(piece)
+        self._received += len(chunk)
         if self.complete:
             return 0
-        self._pieces.append(piece)
-        self._size += len(piece)
-        self._tell()
-        return len(piece)
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        self._wake_receiver()
+        return len(chunk)
 
     def feed_end(self) -> None:
         """Mark the body as complete."""
-        self._more = False
-        self._tell()
+        self._body_incomplete = False
+        self._wake_receiver()
 
-    def lose(self) -> None:
+    def client_gone(self) -> None:
         """Record that the client has disconnected."""
-        self.hang_up.happen()
-        self._tell()
+        self.hang_up.mark_gone()
+        self._wake_receiver()
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Run the application."""
-        tasks = self._way.service.tasks
+        """Run the application, and end the response if the application fails or returns early."""
+        tasks = self._transport.service.tasks
         task = self.hang_up.task
         error: ApiError | None = None
         try:
@@ -170,19 +170,20 @@ class Call:
         except asyncio.CancelledError:
             error = shutting_down()
         except Exception:
-            log.exception("a fault in the application")
+            log.exception("unexpected error in the application")
         finally:
             if task is not None:
                 tasks.discard(task)
             if self._reserved:
-                self._way.service.bodies.release(self._way.address, self._reserved)
+                self._transport.service.bodies.release(self._transport.address, self._reserved)
                 self._reserved = 0
         if not self.complete and not self.hang_up.gone:
             self._break_off(error or internal_error())
 
     async def receive(self) -> Message:
-        """Return the next piece of the body, or a disconnect message once the client is gone or the response is
-        complete.
+        """Return the next bytes of the body as an ASGI message.
+
+        The message is a disconnect once the client is gone or the response is complete.
 
         The body's memory is reserved here and released when the application returns. A declared length is reserved at
         once, a chunked body as it arrives.
@@ -195,27 +196,27 @@ class Call:
             self._reserve(size)
         if self._expects and not self.hang_up.gone:
             self._expects = False
-            self._way.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self._news or self.complete or self.hang_up.gone):
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self._has_event or self.complete or self.hang_up.gone):
             if self._event is None:
                 self._event = asyncio.Event()
             self._event.clear()
             await self._wait(self._event)
         if self.complete or self.hang_up.gone:
             return {"type": "http.disconnect"}
-        self._news = False
+        self._has_event = False
         if self._received > self._reserved:
             self._reserve(self._received)
-        return {"type": "http.request", "body": self._take(), "more_body": self._more}
+        return {"type": "http.request", "body": self._take_chunks(), "more_body": self._body_incomplete}
 
     async def send(self, message: Message) -> None:
-        """Send the response's head or the next piece of its body. Ignored if the client is gone.
+        """Send the response's head or the next bytes of its body. Does nothing if the client is gone.
 
         Raises:
             RuntimeError: the message is out of order, or would break the response's framing.
         """
-        if self._way.room is not None:
-            await self._way.room.wait()
+        if self._transport.writable is not None:
+            await self._transport.writable.wait()
         if self.hang_up.gone:
             return
         kind = message["type"]
@@ -224,27 +225,27 @@ class Call:
         elif kind == "http.response.start" and not self.started:
             self._start(message["status"], list(message.get("headers", ())))
         else:
-            raise RuntimeError(f"{kind} is not what an answer goes on with")
+            raise RuntimeError(f"unexpected message {kind} at this point of the response")
 
     def send_interim(self) -> bool:
-        """Send `102 Processing`, which tells the client that the response is still being made.
+        """Send `102 Processing`, an interim response that shows that the request is still being processed.
 
         Returns:
             Whether another interim response may follow: False once the response has begun or the client is gone.
         """
         if self.started or self.hang_up.gone or not self._speaks_1_1:
             return False
-        if not self._expects and self._way.room is None:
-            self._way.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+        if not self._expects and self._transport.writable is None:
+            self._transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
         return True
 
     def _reserve(self, size: int) -> None:
         if not self.started:
-            self._way.service.bodies.reserve(self._way.address, size - self._reserved)
+            self._transport.service.bodies.reserve(self._transport.address, size - self._reserved)
             self._reserved = size
 
     async def _wait(self, event: asyncio.Event) -> None:
-        if not self._more:
+        if not self._body_incomplete:
             await event.wait()
             return
         time = asyncio.get_running_loop().time
@@ -255,21 +256,21 @@ class Call:
 
     def _start(self, status: int, headers: Headers) -> None:
         line = STATUS_LINES[status]
-        if self._expects and self._more:
+        if self._expects and self._body_incomplete:
             self.keep_alive = False  # the client may or may not send the body, so the next bytes are ambiguous
         lines = list(map(b": ".join, headers))
-        bytes_left: int | None = None
+        remaining_length: int | None = None
         chunked = False
         for name, value in headers:
             if name == b"content-length":
-                bytes_left = int(value)
+                remaining_length = int(value)
             elif name == b"connection" or name == b"transfer-encoding":
-                raise RuntimeError(f"{name.decode()} is the server's")
+                raise RuntimeError(f"the application must not set the header {name.decode()}; the server sets it")
         if not self.keep_alive:
             lines.append(b"connection: close")
         if self._is_head or status in _BODILESS:
-            bytes_left = 0
-        elif bytes_left is None and self._speaks_1_1:
+            remaining_length = 0
+        elif remaining_length is None and self._speaks_1_1:
             chunked = True
             lines.append(b"transfer-encoding: chunked")
         lines.append(b"")
@@ -280,11 +281,11 @@ class Call:
             or header_block.count(b"\r") != line_breaks
             or b"\0" in header_block
         ):
-            raise RuntimeError("a header with a line break")
+            raise RuntimeError("a header contains a line break or NUL")
         self.started = True
         self._expects = False
-        self._left, self._chunked = bytes_left, chunked
-        self._way.write(b"%b%b%b\r\n" % (line, self._way.service.date(), header_block))
+        self._remaining_length, self._chunked = remaining_length, chunked
+        self._transport.write(b"%b%b%b\r\n" % (line, self._transport.service.date(), header_block))
 
     def _write(self, body: bytes, more: bool) -> None:
         if self._chunked:
@@ -292,30 +293,30 @@ class Call:
             if not more:
                 chunk += b"0\r\n\r\n"
             if chunk:
-                self._way.write(chunk)
+                self._transport.write(chunk)
         elif not self._is_head:
-            if self._left is not None:
-                self._left -= len(body)
-                if self._left < 0 or (self._left and not more):
-                    raise RuntimeError("a body of another length than its head says")
+            if self._remaining_length is not None:
+                self._remaining_length -= len(body)
+                if self._remaining_length < 0 or (self._remaining_length and not more):
+                    raise RuntimeError("the length of the body differs from content-length")
             if body:
-                self._way.write(body)
+                self._transport.write(body)
         if not more:
-            self._take()
+            self._take_chunks()
             self.complete = True
-            self._tell()
-            self._way.answered(self)
+            self._wake_receiver()
+            self._transport.response_done(self)
 
-    def _take(self) -> bytes:
-        chunks, size = self._pieces, self._size
+    def _take_chunks(self) -> bytes:
+        chunks, size = self._chunks, self._size
         if not chunks:
             return b""
-        self._pieces, self._size = [], 0
-        self._way.taken(size)
+        self._chunks, self._size = [], 0
+        self._transport.body_consumed(size)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    def _tell(self) -> None:
-        self._news = True
+    def _wake_receiver(self) -> None:
+        self._has_event = True
         if self._event is not None:
             self._event.set()
 
@@ -325,6 +326,6 @@ class Call:
             body = orjson.dumps(error.envelope())
             length = (b"content-length", b"%d" % len(body))
             self._start(error.status, [(b"content-type", b"application/json"), length])
-            self._way.write(b"" if self._is_head else body)
-        self._take()
-        self._way.end()
+            self._transport.write(b"" if self._is_head else body)
+        self._take_chunks()
+        self._transport.end()

@@ -13,10 +13,10 @@ class ClientGone(Exception):
 class HangUp:
     """Disconnect state of a request, in the scope's `extensions[HangUp.NAME]`.
 
-    Used as a context manager, it cancels the context's code when the client disconnects, without a waiting task.
+    Used as a context manager, it cancels the code in the context when the client disconnects.
 
     Attributes:
-        gone: the client disconnected before the response was complete.
+        gone: True if the client disconnected before the response was complete.
         task: task of the request; the context may be entered only in this task.
     """
 
@@ -29,8 +29,8 @@ class HangUp:
         self.task: asyncio.Task[None] | None = None
         self._watched = False
 
-    def happen(self) -> None:
-        """Record that the client has disconnected."""
+    def mark_gone(self) -> None:
+        """Set `gone`, and cancel the code in the context."""
         if self.gone:
             return
         self.gone = True
@@ -53,7 +53,7 @@ class HangUp:
         """Stop watching.
 
         Raises:
-            ClientGone: the client disconnected and the context's code was canceled.
+            ClientGone: the client disconnected, and the code in the context was canceled.
         """
         self._watched = False
         if self.gone and self.task is not None and kind is asyncio.CancelledError:

@@ -13,43 +13,43 @@ from helexa.core.errors import ApiError, overloaded
 from helexa.http.connections.call import INTERIM, Call
 from helexa.http.connections.client_disconnect import HangUp, is_gone
 from helexa.http.connections.deadline import Alarm
-from helexa.http.connections.request_head import Framing, Headers, refusal, target
-from helexa.http.connections.request_parser import PIECE_BYTES, RequestParser
+from helexa.http.connections.request_head import Framing, Headers, error_response, target
+from helexa.http.connections.request_parser import CHUNK_BYTES, RequestParser
 from helexa.http.service import Service
 
 log = logging.getLogger(__name__)
 
 HEAD_SECS = 20.0
-TAKE_SECS = 300.0
+STALL_SECS = 300.0
 LINGER_SECS = 5.0
 REJECTED_SECS = 1.0
 
-_LOOK_SECS = 0.05
+_DISCONNECT_POLL_SECS = 0.05
 _RETRY_SECS = 1
-_MAX_HELD_BYTES = 64 << 10
+_MAX_BUFFERED_BYTES = 64 << 10
 _MAX_WAITING = 16
 _ASGI = {"version": "3.0", "spec_version": "2.3"}
 
 
 class Connection(asyncio.Protocol):
-    """One connection.
+    """One client connection, as an asyncio protocol.
 
     The strict parser (llhttp) rejects requests with an ambiguous end. Further rules:
 
     - A head must arrive within `HEAD_SECS`, and has at most `max_head_bytes` and `max_headers`. The same limits apply
       to trailers and chunk extensions.
-    - A client that reads nothing of a response for `TAKE_SECS` is disconnected, because a node works for it meanwhile.
+    - A client that reads nothing of a response for `STALL_SECS` is disconnected, because its request occupies a node.
     - HTTP/1.1 requests have exactly one `Host`. A body has a length or is `chunked`, without further encoding.
-    - The authority of an absolute-form target replaces `Host` in the headers for the application.
+    - If the target is an absolute URL, its authority replaces `Host` in the headers that the application sees.
     - Requests are answered in order. While too many requests or body bytes are queued, reading pauses. Data after a
       request that ends the connection is dropped.
     - All queued requests of the connection are notified if the client disconnects, even while reading is paused. A
       client that closes its sending side counts as disconnected, because the two cases look the same.
-    - If the client still sends a body when its response ends the connection, the server reads for up to `LINGER_SECS`
-      more: many clients lose a response if they cannot send.
+    - If the client still sends a body when the connection is to be closed, the server reads for up to `LINGER_SECS`
+      more, because many clients lose the response if sending fails.
     - Trailers are dropped.
-    - `Upgrade` headers, which some HTTP clients add to each first request, are ignored. The parser would take the data
-      after them for the other protocol and lose the request's body.
+    - `Upgrade` headers, which some HTTP clients add to each first request, are ignored. Otherwise the parser would
+      treat the request's body as data of the other protocol.
     - Invalid requests get an error response in the usual envelope.
     - A connection over the listener's limits gets a 503 for its first request, and has `REJECTED_SECS` to send its
       head.
@@ -59,11 +59,11 @@ class Connection(asyncio.Protocol):
         loop: the event loop.
         address: the client's host.
         released: called once the connection is closed.
-        rejected: the connection is over the listener's limits.
+        rejected: True if the connection is over the listener's limits.
 
     Attributes:
         address: the client's host.
-        room: set once the client has read enough of the sent data; None while more may be sent.
+        writable: event that is set once the client has read enough of the sent data; None if more may be sent now.
         service: state shared by all connections.
     """
 
@@ -85,16 +85,16 @@ class Connection(asyncio.Protocol):
         self.address = address
         self._released = released
         self._rejected = rejected
-        self.room: asyncio.Event | None = None
+        self.writable: asyncio.Event | None = None
         self._loop = loop
-        self._intake = RequestParser(self)
+        self._parser = RequestParser(self)
         self._alarm = Alarm(loop, self.close)
-        self._patience = Alarm(loop, self._lose_patience)
-        self._lookout = Alarm(loop, self._look)
+        self._stall_alarm = Alarm(loop, self._check_stall)
+        self._disconnect_alarm = Alarm(loop, self._check_disconnect)
         self._awaits_head = True
-        self._deaf = False  # received data is dropped
-        self._held_bytes = 0
-        self._untaken_bytes = 0
+        self._ignores_input = False  # if True, received data is dropped
+        self._queued_bytes = 0
+        self._stalled_bytes = 0
         self._paused = False
         self._unread: bytes | memoryview = b""  # received data that waits until the application has read more
         self._unsent: list[bytes] = []
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
         self._calls: deque[tuple[Call, Scope]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Handle a new connection: wait for its first head."""
+        """Register the connection and wait for the head of its first request."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport has the same interface
         self._server = transport.get_extra_info("sockname")[:2]
         self._client = (transport.get_extra_info("peername") or ("-", 0))[:2]  # None if the client is already gone
@@ -115,14 +115,14 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle the end of the connection."""
-        for alarm in (self._alarm, self._patience, self._lookout):
+        """Release everything that belongs to the connection."""
+        for alarm in (self._alarm, self._stall_alarm, self._disconnect_alarm):
             alarm.stop()
         self.resume_writing()
-        self._lose()
+        self._drop_calls()
         self._unsent.clear()
-        self.service.leave(self)
-        self._intake.close()
+        self.service.remove(self)
+        self._parser.close()
         self._released()
 
     def eof_received(self) -> None:
@@ -131,27 +131,27 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Pause sending: the client reads slower than the response is produced."""
-        self.room = asyncio.Event()
-        self._be_patient()
+        self.writable = asyncio.Event()
+        self._watch_stall()
 
     def resume_writing(self) -> None:
         """Resume sending."""
         if not self._transport.is_closing():
-            self._patience.clear()
-        if self.room is not None:
-            self.room.set()
-            self.room = None
+            self._stall_alarm.clear()
+        if self.writable is not None:
+            self.writable.set()
+            self.writable = None
 
     def data_received(self, data: bytes) -> None:
         """Parse received data. Invalid data ends the connection."""
         if self._paused:
             self._unread = b"".join((self._unread, data))
-        elif len(data) <= PIECE_BYTES:
+        elif len(data) <= CHUNK_BYTES:
             self._parse(data)
         else:
             self._parse_slices(memoryview(data))
 
-    def take_head(
+    def handle_head(
         self,
         method: bytes,
         url: bytes,
@@ -159,14 +159,14 @@ class Connection(asyncio.Protocol):
         headers: Headers,
         framing: Framing,
         *,
-        keeps: bool,
+        keep_alive: bool,
     ) -> None:
         """Start a request, or queue it behind earlier requests.
 
         Raises:
             ApiError: 503: the connection is over the listener's limits.
         """
-        if self._deaf:
+        if self._ignores_input:
             return
         if self._rejected:
             raise overloaded("too many connections are open; try again", _RETRY_SECS)
@@ -199,31 +199,31 @@ class Connection(asyncio.Protocol):
             framing,
             is_head=method == b"HEAD",
             speaks_1_1=version == "1.1",
-            keep_alive=keeps and version == "1.1" and not self.service.stopping,
+            keep_alive=keep_alive and version == "1.1" and not self.service.stopping,
         )
         scope["extensions"][INTERIM] = call.send_interim
         self._calls.append((call, scope))
         if len(self._calls) == 1:
             self._begin(call, scope)
         else:
-            self._regulate()
+            self._update_reading()
 
-    def take_body(self, body: bytes) -> None:
-        """Hold a piece of a body for the application."""
+    def handle_body(self, body: bytes) -> None:
+        """Queue the next bytes of a body for the application."""
         if self._call is not None:
-            self._held_bytes += self._call.feed(body)
-            if self._held_bytes > _MAX_HELD_BYTES:
-                self._regulate()
+            self._queued_bytes += self._call.feed(body)
+            if self._queued_bytes > _MAX_BUFFERED_BYTES:
+                self._update_reading()
 
-    def take_end(self, *, keeps: bool) -> None:
-        """Handle the end of a request."""
+    def handle_end(self, *, keep_alive: bool) -> None:
+        """Mark the body as complete; a request that ends the connection stops the parsing."""
         call, self._call = self._call, None
         if call is None:
             return
         call.feed_end()
-        if not (call.keep_alive and keeps):  # a trailer may have changed `keeps`
+        if not (call.keep_alive and keep_alive):  # a trailer may have changed `keeps`
             call.keep_alive = False
-            self._deaf = True
+            self._ignores_input = True
             if call.complete:
                 self.close()
 
@@ -236,16 +236,16 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._unsent.append(data)
         self._unsent_bytes += len(data)
-        if self._unsent_bytes > _MAX_HELD_BYTES:
+        if self._unsent_bytes > _MAX_BUFFERED_BYTES:
             self._flush()  # only the transport knows when its buffer is full
 
-    def taken(self, size: int) -> None:
-        """Record that the application has taken `size` bytes of a body."""
-        self._held_bytes -= size
+    def body_consumed(self, size: int) -> None:
+        """Record that the application has received `size` bytes of a body."""
+        self._queued_bytes -= size
         if self._paused:
-            self._regulate()
+            self._update_reading()
 
-    def answered(self, call: Call) -> None:
+    def response_done(self, call: Call) -> None:
         """Handle a complete response: start the next queued request, or wait for one."""
         self._calls.popleft()
         if not call.keep_alive or (self.service.stopping and not self._calls):
@@ -253,14 +253,14 @@ class Connection(asyncio.Protocol):
         elif self._calls:
             self._begin(*self._calls[0])
         else:
-            self._awaits_head = self._intake.in_head
-            self._alarm.set(HEAD_SECS if self._intake.in_head else self.service.keep_alive_secs)
+            self._awaits_head = self._parser.in_head
+            self._alarm.set(HEAD_SECS if self._parser.in_head else self.service.keep_alive_secs)
             self._mark_idle()
         if self._paused:
-            self._regulate()
+            self._update_reading()
 
     def end(self) -> None:
-        """Send buffered data and close the connection. If the client still sends a body, read for a while before."""
+        """Send buffered data and close the connection, after up to `LINGER_SECS` if the client still sends a body."""
         if self._call is None:
             self.close()
         else:
@@ -268,14 +268,14 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send buffered data, then close the connection."""
-        self._deaf = True
+        self._ignores_input = True
         self.service.idle.pop(self, None)
-        self._lose()
+        self._drop_calls()
         self._flush()
         self._alarm.clear()
-        self._lookout.clear()
+        self._disconnect_alarm.clear()
         if not self._transport.is_closing():
-            self._be_patient()
+            self._watch_stall()
             self._transport.close()
 
     def evict(self) -> bool:
@@ -306,78 +306,78 @@ class Connection(asyncio.Protocol):
         if not self._rejected:
             self.service.idle[self] = self._loop.time()
 
-    def _lose(self) -> None:
+    def _drop_calls(self) -> None:
         for call, _ in self._calls:
-            call.lose()
+            call.client_gone()
         self._calls.clear()
         self._call = None
         self._unread = b""
 
     def _linger(self) -> None:
-        self._deaf = True
-        self._lose()
+        self._ignores_input = True
+        self._drop_calls()
         self._flush()
         if not self._transport.is_closing():
             self._alarm.set(REJECTED_SECS if self._rejected else LINGER_SECS)
             self._transport.write_eof()
-            self._regulate()
+            self._update_reading()
 
-    def _regulate(self) -> None:
+    def _update_reading(self) -> None:
         """Pause or resume reading, so that only a limited amount of data waits for the application."""
-        full = not self._deaf and (self._held_bytes > _MAX_HELD_BYTES or len(self._calls) > _MAX_WAITING)
+        full = not self._ignores_input and (self._queued_bytes > _MAX_BUFFERED_BYTES or len(self._calls) > _MAX_WAITING)
         if full == self._paused or self._transport.is_closing():
             return
         self._paused = full
         if full:
             self._transport.pause_reading()
-            self._lookout.set(_LOOK_SECS)
+            self._disconnect_alarm.set(_DISCONNECT_POLL_SECS)
             return
-        self._lookout.clear()
+        self._disconnect_alarm.clear()
         self._parse_slices(memoryview(self._unread))
         if not self._paused and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _look(self) -> None:
+    def _check_disconnect(self) -> None:
         if is_gone(self._transport.get_extra_info("socket").fileno()):
             self.close()
         else:
-            self._lookout.set(_LOOK_SECS)
+            self._disconnect_alarm.set(_DISCONNECT_POLL_SECS)
 
-    def _be_patient(self) -> None:
-        self._untaken_bytes = self._transport.get_write_buffer_size()
-        self._patience.set(TAKE_SECS)
+    def _watch_stall(self) -> None:
+        self._stalled_bytes = self._transport.get_write_buffer_size()
+        self._stall_alarm.set(STALL_SECS)
 
-    def _lose_patience(self) -> None:
-        if self._transport.get_write_buffer_size() < self._untaken_bytes:
-            self._be_patient()
+    def _check_stall(self) -> None:
+        if self._transport.get_write_buffer_size() < self._stalled_bytes:
+            self._watch_stall()
         else:
             self._transport.abort()
 
     def _parse_slices(self, data: memoryview) -> None:
-        """Parse data until enough requests wait: a large piece may hold thousands of small requests, or one body."""
-        while data and len(self._calls) <= _MAX_WAITING and not self._deaf:
-            size = PIECE_BYTES if self._call is None else max(PIECE_BYTES, self._call.missing_bytes)
+        """Parse data until `_MAX_WAITING` requests wait; one read may contain thousands of small requests."""
+        while data and len(self._calls) <= _MAX_WAITING and not self._ignores_input:
+            size = CHUNK_BYTES if self._call is None else max(CHUNK_BYTES, self._call.missing_bytes)
             self._parse(data[:size])
             data = data[size:]
-        self._unread = b"" if self._deaf else data
+        self._unread = b"" if self._ignores_input else data
 
     def _parse(self, data: bytes | memoryview) -> None:
-        if self._deaf:
+        if self._ignores_input:
             return
         try:
-            self._intake.feed(data)
+            self._parser.feed(data)
         except ApiError as error:
-            self._refuse(error)
+            self._reject(error)
         else:
             if not self._calls and not self._awaits_head:
                 self._awaits_head = True
                 self._alarm.set(HEAD_SECS)
 
-    def _refuse(self, error: ApiError) -> None:
+    def _reject(self, error: ApiError) -> None:
         """Send an error response for invalid data, and stop parsing the connection."""
-        if self._deaf:
+        if self._ignores_input:
             return
         log.log(logging.DEBUG if self._rejected else logging.INFO, "%s: %s", self.address, error)
         if not self._calls or not self._calls[0][0].started:
-            self.write(refusal(error))
+            self.write(error_response(error))
         self._linger()

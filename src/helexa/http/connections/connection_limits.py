@@ -5,7 +5,7 @@ from dataclasses import dataclass
 MAX_CONNECTIONS = 4096
 
 _RESERVED = 64  # descriptors for listening sockets, databases, logs and the event loop
-_FEWEST = 4
+_MIN_CONNECTIONS = 4
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class ConnectionLimits:
     Attributes:
         total: largest number of served connections.
         per_address: largest number of served connections of one client address.
-        rejected: largest number of connections over these limits that are open to receive a 503. Further connections
-            wait in the kernel's backlog.
+        rejected: largest number of connections above these limits that are accepted to send them a 503. Further
+            connections wait in the kernel's backlog.
     """
 
     total: int
@@ -25,7 +25,7 @@ class ConnectionLimits:
 
     @property
     def open(self) -> int:
-        """Largest number of descriptors of the listener."""
+        """Largest number of open connections, which is the largest number of descriptors that they use."""
         return self.total + self.rejected
 
     @classmethod
@@ -48,6 +48,6 @@ class ConnectionLimits:
             each: descriptors of one connection, including requests made on its behalf.
             others: descriptors that the process needs for other purposes.
         """
-        rejected_limit = max(_FEWEST, min(256, descriptors // 8))
-        total = max(_FEWEST, min(total, (descriptors - _RESERVED - others - rejected_limit) // each))
+        rejected_limit = max(_MIN_CONNECTIONS, min(256, descriptors // 8))
+        total = max(_MIN_CONNECTIONS, min(total, (descriptors - _RESERVED - others - rejected_limit) // each))
         return cls(total, min(total, per_address or max(1, total // 2)), rejected_limit)

@@ -5,33 +5,33 @@ from collections.abc import Callable
 
 
 class Alarm:
-    """Calls a function at a deadline, unless the deadline is moved or cleared before.
+    """Calls a function once at a deadline, which can be moved or cleared before.
 
-    Moving the deadline later keeps the pending timer. The timer is set again when it fires too early, which costs less
-    than resetting it with each move.
+    Moving the deadline later keeps the pending timer. When the timer fires too early, it is set again. This costs less
+    than setting a new timer with each move.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring: Callable[[], None] | None = ring
-        self._at: float | None = None
-        self._due = 0.0
+        self._callback: Callable[[], None] | None = callback
+        self._deadline: float | None = None
+        self._timer_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, secs: float) -> None:
         """Set the deadline to `secs` seconds from now. Replaces an earlier deadline."""
-        self._at = at = self._loop.time() + secs
-        if self._timer is None or at < self._due:
+        self._deadline = deadline = self._loop.time() + secs
+        if self._timer is None or deadline < self._timer_at:
             self._cancel()
-            self._wait(at)
+            self._start_timer(deadline)
 
     def clear(self) -> None:
         """Clear the deadline."""
-        self._at = None
+        self._deadline = None
 
     def stop(self) -> None:
         """Disable the alarm and drop the function."""
-        self._at = self._ring = None
+        self._deadline = self._callback = None
         self._cancel()
 
     def _cancel(self) -> None:
@@ -39,16 +39,16 @@ class Alarm:
             self._timer.cancel()
             self._timer = None
 
-    def _wait(self, at: float) -> None:
-        self._due = at
-        self._timer = self._loop.call_at(at, self._go_off)
+    def _start_timer(self, deadline: float) -> None:
+        self._timer_at = deadline
+        self._timer = self._loop.call_at(deadline, self._expire)
 
-    def _go_off(self) -> None:
+    def _expire(self) -> None:
         self._timer = None
-        if self._at is None or self._ring is None:
+        if self._deadline is None or self._callback is None:
             return
-        if self._at > self._loop.time():
-            self._wait(self._at)
+        if self._deadline > self._loop.time():
+            self._start_timer(self._deadline)
         else:
-            self._at = None
-            self._ring()
+            self._deadline = None
+            self._callback()

@@ -10,7 +10,7 @@ _LOCAL = OUT_OF_DESCRIPTORS | {errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 def is_local_error(error: Exception) -> bool:
     """Return whether a connection failed because this machine is out of descriptors, ports or memory.
 
-    A failed look-up of a name hides its cause, so this function tries whether a descriptor is left.
+    A failed name lookup hides its cause, so this function also tests whether a descriptor can be opened.
     """
     return (isinstance(error, OSError) and error.errno in _LOCAL) or not _descriptor_left()
 

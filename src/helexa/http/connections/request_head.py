@@ -17,7 +17,7 @@ STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".enco
 
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _ABSOLUTE_FORM = re.compile(rb"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
-_JUDGED = frozenset({b"host", b"content-length", b"expect", b"transfer-encoding"})
+_FRAMING_HEADERS = frozenset({b"host", b"content-length", b"expect", b"transfer-encoding"})
 
 
 def request_id(headers: Headers) -> str:
@@ -29,7 +29,7 @@ def request_id(headers: Headers) -> str:
 
 
 def refuse_encoded(headers: Headers) -> None:
-    """Reject a compressed body, because its decompressed size is unknown in advance.
+    """Reject a request with a compressed body, whose decompressed size is unknown in advance.
 
     Raises:
         ApiError: 415.
@@ -40,7 +40,7 @@ def refuse_encoded(headers: Headers) -> None:
 
 
 Framing = tuple[int | None, bool]
-"""Length of a request's body, None if chunked; and whether the client waits for `100 Continue`."""
+"""Framing of a request's body: its length (None if chunked), and whether the client waits for `100 Continue`."""
 
 
 def framing(version: str, method: bytes, headers: Headers) -> Framing:
@@ -50,33 +50,33 @@ def framing(version: str, method: bytes, headers: Headers) -> Framing:
         ApiError: 400: the request's end or its recipient is ambiguous.
     """
     if (version != "1.1" and version != "1.0") or method == b"CONNECT":
-        raise malformed("this server speaks HTTP/1.1, and is no proxy")
+        raise malformed("only HTTP/1.1 and HTTP/1.0 are supported, and CONNECT is not")
     hosts, expects_continue = 0, False
     length: int | None = 0
     for name, value in headers:
-        if name not in _JUDGED:
+        if name not in _FRAMING_HEADERS:
             continue
         if name == b"host":
             hosts += 1
         elif name == b"content-length":
-            length = int(value)  # the parser has rejected invalid and repeated values
+            length = int(value)  # the parser rejects invalid and repeated values
         elif name == b"expect":
             expects_continue = value.lower() == b"100-continue"
         elif value.strip().lower() != b"chunked" or version == "1.0":
-            raise malformed("the only transfer-encoding is chunked, and only of HTTP/1.1")
+            raise malformed("the only supported transfer-encoding is chunked, with HTTP/1.1")
         else:
             length = None
     if hosts > 1 or (not hosts and version == "1.1"):
-        raise malformed("a request has exactly one Host header")
+        raise malformed("the request must have exactly one Host header")
     return length, expects_continue and version == "1.1"
 
 
 Target = tuple[bytes, bytes, bytes | None]
-"""Path and query of a request, and host and port of an absolute-form target."""
+"""Path and query of a request, and the authority (host and port) of an absolute-form target, else None."""
 
 
 def target(url: bytes) -> Target:
-    """Parse a request's target. The authority of an absolute form replaces the Host header (RFC 9112, section 3.2.2).
+    """Parse a request's target. The caller must let the authority replace `Host` (RFC 9112, section 3.2.2).
 
     Raises:
         ApiError: 400 for an absolute form that is not an http(s) URL with a host and without credentials.
@@ -88,17 +88,17 @@ def target(url: bytes) -> Target:
     parsed = httptools.parse_url(url)
     absolute_form = _ABSOLUTE_FORM.match(url)
     if absolute_form is None and parsed.schema is not None:
-        raise malformed("the target of a request is a path, or an http URL without credentials")
+        raise malformed("the request target must be a path or an http URL without credentials")
     return parsed.path or b"/", parsed.query or b"", absolute_form and absolute_form[1]
 
 
-def malformed(why: str) -> ApiError:
-    """Return the error for an invalid request."""
-    return ApiError(400, "malformed_http", why)
+def malformed(message: str) -> ApiError:
+    """Return the 400 error for a request that is not valid HTTP."""
+    return ApiError(400, "malformed_http", message)
 
 
-def refusal(error: ApiError) -> bytes:
-    """Return a last response for a connection that sends invalid data or is over the limits."""
+def error_response(error: ApiError) -> bytes:
+    """Return the bytes of an error response that closes the connection."""
     body = orjson.dumps(error.envelope())
     error_headers = "".join(f"{name.lower()}: {value}\r\n" for name, value in error.headers().items()).encode()
     body_headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)

@@ -10,11 +10,11 @@ from helexa.http.connections.request_head import Framing, Headers, framing, malf
 
 log = logging.getLogger(__name__)
 
-PIECE_BYTES = 8 << 10
+CHUNK_BYTES = 8 << 10
 
 
 class ParserSink(Protocol):
-    """Receiver of parsed requests.
+    """Interface of the object that receives parsed requests.
 
     Attributes:
         max_head_bytes: size limit of a head, in bytes.
@@ -24,7 +24,7 @@ class ParserSink(Protocol):
     max_head_bytes: int
     max_headers: int
 
-    def take_head(
+    def handle_head(
         self,
         method: bytes,
         url: bytes,
@@ -32,38 +32,38 @@ class ParserSink(Protocol):
         headers: Headers,
         framing: Framing,
         *,
-        keeps: bool,
+        keep_alive: bool,
     ) -> None:
-        """Handle a request's head. `keeps` is True if the client keeps the connection open."""
+        """Handle a request's head. `keep_alive` is True if the client keeps the connection open."""
         ...
 
-    def take_body(self, body: bytes) -> None:
-        """Handle a piece of the body."""
+    def handle_body(self, body: bytes) -> None:
+        """Handle the next bytes of the body."""
         ...
 
-    def take_end(self, *, keeps: bool) -> None:
+    def handle_end(self, *, keep_alive: bool) -> None:
         """Handle the end of the request."""
         ...
 
 
 class RequestParser:
-    """The parser of one connection.
+    """Parser of one connection's requests, with limits on the size of heads.
 
     Attributes:
-        in_head: a part of a head has arrived.
+        in_head: True if a part of a head has arrived.
     """
 
-    def __init__(self, taker: ParserSink) -> None:
+    def __init__(self, sink: ParserSink) -> None:
         self.in_head = False
-        self._taker = taker
+        self._sink = sink
         self._parser = self._new_parser()
         self._url = b""
         self._headers: Headers = []
-        self._quiet_bytes = 0
+        self._unconfirmed_bytes = 0
 
     def close(self) -> None:
-        """Drop the parser and the receiver, which refer to this object."""
-        del self._parser, self._taker
+        """Drop the parser and the sink, which both refer to this object."""
+        del self._parser, self._sink
 
     def feed(self, data: bytes | memoryview) -> None:
         """Parse the next bytes: at most `PIECE_BYTES`, or more bytes of one body.
@@ -71,12 +71,12 @@ class RequestParser:
         Raises:
             ApiError: the bytes are invalid; the connection cannot be parsed any further.
         """
-        self._quiet_bytes += len(data)
+        self._unconfirmed_bytes += len(data)
         try:
             self._parse(data)
         except httptools.HttpParserError as error:
-            raise self._reason(error) from None
-        if self._quiet_bytes > self._taker.max_head_bytes + len(
+            raise self._api_error(error) from None
+        if self._unconfirmed_bytes > self._sink.max_head_bytes + len(
             data
         ):  # the position of this piece's bytes is not known yet
             raise self._too_large()
@@ -88,7 +88,7 @@ class RequestParser:
         self._headers = []
 
     def on_url(self, url: bytes) -> None:
-        """Handle a piece of the request target."""
+        """Handle the next bytes of the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -100,24 +100,24 @@ class RequestParser:
         parser, headers = self._parser, self._headers
         version, method = parser.get_http_version(), parser.get_method()
         self._check_size()
-        comes = framing(version, method, headers)
+        body_framing = framing(version, method, headers)
         if parser.should_upgrade():
             return
-        self._quiet_bytes = 0
+        self._unconfirmed_bytes = 0
         self.in_head = False
         self._headers = []  # trailers are collected here and dropped
-        self._taker.take_head(method, self._url, version, headers, comes, keeps=parser.should_keep_alive())
+        self._sink.handle_head(method, self._url, version, headers, body_framing, keep_alive=parser.should_keep_alive())
 
     def on_body(self, body: bytes) -> None:
-        """Handle a piece of a body."""
-        self._quiet_bytes = 0
-        self._taker.take_body(body)
+        """Handle the next bytes of a body."""
+        self._unconfirmed_bytes = 0
+        self._sink.handle_body(body)
 
     def on_message_complete(self) -> None:
         """Handle the end of a request."""
         if not self.in_head:  # otherwise the head is parsed again without its upgrade header
-            self._quiet_bytes = 0
-            self._taker.take_end(keeps=self._parser.should_keep_alive())
+            self._unconfirmed_bytes = 0
+            self._sink.handle_end(keep_alive=self._parser.should_keep_alive())
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -125,32 +125,32 @@ class RequestParser:
         parser.set_dangerous_leniencies(lenient_data_after_close=True)
         return parser
 
-    def _parse(self, rest: bytes | memoryview) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         while True:
             try:
-                self._parser.feed_data(rest)
+                self._parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
+                data = memoryview(data)[upgrade.args[0] :]
                 version = self._parser.get_http_version().encode()
                 head = b"%s %s HTTP/%s\r\n" % (self._parser.get_method(), self._url, version)
-                kept = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
+                header_lines = [b"%s: %s\r\n" % pair for pair in self._headers if pair[0] != b"upgrade"]
                 self._parser = self._new_parser()
-                self._parser.feed_data(head + b"".join(kept) + b"\r\n")
+                self._parser.feed_data(head + b"".join(header_lines) + b"\r\n")
 
     def _check_size(self) -> None:
-        if len(self._headers) > self._taker.max_headers:
+        if len(self._headers) > self._sink.max_headers:
             raise self._too_large()
-        if self._quiet_bytes + PIECE_BYTES > self._taker.max_head_bytes:  # otherwise the head is below the limit
+        if self._unconfirmed_bytes + CHUNK_BYTES > self._sink.max_head_bytes:  # otherwise the head is below the limit
             size = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
-            if size > self._taker.max_head_bytes:
+            if size > self._sink.max_head_bytes:
                 raise self._too_large()
 
     def _too_large(self) -> ApiError:
-        limits = f"{self._taker.max_head_bytes} bytes or {self._taker.max_headers} headers"
+        limits = f"{self._sink.max_head_bytes} bytes or {self._sink.max_headers} headers"
         return ApiError(431, "request_head_too_large", f"the head of the request is larger than {limits}")
 
-    def _reason(self, error: httptools.HttpParserError) -> ApiError:
+    def _api_error(self, error: httptools.HttpParserError) -> ApiError:
         cause = error.__context__  # the exception raised by a callback
         if isinstance(cause, ApiError):
             return cause

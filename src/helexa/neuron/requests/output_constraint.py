@@ -137,7 +137,7 @@ def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools)
     Return None if the request or the tool-call format needs no such constraint.
     """
     callable_tools = {name: {"type": "object"} for name in tools if is_name(name)}
-    if not (model.text.output_format.frames_calls and callable_tools and chat.most_thoughts):
+    if not (model.text.output_format.frames_calls and callable_tools and chat.max_reasoning_tokens):
         return None
     token_id = model.text.tokenizer.token_id
     return Constraint("", for_tools("harmony", callable_tools, "auto", False, token_id=token_id, reasons=False))

@@ -72,7 +72,7 @@ async def converse(
         parallel=chat.parallel_tool_calls is not False,
         must_call=chat.must_call,
         spelled_thoughts=spelled_thoughts,
-        thinking_budget=chat.most_thoughts,
+        thinking_budget=chat.max_reasoning_tokens,
         untagged_calls=constraint is None,
     )
     return run(

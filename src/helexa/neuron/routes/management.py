@@ -20,7 +20,7 @@ from helexa.core.errors import (
 )
 from helexa.core.fleet import ModelSpec
 from helexa.core.logs import tell
-from helexa.core.wire.request import refusal_of
+from helexa.core.wire.request import to_api_error
 from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.registry import CudaUnavailableError, Registry, bare_id
 from helexa.neuron.requests.request_record import current
@@ -170,7 +170,7 @@ def _parse(kind: type[BodyT], body: bytes) -> BodyT:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise refusal_of(error) from None
+        raise to_api_error(error) from None
 
 
 def _refused(request: Request, status: int, body: dict[str, Any]) -> Response:

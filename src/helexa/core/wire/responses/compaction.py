@@ -17,7 +17,7 @@ _PROMPT = (
 
 
 class CompactRequest(ResponsesRequest):
-    """The body of `POST /v1/responses/compact`: a conversation as for a response. Its tools are not called."""
+    """The body of `POST /v1/responses/compact`: a conversation to summarize. Tools in the body are ignored."""
 
     input: Annotated[
         list[dict[str, Any]],
@@ -34,7 +34,7 @@ class CompactRequest(ResponsesRequest):
             ApiError: as in `ResponsesRequest.chat`; 400 for an empty conversation.
         """
         if not self.input and not history:
-            raise invalid_body("input: must say something", "input")
+            raise invalid_body("input: must not be empty", "input")
         summary_prompt = {"type": "message", "role": "user", "content": _PROMPT}
         request = self.model_copy(update={"input": [*self.input, summary_prompt], "tools": None, "tool_choice": None})
         return ResponsesRequest.chat(request, history)

@@ -26,7 +26,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
     Args:
         instructions: instructions of the request, or None.
         items: items of the conversation.
-        known: number of leading items that come from earlier responses; errors number items after these.
+        known: number of leading items that come from earlier responses. Item numbers in errors do not count these.
 
     Raises:
         ApiError: 400 `invalid_request_body` or 400 `unsupported_parameter`, naming the item.
@@ -36,7 +36,7 @@ def chat_messages(instructions: str | None, items: Sequence[Item], *, known: int
         conversation.add(item, f"input.{index}")
     messages = conversation.messages()
     if not messages:
-        raise invalid_body("input: must say something", "input")
+        raise invalid_body("input: must not be empty", "input")
     return messages
 
 
@@ -45,34 +45,34 @@ class _Conversation:
 
     def __init__(self, instructions: str | None) -> None:
         self._prompts = [instructions or ""]
-        self._turns: list[Message] = []
+        self._messages: list[Message] = []
         self._reasoning: list[str] = []  # reasoning before the next assistant message
-        self._answering = False  # the last message is the assistant's, and calls may follow
+        self._assistant_open = False  # the last message is the assistant's, and calls may follow
 
     def messages(self) -> list[Message]:
         prompt = "\n\n".join([text for text in self._prompts if text])
-        return [{"role": "system", "content": prompt}, *self._turns] if prompt else self._turns
+        return [{"role": "system", "content": prompt}, *self._messages] if prompt else self._messages
 
     def add(self, item: Item, field: str) -> None:
         match item.get("type") or ("message" if "role" in item else None):
             case "message":
-                self._message(item, field)
+                self._add_message(item, field)
             case "compaction":
                 self._prompts.append(f"Summary of the conversation so far:\n{summary_in(item, field)}")
             case "reasoning":
-                self._answering = False
+                self._assistant_open = False
                 self._reasoning.append(_reasoning_text(item, field))
             case "function_call":
-                self._call(item, field)
+                self._add_call(item, field)
             case "function_call_output":
-                content = _content(_spelled(item.get("output")), f"{field}.output")
-                self._say({"role": "tool", "tool_call_id": _string(item, "call_id", field), "content": content})
+                content = _content(_output_text(item.get("output")), f"{field}.output")
+                self._append({"role": "tool", "tool_call_id": _string(item, "call_id", field), "content": content})
             case None:
                 raise invalid_body(f"{field}: must have a 'type'", field)
             case kind:
-                raise unsupported_parameter(field, f"'{field}': items of type {_named(kind)} are not supported")
+                raise unsupported_parameter(field, f"'{field}': items of type {_type_name(kind)} are not supported")
 
-    def _message(self, item: Item, field: str) -> None:
+    def _add_message(self, item: Item, field: str) -> None:
         role = item.get("role")
         if role not in _ROLES:
             raise invalid_body(f"{field}.role: must be one of {', '.join(_ROLES)}", f"{field}.role")
@@ -80,47 +80,47 @@ class _Conversation:
         if role in _SYSTEM_ROLES:
             self._prompts.append(_system_text(content, f"{field}.content"))
         elif role == "assistant":
-            begun = self._answering and self._turns[-1]["content"] is None  # begun by a call
-            (self._turns[-1] if begun else self._answer())["content"] = content
+            follows_call = self._assistant_open and self._messages[-1]["content"] is None  # a call started it
+            (self._messages[-1] if follows_call else self._begin_assistant())["content"] = content
         else:
-            self._say({"role": role, "content": content})
+            self._append({"role": role, "content": content})
 
-    def _call(self, item: Item, field: str) -> None:
+    def _add_call(self, item: Item, field: str) -> None:
         function = {"name": _string(item, "name", field), "arguments": _string(item, "arguments", field)}
         call = {"id": _string(item, "call_id", field), "type": "function", "function": function}
-        turn = self._turns[-1] if self._answering else self._answer()
-        turn.setdefault("tool_calls", []).append(call)
+        message = self._messages[-1] if self._assistant_open else self._begin_assistant()
+        message.setdefault("tool_calls", []).append(call)
 
-    def _answer(self) -> Message:
+    def _begin_assistant(self) -> Message:
         """Begin an assistant message with the preceding reasoning."""
-        turn: Message = {"role": "assistant", "content": None}
+        message: Message = {"role": "assistant", "content": None}
         if thoughts := "\n\n".join([text for text in self._reasoning if text]):
-            turn["reasoning_content"] = thoughts
-        self._say(turn)
-        self._answering = True
-        return turn
+            message["reasoning_content"] = thoughts
+        self._append(message)
+        self._assistant_open = True
+        return message
 
-    def _say(self, turn: Message) -> None:
+    def _append(self, message: Message) -> None:
         self._reasoning = []  # reasoning without a following answer is dropped
-        self._answering = False
-        self._turns.append(turn)
+        self._assistant_open = False
+        self._messages.append(message)
 
 
 def _content(value: Any, field: str) -> str | list[Message]:
-    """Return text, or parts in the form of chat completions."""
+    """Return a string, or a list of content parts in the format of chat completions."""
     if value is None or isinstance(value, str):
         return value or ""
     if not isinstance(value, list):
         raise invalid_body(f"{field}: must be a string or a list of parts", field)
-    return [_part(part, f"{field}.{index}") for index, part in enumerate(value)]
+    return [_chat_part(part, f"{field}.{index}") for index, part in enumerate(value)]
 
 
-def _spelled(output: Any) -> Any:
+def _output_text(output: Any) -> Any:
     """Return a function's output: text and parts unchanged, other values as JSON."""
     return output if output is None or isinstance(output, str | list) else to_json(output).decode()
 
 
-def _part(part: Any, field: str) -> Message:
+def _chat_part(part: Any, field: str) -> Message:
     kind = part.get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         raise invalid_body(f"{field}: must be an object with a 'type'", field)
@@ -130,14 +130,14 @@ def _part(part: Any, field: str) -> Message:
         return {"type": "refusal", "refusal": _string(part, "refusal", field)}
     if kind == "input_image":
         return {"type": "image_url", "image_url": {"url": part.get("image_url"), "detail": part.get("detail")}}
-    raise unsupported_parameter(field, f"'{field}': parts of type {_named(kind)} are not supported")
+    raise unsupported_parameter(field, f"'{field}': parts of type {_type_name(kind)} are not supported")
 
 
 def _system_text(content: str | list[Message], field: str) -> str:
     if isinstance(content, str):
         return content
     if any(part["type"] != "text" for part in content):
-        raise invalid_body(f"{field}: a system message is made of text", field)
+        raise invalid_body(f"{field}: a system message must contain text only", field)
     return "\n".join([part["text"] for part in content])
 
 
@@ -159,5 +159,5 @@ def _string(value: Mapping[str, Any], name: str, field: str) -> str:
     return text
 
 
-def _named(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     return repr(str(kind)[:80])

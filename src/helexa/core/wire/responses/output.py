@@ -12,14 +12,14 @@ Event = dict[str, Any]
 
 
 class InputTokensDetails(TypedDict):
-    """Parts of the prompt's tokens. Caching is automatic and free, so no tokens count as written to the cache."""
+    """Cached prompt tokens. `cache_write_tokens` is always 0, because caching is automatic and free."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
 class OutputTokensDetails(TypedDict):
-    """Parts of the answer's tokens."""
+    """Number of output tokens that belong to reasoning."""
 
     reasoning_tokens: int
 
@@ -44,7 +44,7 @@ class TopLogprob(TypedDict):
 
 
 class Logprob(TopLogprob):
-    """A token of the answer, and the most likely tokens at its position."""
+    """A token of the output, and the most likely tokens at its position."""
 
     top_logprobs: list[TopLogprob]
 
@@ -66,12 +66,12 @@ class SummaryText(TypedDict):
 
 
 def output_text(text: str, logprobs: orjson.Fragment) -> OutputText:
-    """Build a part of a message."""
+    """Return a text part of a message."""
     return OutputText(type="output_text", annotations=[], logprobs=logprobs, text=text)
 
 
 def summary_text(text: str) -> SummaryText:
-    """Build a part of a reasoning item."""
+    """Return a summary part of a reasoning item."""
     return SummaryText(type="summary_text", text=text)
 
 
@@ -84,7 +84,7 @@ def response_usage(
     prefill_ms: float,
     decode_ms: float,
 ) -> ResponseUsage:
-    """Build the `usage` object. Cached tokens are part of the input tokens, reasoning tokens of the output tokens."""
+    """Return the `usage` object. `input_tokens` includes cached tokens, `output_tokens` includes reasoning tokens."""
     return ResponseUsage(
         input_tokens=input_tokens,
         input_tokens_details={"cached_tokens": cached_tokens, "cache_write_tokens": 0},

@@ -14,7 +14,7 @@ from helexa.core.wire.request import WireObject
 from helexa.core.wire.responses.input import Item, chat_messages
 from helexa.core.wire.responses.tools import chat_choice, chat_tools, functions
 
-_ABSENT = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
+_UNSUPPORTED = ("background", "conversation", "context_management", "max_tool_calls", "moderation", "prompt")
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = frozenset(
@@ -29,7 +29,7 @@ _INCLUDABLE = frozenset(
         "web_search_call.results",
     }
 )
-_NAMES = {  # names of chat completions' parameters in this API
+_PARAM_NAMES = {  # names of chat completions' parameters in this API
     "messages": "input",
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
@@ -58,14 +58,14 @@ class TextConfig(WireObject):
 
 
 class ReasoningConfig(WireObject):
-    """Reasoning options. All reasoning is returned as its own summary."""
+    """Reasoning options. The response's reasoning summary contains the complete reasoning."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ResponsesRequest(GenerationRequest):
-    """The body of `POST /v1/responses`. Undeclared parameters have the same meaning as in a chat completion."""
+    """The body of `POST /v1/responses`. Undeclared parameters are handled as in a chat completion."""
 
     input: Annotated[
         list[dict[str, Any]],
@@ -94,15 +94,15 @@ class ResponsesRequest(GenerationRequest):
     safety_identifier: str | None = Field(None, max_length=512)
     prompt_cache_key: str | None = Field(None, max_length=512)
 
-    def refuse_unsupported(self) -> None:
+    def reject_unsupported(self) -> None:
         """Reject parameters that only OpenAI's servers support."""
         if self.n not in (None, 1):
             raise unsupported_parameter("n", "'n' must be 1: a response has one answer")
         for name in _LIMITS:
             if getattr(self, name) is not None:
                 raise unsupported_parameter(name, f"'{name}' is not supported here; use 'max_output_tokens'")
-        for name in _ABSENT:
-            self.refuse(name)
+        for name in _UNSUPPORTED:
+            self.reject(name)
         if self.truncation not in (None, "disabled"):
             raise unsupported_parameter("truncation", "'truncation' must be 'disabled': nothing is left out")
         for name in self.include or ():
@@ -111,12 +111,12 @@ class ResponsesRequest(GenerationRequest):
         if self.text is not None and self.text.verbosity not in (None, "medium"):
             raise unsupported_parameter("text.verbosity")
         if self.reasoning is not None:
-            for name, usual in (("context", "auto"), ("mode", "standard")):
-                if self.reasoning.extra(name) not in (None, usual):
+            for name, default in (("context", "auto"), ("mode", "standard")):
+                if self.reasoning.extra(name) not in (None, default):
                     raise unsupported_parameter(f"reasoning.{name}")
 
     def chat(self, history: Sequence[Item] = ()) -> ChatRequest:
-        """Return the equivalent chat request, which continues the items of earlier responses.
+        """Return the equivalent chat request; the conversation begins with `history`, the items of earlier responses.
 
         Raises:
             ApiError: as in `WireRequest.parse`, with the parameter names of this API.
@@ -137,9 +137,9 @@ class ResponsesRequest(GenerationRequest):
         if self.top_logprobs or _LOGPROBS in (self.include or ()):
             value |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         try:
-            return ChatRequest.of(value)
+            return ChatRequest.from_value(value)
         except ApiError as error:
-            raise renamed(error) from None
+            raise with_renamed_param(error) from None
 
     @property
     def namespaces(self) -> dict[str, str]:
@@ -147,10 +147,10 @@ class ResponsesRequest(GenerationRequest):
         return {function["name"]: space for space, function in functions(self.tools) if space is not None}
 
     def shown(self, *, store: bool, temperature: float, top_p: float) -> bytes:
-        """Return the members of a response that repeat the request, as a JSON object.
+        """Return the members of a response that repeat parameters of the request, as a JSON object.
 
         Args:
-            store: the response is stored.
+            store: True if the response is stored.
             temperature, top_p: the sampling parameters in use; Open Responses requires numbers here.
         """
         effort, summary = (self.reasoning.effort, self.reasoning.summary) if self.reasoning else (None, None)
@@ -163,7 +163,7 @@ class ResponsesRequest(GenerationRequest):
             "reasoning": {"effort": effort, "summary": summary},
             "store": store,
             "temperature": temperature,
-            "text": {"format": _shown_format((self.text and self.text.format) or {"type": "text"})},
+            "text": {"format": _complete_format((self.text and self.text.format) or {"type": "text"})},
             "tool_choice": self.tool_choice or "auto",
             "tools": [function for _, function in functions(self.tools)],
             "top_logprobs": self.top_logprobs or 0,
@@ -181,8 +181,8 @@ class ResponsesRequest(GenerationRequest):
         return to_json(shown, inf_nan_mode="null")
 
 
-def _shown_format(format: dict[str, Any]) -> dict[str, Any]:
-    """Return a text format with all members that the API defines for its type."""
+def _complete_format(format: dict[str, Any]) -> dict[str, Any]:
+    """Return a text format, completed with the members that the API defines for its type."""
     if format.get("type") != "json_schema":
         return format
     return {"description": None, **format, "strict": format.get("strict") is not False}
@@ -199,13 +199,13 @@ def _response_format(format: dict[str, Any]) -> dict[str, Any]:
             raise invalid_body("text.format.type: must be 'text', 'json_object' or 'json_schema'", "text.format.type")
 
 
-def renamed(error: ApiError) -> ApiError:
-    """Return an error of the chat request with the parameter names of this API."""
+def with_renamed_param(error: ApiError) -> ApiError:
+    """Return an error of the chat request with the parameter names of the Responses API."""
     param = error.param or ""
-    for theirs, ours in _NAMES.items():
-        if param == theirs or param.startswith(f"{theirs}."):
-            text = re.sub(rf"(^|'){re.escape(theirs)}\b", rf"\1{ours}", str(error))
-            name = ours + param.removeprefix(theirs)
+    for chat_name, responses_name in _PARAM_NAMES.items():
+        if param == chat_name or param.startswith(f"{chat_name}."):
+            text = re.sub(rf"(^|'){re.escape(chat_name)}\b", rf"\1{responses_name}", str(error))
+            name = responses_name + param.removeprefix(chat_name)
             kind, retry = error.type, error.retry_after
             return ApiError(error.status, error.code, text, type=kind, param=name, retry_after=retry, **error.extras)
     return error

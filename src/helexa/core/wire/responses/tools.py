@@ -8,7 +8,7 @@ from helexa.core.errors import invalid_body, unsupported_parameter
 Tool = dict[str, Any]
 
 _FUNCTION = ("name", "description", "parameters", "strict")
-_UNASKED = frozenset({"web_search", "web_search_preview"})  # agents offer these tools by default and work without them
+_IGNORED = frozenset({"web_search", "web_search_preview"})  # agents offer these tools by default and work without them
 
 
 def functions(tools: Sequence[Tool] | None) -> list[tuple[str | None, Tool]]:
@@ -34,14 +34,14 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
         path = f"{field}.{index}"
         match tool:
             case {"type": "function", "function": {"name": str()} as function}:  # the form of chat completions
-                yield namespace, _shown(function)
+                yield namespace, _normalized(function)
             case {"type": "function", "name": str()}:
-                yield namespace, _shown(tool)
+                yield namespace, _normalized(tool)
             case {"type": "function"}:
                 raise invalid_body(f"{path}.name: must be a string", f"{path}.name")
             case {"type": "namespace", "name": str(name), "tools": list(inner_tools)} if namespace is None:
                 yield from _functions(inner_tools, f"{path}.tools", name)
-            case {"type": str(kind)} if kind in _UNASKED:
+            case {"type": str(kind)} if kind in _IGNORED:
                 continue
             case {"type": str(kind)}:
                 message = f"'{path}': tools of type {kind[:80]!r} are not supported, functions are"
@@ -50,7 +50,7 @@ def _functions(tools: Sequence[Any], field: str, namespace: str | None) -> Itera
                 raise invalid_body(f"{path}: must be an object with a 'type'", path)
 
 
-def _shown(function: Tool) -> Tool:
+def _normalized(function: Tool) -> Tool:
     return {"type": "function", **{key: function.get(key) for key in _FUNCTION}}
 
 
@@ -69,7 +69,7 @@ def chat_tools(tools: Sequence[Tool] | None, allowed: set[str] | None = None) ->
 
 
 def chat_choice(choice: str | dict[str, Any] | None) -> tuple[str | dict[str, Any] | None, set[str] | None]:
-    """Return the tool choice in the form of chat completions, and the allowed tool names (None: all).
+    """Return the tool choice in the format of chat completions, and the names of the allowed tools (None for all).
 
     Raises:
         ApiError: 400 `unsupported_parameter` or 400 `invalid_request_body`.

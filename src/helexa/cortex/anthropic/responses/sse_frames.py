@@ -28,6 +28,6 @@ class Frames:
                 self._data_size += len(line)
             elif line.startswith(b":"):
                 frames.append(None)
-        if self._lines.held_bytes + self._data_size > MAX_EVENT_BYTES:
+        if self._lines.partial_bytes + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"event is over the limit of {MAX_EVENT_BYTES} bytes")
         return frames

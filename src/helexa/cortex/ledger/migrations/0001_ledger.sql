@@ -1,6 +1,6 @@
--- Written in SQLite's types; PostgreSQL's are substituted. Times are Unix milliseconds.
+-- Types are SQLite's; the PostgreSQL backend substitutes its own. Times are Unix milliseconds.
 
--- One row per gateway at work. `batch` counts its commits and is its heartbeat; entries below `low` are all closed.
+-- One row per running gateway. `batch` counts its commits and serves as heartbeat; all entries with seq < `low` are closed.
 CREATE TABLE gateways (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     name TEXT NOT NULL,
@@ -8,8 +8,8 @@ CREATE TABLE gateways (
     low INTEGER NOT NULL
 ) STRICT;
 
--- One row per window of a key. Window 0 is the balance; a rolling window is named by the second in which it began.
--- `spent` is what gateways that gave their lease back have spent in it.
+-- One row per window of a key. Window 0 is the balance; the id of a rolling window is the Unix second in which it began.
+-- `spent` is the number of tokens charged to the window without those that are still counted in `leases`.
 CREATE TABLE windows (
     key_id TEXT NOT NULL,
     window_id INTEGER NOT NULL,
@@ -17,7 +17,7 @@ CREATE TABLE windows (
     PRIMARY KEY (key_id, window_id)
 ) STRICT, WITHOUT ROWID;
 
--- What a gateway took ahead from a window, and how much of it is spent.
+-- Tokens that a gateway took from a window in advance, and how many of them are spent.
 CREATE TABLE leases (
     key_id TEXT NOT NULL,
     window_id INTEGER NOT NULL,
@@ -51,7 +51,7 @@ CREATE TABLE entries (
 
 CREATE INDEX entries_reserved_ms ON entries (reserved_ms);
 
--- The newest requests, for people to look at.
+-- The newest finished requests, for users and operators.
 CREATE TABLE activity (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     request_id TEXT NOT NULL,

@@ -1,4 +1,4 @@
--- Keys by the sha256 of their secrets. `models` is a JSON list, NULL for all. Times are Unix seconds.
+-- API keys. `digest` is the SHA-256 of the secret. `models` is a JSON list, NULL for all. Times are Unix seconds.
 CREATE TABLE keys (
     key_id TEXT PRIMARY KEY,
     digest BLOB NOT NULL UNIQUE,
@@ -17,7 +17,7 @@ CREATE TABLE keys (
     revoked_at REAL
 ) STRICT;
 
--- One row that counts the changes of keys: gateways look at it often, and at the keys only when it moved.
+-- One row that counts changes of keys: gateways poll it, and reload the keys when it changes.
 CREATE TABLE key_changes (count INTEGER NOT NULL) STRICT;
 
 INSERT INTO key_changes VALUES (0);

@@ -19,6 +19,5 @@ async def open_database(url: str) -> Database:
         from helexa.cortex.ledger.storage.postgres import open_postgres  # imports asyncpg, an optional dependency
 
         return await open_postgres(url)
-    raise HelexaError(
-        "the ledger's url is neither sqlite:PATH nor postgresql://..."
-    )  # the URL is left out because it may contain a password
+    # The message omits the URL, which may contain a password.
+    raise HelexaError("the ledger's url is neither sqlite:PATH nor postgresql://...")

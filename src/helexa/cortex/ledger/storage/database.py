@@ -21,7 +21,7 @@ Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each ex
 
 
 class DatabaseError(HelexaError):
-    """The database cannot be reached or cannot do its work now."""
+    """The database cannot be reached, or reported an error that may pass (locked, full, read-only)."""
 
 
 class Sql(Protocol):
@@ -68,7 +68,7 @@ class Database(ABC):
 
     @abstractmethod
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
-        """Run a whole batch in one transaction with as few round trips as possible.
+        """Run a batch of statements in one transaction with as few round trips as possible.
 
         Args:
             guard: statement and arguments; the batch is written only if the guard changes a row.
@@ -103,10 +103,10 @@ class Database(ABC):
         """Prevent other processes from migrating until the transaction ends."""
 
     async def migrate(self) -> None:
-        """Bring the tables up to date. Several processes may call this at the same time.
+        """Create or upgrade the tables. Several processes may call this at the same time.
 
         Raises:
-            HelexaError: a newer version of helexa made the database.
+            HelexaError: a newer version of helexa created or upgraded the database.
         """
         known_migrations = _migrations()
         async with self.transaction() as sql:

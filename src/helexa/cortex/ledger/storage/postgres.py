@@ -23,7 +23,7 @@ _WAIT_FOR_DISK = (
 )
 _CONNECT_TIMEOUT_SECS = 5.0
 _STATEMENT_TIMEOUT_SECS = 10.0
-_QUERY_TIMEOUT_SECS = 60.0  # reading a statement of accounts may take long
+_QUERY_TIMEOUT_SECS = 60.0  # sums over many rows may take long
 _CONNECTIONS = 8
 # SQLite's and PostgreSQL's wording in migrations; replaced in this order.
 _DIALECT = (
@@ -43,10 +43,10 @@ _DRIVER_ERRORS = (
     OSError,
     EOFError,
 )
-# Errors of one statement or of its values: this statement fails on any server, and other statements succeed.
+# Errors of one statement or of its values; the connection and the server stay usable, and a retry would fail again.
 _STATEMENT_ERRORS = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, asyncpg.SyntaxOrAccessError)
 # Errors after which the connection and its server are still usable.
-_PASSING_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourcesError)
+_TRANSIENT_ERRORS = (asyncpg.TransactionRollbackError, asyncpg.InsufficientResourcesError)
 
 
 async def open_postgres(url: str) -> Database:
@@ -92,9 +92,9 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
     Raises:
         ValueError: a port is not a number.
     """
-    url_parts = urlsplit(url)
-    query = parse_qs(url_parts.query)
-    hosts = (url_parts.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
+    split_url = urlsplit(url)
+    query = parse_qs(split_url.query)
+    hosts = (split_url.netloc.rpartition("@")[2] or query.get("host", [""])[-1]).split(",")
     ports = query.get("port", [""])[-1].split(",")
     ports *= len(hosts) if len(ports) == 1 else 1
     addresses: list[tuple[str, int | None]] = []
@@ -137,7 +137,7 @@ class _Connector:
         raise last_error
 
 
-def _of_statement(error: Exception) -> bool:
+def _is_statement_error(error: Exception) -> bool:
     if isinstance(error, asyncpg.InterfaceError):
         return isinstance(error, ValueError)  # a value has the wrong type for its column
     return isinstance(error, _STATEMENT_ERRORS) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
@@ -145,11 +145,11 @@ def _of_statement(error: Exception) -> bool:
 
 def _description(error: Exception) -> str:
     if isinstance(error, (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError)):
-        return f"the ledger's PostgreSQL refuses us: {error}"
+        return f"the ledger's PostgreSQL rejects the connection: {error}"
     if isinstance(error, (asyncpg.ReadOnlySQLTransactionError, asyncpg.TargetServerAttributeNotMatched)):
         return "the ledger's PostgreSQL is read-only"
     if isinstance(error, asyncpg.PostgresError):
-        return f"the ledger's PostgreSQL fails: {type(error).__name__}: {error}"
+        return f"the ledger's PostgreSQL reported an error: {type(error).__name__}: {error}"
     return f"the ledger's PostgreSQL does not answer: {type(error).__name__}"
 
 
@@ -167,9 +167,9 @@ class _Postgres(Database):
         try:
             yield
         except _DRIVER_ERRORS as error:
-            if _of_statement(error):
+            if _is_statement_error(error):
                 raise
-            if not isinstance(error, _PASSING_ERRORS):
+            if not isinstance(error, _TRANSIENT_ERRORS):
                 await self._pool.expire_connections()
             raise DatabaseError(_description(error)) from error
 
@@ -179,7 +179,7 @@ class _Postgres(Database):
 
     async def execute(self, sql: str, *args: Any) -> int:
         async with self.errors():
-            return _changed(await self._pool.execute(sql, *args))
+            return _row_count(await self._pool.execute(sql, *args))
 
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
         return self._transaction(durable)
@@ -209,7 +209,7 @@ class _Postgres(Database):
 
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
         async with self.errors(), self._pool.acquire() as connection, connection.transaction():
-            if not _changed(await connection.execute(guard[0], *guard[1])):
+            if not _row_count(await connection.execute(guard[0], *guard[1])):
                 return False
             for sql, rows in steps:
                 await connection.executemany(sql, rows)
@@ -247,10 +247,10 @@ class _Transaction:
 
     async def execute(self, sql: str, *args: Any) -> int:
         async with self._errors():
-            return _changed(await self._connection.execute(sql, *args))
+            return _row_count(await self._connection.execute(sql, *args))
 
 
-def _changed(status: str) -> int:
+def _row_count(status: str) -> int:
     """Return the row count of a command tag such as `UPDATE 3`; 0 for statements that change no rows."""
     count = status.rpartition(" ")[2]
     return int(count) if count.isdigit() and not status.startswith("SELECT") else 0

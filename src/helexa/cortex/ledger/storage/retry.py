@@ -17,10 +17,10 @@ _FRESH_SECS = 1.0
 
 
 class Retry:
-    """Repeats failing work, and records whether the database can be written.
+    """Repeats database work until it succeeds, and records whether the database can be written.
 
     Attributes:
-        problem: why the database cannot be written, or None if it can.
+        problem: why the database cannot be written, or None if the last attempt succeeded.
         written_at: when work last succeeded (`time.monotonic`).
     """
 
@@ -30,7 +30,7 @@ class Retry:
 
     @property
     def fresh(self) -> bool:
-        """Whether work succeeded within the last second, which shows that the database accepts writes."""
+        """Whether work on the database succeeded within the last second."""
         return time.monotonic() - self.written_at < _FRESH_SECS
 
     async def until_done(
@@ -51,7 +51,7 @@ class Retry:
             try:
                 outcome = await work()
             except retried as error:
-                self._note(error)
+                self._record_problem(error)
                 failed(time.monotonic() - started_at)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LONGEST_RETRY_SECS)
@@ -61,7 +61,7 @@ class Retry:
                 self.problem, self.written_at = None, time.monotonic()
                 return outcome
 
-    def _note(self, error: Exception) -> None:
+    def _record_problem(self, error: Exception) -> None:
         """Store why the database cannot be written, and log each problem once."""
         message = str(error) if isinstance(error, DatabaseError) else f"unexpected {type(error).__name__}: {error}"
         if message != self.problem:

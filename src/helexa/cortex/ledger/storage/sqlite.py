@@ -22,12 +22,12 @@ from helexa.cortex.ledger.storage.database import Args, Database, DatabaseError,
 
 _NORMAL, _FULL = "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"
 _BUSY_TIMEOUT_SECS = 5.0
-_ROWS_AT_ONCE = 32
+_ROWS_PER_INSERT = 32
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )\(([$\d, ]+)\)((?: ON CONFLICT .*)?)")
-_NAMES = [str(number) for number in range(1, 100)]  # in SQLite, `$1` is a parameter named "1"
+_PARAMETER_NAMES = [str(number) for number in range(1, 100)]  # in SQLite, `$1` is a parameter named "1"
 # Errors of one statement or of its values; the database stays usable.
 _STATEMENT_ERRORS = (sqlite3.IntegrityError, sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.InterfaceError)
-_PASSING_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
+_TRANSIENT_ERRORS = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL)  # the connection stays usable
 T = TypeVar("T")
 _Job = tuple[Callable[[sqlite3.Connection], Any], asyncio.Future[Any]]
 
@@ -38,10 +38,10 @@ async def open_sqlite(path: str) -> Database:
     Raises:
         DatabaseError: the file cannot be opened.
     """
-    file = _made(path)
+    file = _create_file(path)
     writer = _Worker(
         file,
-        "PRAGMA page_size = 1024",  # for a new file: a commit writes whole pages with one or two new rows each
+        "PRAGMA page_size = 1024",  # only for a new file: a commit writes whole pages, and small pages mean fewer bytes
         "PRAGMA journal_mode = WAL",
         _NORMAL,
         "PRAGMA foreign_keys = ON",
@@ -57,8 +57,10 @@ async def open_sqlite(path: str) -> Database:
     return database
 
 
-def _made(path: str) -> Path:
-    file = Path(path).resolve()  # resolve symbolic links: the lock and the write-ahead log lie next to the file
+def _create_file(path: str) -> Path:
+    file = Path(
+        path
+    ).resolve()  # resolve symbolic links: the lock file and the write-ahead log are next to the real file
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
@@ -91,7 +93,7 @@ class _Worker:
         try:
             return await future
         except sqlite3.Error as error:
-            if _of_statement(error):
+            if _is_statement_error(error):
                 raise
             raise DatabaseError(f"the ledger {self._file} cannot be used: {error}") from error
 
@@ -132,14 +134,14 @@ class _Worker:
 class _Sqlite(Database):
     def __init__(self, file: Path, writer: _Worker, reader: _Worker) -> None:
         self._file, self._writer, self._reader = file, writer, reader
-        self._writing = asyncio.Lock()  # held by the open transaction
-        self._claim: int | None = None
+        self._write_lock = asyncio.Lock()  # held by the open transaction
+        self._lock_descriptor: int | None = None
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         return await self._reader.run(lambda connection: _fetch(connection, sql, args))
 
     async def execute(self, sql: str, *args: Any) -> int:
-        async with self._writing:
+        async with self._write_lock:
             return await self._writer.run(lambda connection: _execute(connection, sql, args))
 
     def transaction(self, *, durable: bool = False) -> AbstractAsyncContextManager[Sql]:
@@ -147,19 +149,19 @@ class _Sqlite(Database):
 
     @asynccontextmanager
     async def _transaction(self, durable: bool) -> AsyncIterator[Sql]:
-        async with self._writing:
+        async with self._write_lock:
             try:
                 await self._writer.run(lambda connection: _begin(connection, durable))
                 yield _Transaction(self._writer)
                 await self._writer.run(_commit)
             except BaseException:
-                # The thread runs jobs in order, so the rollback runs after any pending job; after a commit it changes
-                # nothing.
+                # The thread runs jobs in order, so the rollback runs after any pending job. After a commit, a rollback
+                # has no effect.
                 await asyncio.shield(self._writer.run(_roll_back))
                 raise
 
     async def write(self, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
-        async with self._writing:
+        async with self._write_lock:
             return await self._writer.run(lambda connection: _write(connection, guard, steps))
 
     async def claim(self) -> Path:
@@ -172,15 +174,15 @@ class _Sqlite(Database):
             raise HelexaError(
                 f"another gateway uses the ledger {self._file}; several gateways need one PostgreSQL"
             ) from error
-        self._claim = lock
+        self._lock_descriptor = lock
         return self._file
 
     async def close(self) -> None:
         await self._reader.close()
         await self._writer.close()
-        if self._claim is not None:
-            os.close(self._claim)
-            self._claim = None
+        if self._lock_descriptor is not None:
+            os.close(self._lock_descriptor)
+            self._lock_descriptor = None
 
     def _dialect(self, statement: str) -> str:
         return statement
@@ -200,22 +202,22 @@ class _Transaction:
         return await self._writer.run(lambda connection: _execute(connection, sql, args))
 
 
-def _of_statement(error: sqlite3.Error) -> bool:
-    return isinstance(error, _STATEMENT_ERRORS) or _code(error) == sqlite3.SQLITE_ERROR
+def _is_statement_error(error: sqlite3.Error) -> bool:
+    return isinstance(error, _STATEMENT_ERRORS) or _result_code(error) == sqlite3.SQLITE_ERROR
 
 
 def _spoils_connection(error: sqlite3.Error) -> bool:
-    return not _of_statement(error) and _code(error) not in _PASSING_ERRORS
+    return not _is_statement_error(error) and _result_code(error) not in _TRANSIENT_ERRORS
 
 
-def _code(error: sqlite3.Error) -> int | None:
+def _result_code(error: sqlite3.Error) -> int | None:
     """Return SQLite's primary result code, or None for an error of Python's sqlite3 module."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
-def _named(args: Args) -> dict[str, Any]:
-    return dict(zip(_NAMES, args, strict=False))
+def _named_args(args: Args) -> dict[str, Any]:
+    return dict(zip(_PARAMETER_NAMES, args, strict=False))
 
 
 def _begin(connection: sqlite3.Connection, durable: bool) -> None:
@@ -235,11 +237,11 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _fetch(connection: sqlite3.Connection, sql: str, args: Args) -> list[Row]:
-    return [dict(row) for row in connection.execute(sql, _named(args))]
+    return [dict(row) for row in connection.execute(sql, _named_args(args))]
 
 
 def _execute(connection: sqlite3.Connection, sql: str, args: Args) -> int:
-    return max(connection.execute(sql, _named(args)).rowcount, 0)
+    return max(connection.execute(sql, _named_args(args)).rowcount, 0)
 
 
 def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Sequence[Step]) -> bool:
@@ -249,7 +251,7 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
             connection.rollback()
             return False
         for sql, rows in steps:
-            _run(connection, sql, rows)
+            _run_for_each(connection, sql, rows)
         connection.commit()
     except BaseException:
         connection.rollback()
@@ -257,24 +259,24 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
     return True
 
 
-def _run(connection: sqlite3.Connection, sql: str, runs: Sequence[Args]) -> None:
+def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
     """Run a statement once per row of arguments.
 
     INSERT statements are combined to insert many rows at once. The driver releases the GIL once per statement, and
     reacquiring the GIL from a busy event loop costs more than the row itself.
     """
     batched_rows = 0
-    insert = _many_rows(sql)
+    insert = _multi_row_insert(sql)
     if insert is not None:
-        batched_rows = len(runs) // _ROWS_AT_ONCE * _ROWS_AT_ONCE
-        for start in range(0, batched_rows, _ROWS_AT_ONCE):
-            connection.execute(insert, [value for row in runs[start : start + _ROWS_AT_ONCE] for value in row])
-    connection.executemany(sql, map(_named, runs[batched_rows:]))
+        batched_rows = len(rows) // _ROWS_PER_INSERT * _ROWS_PER_INSERT
+        for start in range(0, batched_rows, _ROWS_PER_INSERT):
+            connection.execute(insert, [value for row in rows[start : start + _ROWS_PER_INSERT] for value in row])
+    connection.executemany(sql, map(_named_args, rows[batched_rows:]))
 
 
 @cache
-def _many_rows(sql: str) -> str | None:
-    """Return the INSERT statement for `_ROWS_AT_ONCE` rows; None for any other statement."""
+def _multi_row_insert(sql: str) -> str | None:
+    """Return the INSERT statement for `_ROWS_PER_INSERT` rows; None for any other statement."""
     match = _INSERT.fullmatch(sql)
     if match is None:
         return None
@@ -282,7 +284,7 @@ def _many_rows(sql: str) -> str | None:
     count = row.count("$")
     if row != ", ".join(f"${number}" for number in range(1, count + 1)):
         return None
-    rows = ", ".join([f"({', '.join('?' * count)})"] * _ROWS_AT_ONCE)
+    rows = ", ".join([f"({', '.join('?' * count)})"] * _ROWS_PER_INSERT)
     return f"{head}{rows}{tail}"
 
 

@@ -14,7 +14,7 @@ from helexa.core.errors import ApiError, unsupported_parameter
 from helexa.core.wire.openai_chat import ChatRequest
 from helexa.core.wire.responses.compaction import CompactRequest
 from helexa.core.wire.responses.input import Item
-from helexa.core.wire.responses.request import ResponsesRequest, renamed
+from helexa.core.wire.responses.request import ResponsesRequest, with_renamed_param
 from helexa.http.json_response import JsonResponse
 from helexa.neuron.lifecycle.model import ServedModel
 from helexa.neuron.requests.inference import sampling_params
@@ -37,7 +37,7 @@ async def create_response(request: Request) -> RunResponse:
     try:
         events = await converse(model, chat, principal)
     except ApiError as error:
-        raise renamed(error) from None
+        raise with_renamed_param(error) from None
     is_stored = store.enabled and responses_request.store is not False
     keep = _keep(store, principal, [*history, *responses_request.input]) if is_stored else None
     sampling = sampling_params(chat, model.text.sampling_defaults)
@@ -53,7 +53,7 @@ async def count_input_tokens(request: Request) -> Response:
     try:
         prompt, _ = await rendered(model, chat)
     except ApiError as error:
-        raise renamed(error) from None
+        raise with_renamed_param(error) from None
     counted = {"object": "response.input_tokens", "input_tokens": len(prompt)}
     return JsonResponse(counted)
 
@@ -64,7 +64,7 @@ async def compact_conversation(request: Request) -> RunResponse:
     try:
         events = await converse(model, chat, principal_of(request), thinks=False)
     except ApiError as error:
-        raise renamed(error) from None
+        raise with_renamed_param(error) from None
     return RunResponse(events, CompactionProjector(), stream=False)
 
 
