@@ -1,4 +1,4 @@
-"""Whatever comes and goes: nobody starves, no ceiling is passed, nothing is left behind."""
+"""Properties of the fair queue: no request starves, limits hold, and no state remains after the last request."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +9,8 @@ from helexa.neuron.admission.fair_queue import ANONYMOUS, Gate, Limits, Reason, 
 PRINCIPALS = (ANONYMOUS, "a", "b", "c")
 
 
-class GateMachine(RuleBasedStateMachine):
-    """Random arrivals, departures, growth and time before one gate and a memory that is really shared."""
+class FairQueueMachine(RuleBasedStateMachine):
+    """Random arrivals, departures, memory growth and clock steps, with one shared pool of pages."""
 
     @initialize(
         seats=st.integers(1, 10),
@@ -19,7 +19,7 @@ class GateMachine(RuleBasedStateMachine):
         anon_seats=st.integers(0, 10),
         pages=st.integers(4, 40),
     )
-    def open(self, seats: int, queue: int, per_principal: int, anon_seats: int, pages: int) -> None:
+    def create(self, seats: int, queue: int, per_principal: int, anon_seats: int, pages: int) -> None:
         self.limits = Limits(
             seats=seats,
             queue=queue,
@@ -32,9 +32,9 @@ class GateMachine(RuleBasedStateMachine):
         )
         self.gate = Gate(self.limits)
         self.now = 0.0
-        self.here: list[Ticket] = []
+        self.tickets: list[Ticket] = []
         self.arrivals: dict[Ticket, float] = {}
-        self.held: dict[Ticket, int] = {}  # pages that a request holds in the engine
+        self.held: dict[Ticket, int] = {}  # pages that the engine holds for each request
 
     def settle(self, settled: list[Ticket]) -> None:
         for ticket in settled:
@@ -44,31 +44,31 @@ class GateMachine(RuleBasedStateMachine):
     def look(self) -> None:
         self.gate.free = self.limits.pages - sum(self.held.values())
 
-    @rule(principal=st.sampled_from(PRINCIPALS), least=st.integers(1, 44), more=st.integers(0, 8))
-    def arrive(self, principal: str, least: int, more: int) -> None:
-        ticket = Ticket(principal=principal, pages=least + more, least=least)
-        self.here.append(ticket)
+    @rule(principal=st.sampled_from(PRINCIPALS), least=st.integers(1, 44), extra=st.integers(0, 8))
+    def arrive(self, principal: str, least: int, extra: int) -> None:
+        ticket = Ticket(principal=principal, pages=least + extra, least=least)
+        self.tickets.append(ticket)
         self.arrivals[ticket] = self.now
         self.look()
         self.settle(self.gate.arrive(ticket, self.now))
         assert ticket.inside or ticket.waiting or ticket.refused
 
-    @precondition(lambda self: self.here)
+    @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        ticket = data.draw(st.sampled_from(self.here))
-        self.here.remove(ticket)
+        ticket = data.draw(st.sampled_from(self.tickets))
+        self.tickets.remove(ticket)
         self.held.pop(ticket, None)
         self.look()
         self.settle(self.gate.leave(ticket, self.now))
 
-    @precondition(lambda self: any(ticket.inside for ticket in self.here))
-    @rule(data=st.data(), heard=st.booleans())
-    def grow(self, data: st.DataObject, heard: bool) -> None:
-        ticket = data.draw(st.sampled_from([ticket for ticket in self.here if ticket.inside]))
+    @precondition(lambda self: any(ticket.inside for ticket in self.tickets))
+    @rule(data=st.data(), reported=st.booleans())
+    def grow(self, data: st.DataObject, reported: bool) -> None:
+        ticket = data.draw(st.sampled_from([ticket for ticket in self.tickets if ticket.inside]))
         self.held[ticket] = data.draw(st.integers(self.held.get(ticket, 0), ticket.pages))
         self.look()
-        if heard:
+        if reported:
             self.gate.hold(ticket, self.held[ticket])
 
     @rule(seconds=st.sampled_from((0.1, 5.0, 31.0, 241.0)))
@@ -78,12 +78,12 @@ class GateMachine(RuleBasedStateMachine):
         self.settle(self.gate.tick(self.now))
 
     @invariant()
-    def holds(self) -> None:
+    def check_limits(self) -> None:
         if not hasattr(self, "gate"):
             return
         gate, limits = self.gate, self.limits
-        inside = [ticket for ticket in self.here if ticket.inside]
-        waiting = [ticket for ticket in self.here if ticket.waiting]
+        inside = [ticket for ticket in self.tickets if ticket.inside]
+        waiting = [ticket for ticket in self.tickets if ticket.waiting]
         assert (gate.inside, gate.waiting) == (len(inside), len(waiting))
         assert gate.inside <= limits.seats
         assert gate.waiting <= limits.queue
@@ -92,19 +92,19 @@ class GateMachine(RuleBasedStateMachine):
             mine = sum(ticket.principal == principal for ticket in inside)
             assert gate.seated(principal) == mine <= (limits.share if principal else limits.anon_seats)
         assert sum(ticket.pages for ticket in inside) <= limits.pages or len(inside) == 1, (
-            "more memory was promised than there is"
+            "more pages reserved than exist"
         )
         unclaimed = limits.pages - sum(ticket.pages for ticket in inside)
-        assert gate.available == max(unclaimed, 0), "memory lies idle, or is promised twice"
+        assert gate.available == max(unclaimed, 0), "available pages differ from unreserved pages"
         for ticket in waiting:
             assert self.now - self.arrivals[ticket] <= limits.wait + limits.kv_wait
         if waiting and not inside:
-            raise AssertionError("everybody waits for nobody")
+            raise AssertionError("requests wait although none runs")
 
     def teardown(self) -> None:
         if not hasattr(self, "gate"):
             return
-        for ticket in list(self.here):
+        for ticket in list(self.tickets):
             self.settle(self.gate.leave(ticket, self.now))
         gate = self.gate
         gate.free = self.limits.pages
@@ -112,8 +112,8 @@ class GateMachine(RuleBasedStateMachine):
         assert not gate._lines and not gate._turns and not gate._seated
 
 
-TestGate = GateMachine.TestCase
-TestGate.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFairQueue = FairQueueMachine.TestCase
+TestFairQueue.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,15 +122,15 @@ TestGate.settings = settings(max_examples=40, stateful_step_count=40, deadline=N
     requests=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), min_size=1, max_size=120),
     seed=st.randoms(use_true_random=False),
 )
-def test_everybody_who_waits_gets_in(seats: int, requests: list[tuple[str, int]], seed: object) -> None:
-    """With nobody giving up, each request is served, at the latest when everybody before it in fair order was."""
+def test_every_waiting_request_is_admitted(seats: int, requests: list[tuple[str, int]], seed: object) -> None:
+    """Without cancellations and timeouts, every request is admitted and none is rejected."""
     limits = Limits(
         seats=seats, queue=200, wait=1e9, kv_wait=1e9, per_principal=0, anon_seats=1, anon_pending=0, pages=60
     )
     gate = Gate(limits)
     served: list[Ticket] = []
     inside: list[Ticket] = []
-    tickets = [Ticket(principal=who, pages=pages, least=pages) for who, pages in requests]
+    tickets = [Ticket(principal=principal, pages=pages, least=pages) for principal, pages in requests]
     for ticket in tickets:
         inside += gate.arrive(ticket, 0.0)
     while inside:
@@ -143,8 +143,8 @@ def test_everybody_who_waits_gets_in(seats: int, requests: list[tuple[str, int]]
 
 @settings(max_examples=40, deadline=None)
 @given(flood=st.integers(1, 100), newcomers=st.booleans())
-def test_a_light_principal_waits_for_few(flood: int, newcomers: bool) -> None:
-    """However many wait already, and although new principals never stop coming."""
+def test_a_light_principal_waits_for_at_most_twelve_requests(flood: int, newcomers: bool) -> None:
+    """A new principal is admitted within twelve departures, however many requests of others wait or arrive."""
     limits = Limits(seats=4, queue=300, wait=1e9, kv_wait=1e9, per_principal=0, anon_seats=1, anon_pending=0, pages=60)
     gate = Gate(limits)
     inside = [Ticket(principal="heavy", pages=5, least=5) for _ in range(flood)]

@@ -1,4 +1,4 @@
-"""When an engine counts as hung."""
+"""The watchdog: the number of checks without news after which an engine counts as hung."""
 
 import pytest
 
@@ -14,8 +14,8 @@ from helexa.neuron.engine_client.watchdog import Silence
         ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
         ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
     ],
-    ids=["three looks", "four looks", "idle", "news", "work ended"],
+    ids=["three checks", "four checks", "idle", "news", "work ended"],
 )
-def test_an_engine_hangs_that_has_work_and_says_nothing(looks: list[tuple[int, bool]], hangs: list[bool]):
+def test_working_engine_without_news_counts_as_hung(looks: list[tuple[int, bool]], hangs: list[bool]):
     silence = Silence(patience=3)
     assert [silence.look(news, working) for news, working in looks] == hangs
