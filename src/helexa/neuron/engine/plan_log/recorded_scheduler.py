@@ -34,7 +34,7 @@ class RecordedScheduler(Scheduler):
     """
 
     def __init__(self, setup: Setup, folder: Path) -> None:
-        super().__init__(*setup.parts())
+        super().__init__(*setup.arguments())
         self._principals = {"": ""}
         self._bytes_left = _MAX_BYTES
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,4 +120,4 @@ class RecordedScheduler(Scheduler):
 def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
     """Return a scheduler, which writes a log if the environment has the variable."""
     folder = environ.get(PLAN_LOG)
-    return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.parts())
+    return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.arguments())

@@ -37,7 +37,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     step_seconds: float = float("inf")
     token_seconds: float = 0.0
 
-    def parts(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
+    def arguments(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
         """Return new constructor arguments for a scheduler."""
         states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
         controller = StepController(self.options, self.step_seconds, self.token_seconds)

@@ -87,7 +87,7 @@ class _Repeated:
     """A new scheduler, and its plans in flight."""
 
     def __init__(self, setup: Setup) -> None:
-        self.scheduler = Scheduler(*setup.parts())
+        self.scheduler = Scheduler(*setup.arguments())
         self._guides: dict[int, _RecordedMatcher] = {}
         self._launched: deque[Plan] = deque()
 
