@@ -312,7 +312,7 @@ async def test_a_failure_of_a_whole_reply_is_a_500() -> None:
 async def test_a_busy_model_is_a_503_with_a_date(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node, AsyncExitStack() as inside:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1, max_queue_depth=0), node.engine)
-        await inside.enter_async_context(node.model.admission.seat("somebody", 1, 1))
+        await inside.enter_async_context(node.model.admission.admit("somebody", 1, 1))
         url = f"{node.url}/v1/chat/completions"
         async with node.http.post(url, json={**CHAT, "stream": stream}) as response:
             assert response.status == 503

@@ -34,7 +34,7 @@ class Clients:
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.inside: list[str] = []
+        self.admitted: list[str] = []
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def arrive(self, name: str, prompt: int = 10) -> asyncio.Task[None]:
@@ -50,8 +50,8 @@ class Clients:
             await asyncio.sleep(0)
 
     async def _hold_slot(self, name: str, prompt: int) -> None:
-        async with self.admission.seat(name[0], prompt, 10):
-            self.inside.append(name)
+        async with self.admission.admit(name[0], prompt, 10):
+            self.admitted.append(name)
             await asyncio.Event().wait()
 
 
@@ -60,13 +60,13 @@ async def test_waiting_requests_are_admitted_and_counters_return_to_zero() -> No
     clients = Clients(model.admission)
     for name in ("a1", "a2", "a3", "a4", "b1"):
         await clients.arrive(name)
-    assert clients.inside == ["a1", "a2"]
+    assert clients.admitted == ["a1", "a2"]
     load = model.load()
     assert (load.in_flight, load.queue_depth, load.max_in_flight, load.max_queue_depth) == (2, 3, 2, 256)
     await clients.end("a3")  # the client disconnects while its request waits
     await clients.end("a1")
     await clients.end("a2")
-    assert sorted(clients.inside[2:]) == ["a4", "b1"]
+    assert sorted(clients.admitted[2:]) == ["a4", "b1"]
     for name in ("a4", "b1"):
         await clients.end(name)
     load = model.load()
@@ -132,12 +132,12 @@ async def test_prompt_larger_than_the_cache_is_a_413() -> None:
 
 async def test_per_principal_limit_is_a_429_and_anonymous_rejection_a_503() -> None:
     model = model_with(endless(""), max_per_principal=1, anon_max_in_flight=0)
-    async with model.admission.seat("a", 1, 1):
+    async with model.admission.admit("a", 1, 1):
         with pytest.raises(ApiError, match="one key may have 1 request") as refused:
-            await model.admission.seat("a", 1, 1).__aenter__()
+            await model.admission.admit("a", 1, 1).__aenter__()
         assert refused.value.status == 429
         with pytest.raises(ApiError, match="API key only") as refused:
-            await model.admission.seat("", 1, 1).__aenter__()
+            await model.admission.admit("", 1, 1).__aenter__()
         assert refused.value.status == 503
     load = model.load()
     assert (load.rejected_per_principal, load.rejected_anon_yield, load.anon_max_in_flight) == (1, 1, 0)
@@ -173,15 +173,15 @@ async def test_cancel_during_close_stays_a_cancellation() -> None:
 async def test_memory_freed_without_notice_admits_a_waiting_request() -> None:
     model = model_with(endless(""), pages=10, max_in_flight=2)
     clients = Clients(model.admission)
-    async with model.admission.seat("a", 10, 10) as seat:
+    async with model.admission.admit("a", 10, 10) as slot:
         await clients.arrive("b1")
         await clients.arrive("c1")
-        seat.hold(10 * 16)
+        slot.hold(10 * 16)
         model.engine.free_pages = 0
         await clients.end("b1")  # a slot is free, but no memory
         assert model.load().queue_depth == 1
         model.engine.free_pages = 2  # the engine has preempted the other sequence
-        await until(lambda: clients.inside[-1] == "c1")
+        await until(lambda: clients.admitted[-1] == "c1")
     await clients.end("c1")
 
 

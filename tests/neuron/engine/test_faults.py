@@ -47,9 +47,9 @@ def test_cyclic_chain_of_errors_is_classified():
 
 def test_third_strike_in_a_row_is_too_many():
     strikes = Strikes()
-    assert [strikes.out(), strikes.out()] == [False, False]
-    strikes.sound()
-    assert [strikes.out(), strikes.out(), strikes.out()] == [False, False, True]
+    assert [strikes.strike(), strikes.strike()] == [False, False]
+    strikes.reset()
+    assert [strikes.strike(), strikes.strike(), strikes.strike()] == [False, False, True]
 
 
 def test_failed_cpu_allocation_counts_as_out_of_memory():
@@ -59,11 +59,11 @@ def test_failed_cpu_allocation_counts_as_out_of_memory():
     assert is_out_of_memory(refused.value)
 
 
-# --- on purpose
+# Debug faults
 
 
 def faults(text: str, model: str = "/models/SmolLM2.gguf") -> Faults:
-    return Faults.of(Path(model), {"NEURON_DEBUG_FAULT": text})
+    return Faults.from_environment(Path(model), {"NEURON_DEBUG_FAULT": text})
 
 
 @pytest.mark.parametrize(

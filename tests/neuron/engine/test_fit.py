@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant
-from helexa.neuron.engine.loading.fit import LEAST_CONTEXT, alone, divide
+from helexa.neuron.engine.loading.fit import LEAST_CONTEXT, divide, divide_free_memory
 from neuron.needing import MIB, needs
 
 
@@ -63,9 +63,9 @@ def test_large_states_reduce_the_number_of_sequences() -> None:
 
 
 def test_engine_without_server_gets_free_memory_up_to_the_limit() -> None:
-    assert alone(needs()).pages == 512
-    assert alone(needs(limit=1232 * MIB)).pages == 32
-    assert alone(needs(free=1232 * MIB, limit=2000 * MIB)).pages == 32
+    assert divide_free_memory(needs()).pages == 512
+    assert divide_free_memory(needs(limit=1232 * MIB)).pages == 32
+    assert divide_free_memory(needs(free=1232 * MIB, limit=2000 * MIB)).pages == 32
 
 
 sizes = st.integers(0, 50_000)

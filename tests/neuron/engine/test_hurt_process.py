@@ -35,7 +35,7 @@ async def test_faults_fail_requests_and_a_hang_ends_the_engine(
         prompts = [FRANCE + [2000 + number] * (20 * number) for number in range(4)]
         expected = [await complete(client, prompt) for prompt in prompts]
 
-        # Requests that are bad in themselves fail, whoever is beside them; a bad request never ends an engine.
+        # Bad requests fail, other requests in their batch do not, and the engine continues.
         for bad, message in ((FAILS, "ValueError"), (NAN, "no numbers"), (EXHAUSTED, "OutOfMemoryError")):
             culprits = [[*FRANCE, bad], [bad] * 100]
             *healthy, first, second = await asyncio.gather(*(complete(client, prompt) for prompt in prompts + culprits))
@@ -44,14 +44,14 @@ async def test_faults_fail_requests_and_a_hang_ends_the_engine(
                 assert (tokens, output.finish, output.retry) == ([], "error", False)
                 assert message in (output.error or "")
             assert (await complete(client, prompts[2]))[0] == expected[2][0]
-        # Steps without one finite logit end their requests alone, as long as the model computes another token.
+        # Steps without finite logits fail their requests only, if the probe of the model is finite.
         for _ in range(4):
             for _, output in await asyncio.gather(*(complete(client, [bad, NAN] * 50) for bad in (7, 8, 9))):
                 assert (output.finish, output.retry) == ("error", False)
         assert client.alive
         assert (client.running, client.free_pages) == (0, client.ready.kv_pages)
 
-        # A step that does not end: its threads are shown, it is killed, and a retry may help.
+        # A step that hangs: its stack traces are logged, the engine is killed, and its requests may be retried.
         other = asyncio.create_task(complete(client, FRANCE, 4000))
         while not client.running:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -13,7 +13,7 @@ def test_only_requested_rows_and_counts_are_returned() -> None:
     logprobs = Logprobs(logits, {0: 2, 2: 0, 3: 1})
     logits.zero_()  # the sampler may modify the logits
     logprobs.begin(torch.tensor([0, 1, 1, NON_FINITE]))
-    logprobs_by_row = logprobs.of([0, 1, 1, NON_FINITE])
+    logprobs_by_row = logprobs.read([0, 1, 1, NON_FINITE])
     assert set(logprobs_by_row) == {0, 2}
     assert logprobs_by_row[0][0] == pytest.approx(float(expected[0, 0]))
     assert [token for token, _ in logprobs_by_row[0][1]] == [2, 1]
@@ -26,7 +26,7 @@ def test_redrawn_token_has_its_own_logprob() -> None:
     logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 5.0, 1.0]])
     logprobs = Logprobs(logits, {0: 1, 1: 1})
     logprobs.begin(torch.tensor([2, 1]))
-    logprobs_by_row = logprobs.of([2, 0])
+    logprobs_by_row = logprobs.read([2, 0])
     assert [logprobs_by_row[row][0] for row in (0, 1)] == pytest.approx(
         torch.log_softmax(logits, -1)[[0, 1], [2, 0]].tolist()
     )

@@ -10,7 +10,7 @@ from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading import device
-from helexa.neuron.engine.loading.fit import alone
+from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_measurement import largest, measured, measured_on_device
 from helexa.neuron.ops.choice import Choice
@@ -64,9 +64,13 @@ def test_request_follows_measured_peaks_and_the_cache_gets_the_remainder() -> No
     assert (measurement.page_step, measurement.position_step) == (0, 0)
     with_graphs = measured(estimate, 1000 * MIB, lambda: gpu.use(300), graphs=True, cuda=gpu)
     assert with_graphs.step == 2 * measurement.step
-    assert alone(measurement).pages > alone(with_graphs).pages > alone(estimate).pages // 2
+    assert (
+        divide_free_memory(measurement).pages
+        > divide_free_memory(with_graphs).pages
+        > divide_free_memory(estimate).pages // 2
+    )
     with pytest.raises(DoesNotFitError) as rejected:
-        alone(measured(estimate, 1000 * MIB, lambda: gpu.use(8000), graphs=False, cuda=gpu))
+        divide_free_memory(measured(estimate, 1000 * MIB, lambda: gpu.use(8000), graphs=False, cuda=gpu))
     assert rejected.value.details["activations_mb"] == 8800
 
 
@@ -90,7 +94,7 @@ def test_runner_measures_the_largest_steps_before_the_cache(tmp_path: Path, monk
     assert len(steps) == len(largest(100, 5)), "one progress call per measured step"
     assert (measurement.weights, measurement.free) == (gpu.allocated, 8000 * MIB)
     assert measurement.step == 2 * 1000, "once for captured steps, once for other steps"
-    runner = Runner(runner._model, runner.ops, options, measurement, alone(measurement))
+    runner = Runner(runner._model, runner.ops, options, measurement, divide_free_memory(measurement))
     short, prompt, tokens = largest(100, 5)
     assert [len(runner.run(step).tokens) for step in (short, prompt, tokens)] == [1, 1, 5]
     assert [len(step.tokens) for step in (short, prompt)] == [32, 100]

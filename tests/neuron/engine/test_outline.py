@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, outline
+from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimate_memory
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
@@ -54,7 +54,7 @@ def estimate_of(ops: Ops, path: Path, quant: str = "") -> MemoryEstimate:
         architecture = model_class(checkpoint.config["model_type"])
         config = {**architecture.defaults, **checkpoint.config}
         policy = QuantPolicy(quant, config["num_hidden_layers"])
-        return outline(UnreadableCheckpoint(checkpoint), architecture, config, ops, policy)
+        return estimate_memory(UnreadableCheckpoint(checkpoint), architecture, config, ops, policy)
 
 
 class UnreadableCheckpoint:

@@ -23,7 +23,7 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.step.step_input import HiddenRows
 from helexa.neuron.engine.step.step_output import StepOutput
-from helexa.neuron.engine.steps import Steps, _sound_vectors
+from helexa.neuron.engine.steps import Steps, _finite_vectors
 from helexa.neuron.ops.batch import Bucket
 from helexa.neuron.ops.constants import NON_FINITE
 
@@ -245,7 +245,7 @@ def test_embedding_ignores_cancellation_of_another_sequence(pooling: Pooling):
     canceled.pages, canceled.computed = [], 0
     outcome = step.read()
     assert outcome.hidden[1].tolist() == [2.0 * len(wanted[1])] * 2
-    assert _sound_vectors(plan, outcome) == [True], "one result: the remaining sequence's"
+    assert _finite_vectors(plan, outcome) == [True], "one result: the remaining sequence's"
 
 
 def test_step_launched_after_a_failed_step_is_computed_again():

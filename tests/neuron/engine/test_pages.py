@@ -34,12 +34,12 @@ def test_registered_page_matches_and_counts_as_free() -> None:
     assert pool.match([A, B, C]) == pages
     assert pool.match([B]) == [pages[1]]
     assert pool.match([C, A]) == []
-    assert pool.held(pages) == 0
+    assert pool.count_held(pages) == 0
     pool.share(pages)
-    assert (pool.free, pool.held(pages)) == (2, 2)
+    assert (pool.free, pool.count_held(pages)) == (2, 2)
     pool.share(pages)
     pool.give_back(pages)
-    assert (pool.free, pool.held(pages)) == (2, 2)
+    assert (pool.free, pool.count_held(pages)) == (2, 2)
     pool.give_back(pages)
     assert pool.free == 4
 

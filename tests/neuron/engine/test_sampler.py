@@ -117,8 +117,8 @@ def test_prior_output_in_the_prompt_counts_for_penalties() -> None:
     base = logits(t3=1.0, t4=0.5)
     for penalty in ("presence_penalty", "frequency_penalty"):
         params = SamplingParams(temperature=0.0, **{penalty: 1.0})
-        for said, chosen in ((1, 4), (0, 3)):
-            request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, said=said)
+        for prior_output, chosen in ((1, 4), (0, 3)):
+            request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, prior_output=prior_output)
             assert sample(base.clone(), [(Sequence(request), ())]) == [chosen]
 
 

@@ -24,7 +24,7 @@ class Machine:
         self.free = free_mb * MIB
         self.held: dict[int, int] = {}
         self.generation: dict[int, float] = {}
-        self.book = MemoryBook(reserve_mb * MIB, held=self.held.get, begun=self.generation.get)
+        self.book = MemoryBook(reserve_mb * MIB, private_bytes=self.held.get, started_at=self.generation.get)
 
     def start(self, pid: int, **fields: object) -> MemoryGrant:
         self.generation[pid] = self.generation.get(pid, 0.0) + 1
@@ -126,7 +126,7 @@ def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
     machine.free -= 1000 * MIB
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")
-    machine.book.took(1, 1000 * MIB)
+    machine.book.record_allocated(1, 1000 * MIB)
     granted = machine.start(2, device="cuda:0")
     assert granted.total <= machine.free - (promised - 1000 * MIB)
 
@@ -134,13 +134,13 @@ def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
 def test_second_request_keeps_the_reported_gpu_memory() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
-    machine.book.took(1, 1100 * MIB)
+    machine.book.record_allocated(1, 1100 * MIB)
     machine.free -= 1100 * MIB
     second_request = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
     promised = machine.book.grant(1, second_request).total
     second = machine.start(2, device="cuda:0", weights=700 * MIB)
     assert second.total + promised - 1100 * MIB <= machine.free + 100 * MIB
-    machine.book.took(99, 5)  # unknown process: ignored
+    machine.book.record_allocated(99, 5)  # unknown process: ignored
 
 
 def test_grant_beyond_free_memory_is_reported_as_missing() -> None:

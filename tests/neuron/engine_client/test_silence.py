@@ -2,11 +2,11 @@
 
 import pytest
 
-from helexa.neuron.engine_client.watchdog import Silence
+from helexa.neuron.engine_client.watchdog import HangDetector
 
 
 @pytest.mark.parametrize(
-    ("looks", "hangs"),
+    ("checks", "hangs"),
     [
         ([(0, True), (0, True), (0, True)], [False, False, False]),
         ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
@@ -16,6 +16,6 @@ from helexa.neuron.engine_client.watchdog import Silence
     ],
     ids=["three checks", "four checks", "idle", "news", "work ended"],
 )
-def test_working_engine_without_news_counts_as_hung(looks: list[tuple[int, bool]], hangs: list[bool]):
-    silence = Silence(patience=3)
-    assert [silence.look(news, working) for news, working in looks] == hangs
+def test_working_engine_without_news_counts_as_hung(checks: list[tuple[int, bool]], hangs: list[bool]):
+    detector = HangDetector(patience=3)
+    assert [detector.check(news, working) for news, working in checks] == hangs

@@ -117,7 +117,7 @@ class Faults:
         self._loaded = False
 
     @classmethod
-    def of(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
+    def from_environment(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
         """Return the faults for `model` in the environment.
 
         Raises:

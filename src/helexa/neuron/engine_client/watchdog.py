@@ -1,7 +1,7 @@
 """Detects an engine that hangs."""
 
 
-class Silence:
+class HangDetector:
     """Detects an engine that hangs: counts consecutive checks without news.
 
     It counts checks, not seconds, so a suspended server process does not take its engine for hung.
@@ -12,16 +12,16 @@ class Silence:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._seen = -1
-        self._looks = 0
+        self._last_count = -1
+        self._silent_checks = 0
 
-    def look(self, news: int, working: bool) -> bool:
+    def check(self, news: int, working: bool) -> bool:
         """Check the engine; return whether it hangs.
 
         Args:
             news: a count that grows with each report or progress of the engine.
             working: whether the engine has work.
         """
-        self._looks = self._looks + 1 if working and news == self._seen else 0
-        self._seen = news
-        return self._looks >= self._patience
+        self._silent_checks = self._silent_checks + 1 if working and news == self._last_count else 0
+        self._last_count = news
+        return self._silent_checks >= self._patience

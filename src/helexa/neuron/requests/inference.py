@@ -109,7 +109,7 @@ async def _one(
             stop_ids=sorted(stop_ids),
             salt=principal,
             turn=turn,
-            said=len(reader.written),
+            prior_output=len(reader.written),
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
             prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
             reports_start=counts_prompt,
@@ -117,7 +117,7 @@ async def _one(
         )
 
     try:
-        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as seat:
+        async with model.admission.admit(principal, len(prompt), max(limit, 1)) as slot:
             outputs = generate()
             yield end.started()
             while True:
@@ -125,7 +125,7 @@ async def _one(
                     while True:
                         output = await anext(outputs)
                         said = reader.read(output)
-                        seat.hold(end.count(output))
+                        slot.hold(end.count(output))
                         if counts_prompt and output.finish != "error":
                             counts_prompt = False
                             yield end.prompt_counted()

@@ -42,7 +42,7 @@ class StepInFlight:
         if self.sampled is None or self.logprobs is None:
             return StepOutput([], hidden=sums, scores=scores)
         tokens = self.sampled.read(refused)
-        return StepOutput(tokens, self.logprobs.of(tokens), sums, scores)
+        return StepOutput(tokens, self.logprobs.read(tokens), sums, scores)
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
@@ -54,5 +54,5 @@ def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readb
     """
     if hidden is None:
         return {}
-    parts = zip(rows, hidden.split([part.count for part in rows]), strict=True)
-    return {part.sequence: Readback(states.float().sum(0)) for part, states in parts if part.followers is None}
+    pairs = zip(rows, hidden.split([entry.count for entry in rows]), strict=True)
+    return {entry.sequence: Readback(states.float().sum(0)) for entry, states in pairs if entry.followers is None}

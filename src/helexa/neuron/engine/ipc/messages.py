@@ -123,7 +123,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             only sequences of the same principal share pages of the KV cache.
         turn: number of leading prompt tokens that stay if the client replaces the last turn; 0 if unknown. A model with
             recurrent layers saves a snapshot there.
-        said: number of tokens at the prompt's end that are output of an earlier request.
+        prior_output: number of tokens at the prompt's end that are output of an earlier request.
         grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
             complete.
         prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports
@@ -138,7 +138,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     stop_ids: list[int] = []
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
-    said: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prior_output: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="said")
     grammar: str = ""
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     reports_start: bool = False

@@ -52,7 +52,7 @@ class MemoryEstimate:
     context: int
 
 
-def outline(
+def estimate_memory(
     checkpoint: Checkpoint,
     architecture: Callable[[dict[str, Any], Loader], Decoder],
     config: dict[str, Any],
@@ -69,8 +69,8 @@ def outline(
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
     return MemoryEstimate(
-        weights=sizes.held,
-        loading=sizes.peak - sizes.held,
+        weights=sizes.allocated,
+        loading=sizes.peak - sizes.allocated,
         page=sum(mixer.page_bytes for mixer in mixers),
         state=sum(mixer.state_bytes for mixer in mixers),
         hidden=settings.hidden,
@@ -102,14 +102,14 @@ class _WeightSizes(Loader):
     """A loader that reads no weight, and counts the bytes that loading the model would allocate and free.
 
     Attributes:
-        held: bytes allocated now.
-        peak: maximum of `held` and temporary bytes so far.
+        allocated: bytes allocated now.
+        peak: maximum of `allocated` and temporary bytes so far.
         widest: maximum number of values that a product reads and writes per row, without the output head.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
         super().__init__(checkpoint, ops, lambda done: None)
-        self.held = self.peak = self.widest = 0
+        self.allocated = self.peak = self.widest = 0
         self._quantization = policy
         self._embedding: Embedding | None = None
 
@@ -147,7 +147,10 @@ class _WeightSizes(Loader):
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
         """See `Loader`."""
-        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        gate_ups, downs = (
+            [matrix for expert in experts for matrix in expert.gate_up],
+            [expert.down for expert in experts],
+        )
         self.widest = max(self.widest, routing.chosen * (_outputs(experts[0].gate_up) + _outputs(downs[:1])))
         self._multiply(gate_ups, downs)
         return lambda x, scores: x
@@ -156,12 +159,12 @@ class _WeightSizes(Loader):
         """Count the memory of products, then free the matrices that products copy; the embedding keeps its matrix."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         embedding_matrix = None if self._embedding is None else self._embedding.matrix
-        self.held -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
+        self.allocated -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
-    def _take(self, size: int, beside: int = 0) -> int:
-        """Allocate `size` bytes and temporarily `beside` bytes more; return `size`."""
-        self.held += size
-        self.peak = max(self.peak, self.held + beside)
+    def _take(self, size: int, temporary: int = 0) -> int:
+        """Allocate `size` bytes and temporarily `temporary` bytes more; return `size`."""
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated + temporary)
         return size
 
 

@@ -60,13 +60,13 @@ class RecordedScheduler(Scheduler):
     def plan(self) -> Plan:
         """See `Scheduler`."""
         plan = super().plan()
-        self._write(Planned.of(plan, ahead=False))
+        self._write(Planned.from_plan(plan, ahead=False))
         return plan
 
     def plan_after(self) -> Plan:
         """See `Scheduler`."""
         plan = super().plan_after()
-        self._write(Planned.of(plan, ahead=True))
+        self._write(Planned.from_plan(plan, ahead=True))
         return plan
 
     def commit(

@@ -83,7 +83,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_def
     ahead: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, *, ahead: bool) -> "Planned":
+    def from_plan(cls, plan: Plan, *, ahead: bool) -> "Planned":
         """Return the record of a plan. Call it before the plan's sequences change."""
         return cls(
             entries=[

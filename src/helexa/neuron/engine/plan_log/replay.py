@@ -106,7 +106,7 @@ class _Repeated:
                 self._guides[entry.id].planned = entry
         with as_after(self._launched[0]) if record.ahead else nullcontext():
             plan = self.scheduler.plan_after() if record.ahead else self.scheduler.plan()
-            replayed = Planned.of(plan, ahead=record.ahead)
+            replayed = Planned.from_plan(plan, ahead=record.ahead)
         if plan:
             self._launched.append(plan)
         return replayed
