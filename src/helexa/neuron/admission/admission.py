@@ -1,4 +1,4 @@
-"""Admission control of one model: the queue with a clock, waiting tasks and error messages for rejected requests."""
+"""Admission control of one model: a fair queue with a clock, waiting tasks and error messages for rejected requests."""
 
 import asyncio
 import math
@@ -12,7 +12,7 @@ from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Rea
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine_client.client import EngineClient
 
-_OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer answers may be preempted
+_OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer output may be preempted
 
 
 class Admission:
@@ -74,7 +74,7 @@ class Admission:
         self._settle(self._queue.close())
 
     def load(self, model: str) -> ModelLoad:
-        """Return the current load of `model`, without changing state. Other fields keep their defaults."""
+        """Return the current load, with `model` as its id. Fields that do not concern admission keep their defaults."""
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()
         return ModelLoad(
@@ -176,7 +176,7 @@ class Admission:
 
 
 class AdmissionSlot:
-    """A held slot."""
+    """The slot of an admitted request."""
 
     def __init__(self, queue: FairQueue, ticket: Ticket, pages: Callable[[int], int]) -> None:
         self._queue = queue
@@ -184,7 +184,7 @@ class AdmissionSlot:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine holds memory for `tokens` tokens. Their reservation ends."""
+        """Record that the engine holds KV pages for `tokens` tokens, which are then no longer reserved."""
         self._queue.hold(self._ticket, self._pages(tokens))
 
 

@@ -1,4 +1,4 @@
-"""Admission gate of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
+"""The admission queue of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
 
 A request gets its slot and its memory at the same moment, and waiting requests hold neither. Requests therefore cannot
 deadlock over slots and memory.
@@ -72,7 +72,7 @@ def share_of(slots: int) -> int:
 
 @dataclass(eq=False, kw_only=True)
 class Ticket:
-    """One request at the gate.
+    """One request in the admission queue.
 
     Attributes:
         principal: principal of the request; `ANONYMOUS` if it has none.
@@ -147,7 +147,7 @@ class FairQueue:
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Add a request. The gate admits it, queues it, or rejects it or another request in its place."""
+        """Add a request, which is admitted, queued or rejected. A full queue may reject another request in its place."""
         limits, principal = self.limits, ticket.principal
         pending = self.admitted_of(principal) + len(self._queues.get(principal, ()))
         if ticket.min_pages > limits.pages:
@@ -211,7 +211,7 @@ class FairQueue:
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return whole seconds until the gate could probably admit a request, from the recent rate of freed slots."""
+        """Return whole seconds until a new request would probably be admitted, from the recent rate of freed slots."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE

@@ -101,11 +101,11 @@ class Fault:
                     time.sleep(_CRAWL_PIECE_SECONDS)
                     heartbeat.beat()
             case "oom":
-                raise torch.OutOfMemoryError("no memory, on purpose")
+                raise torch.OutOfMemoryError("injected: out of memory")
             case "fault":
-                raise torch.AcceleratorError("a device's fault, on purpose")
+                raise torch.AcceleratorError("injected: device error")
             case "error":
-                raise ValueError("an error, on purpose")
+                raise ValueError("injected: error")
 
 
 class Faults:

@@ -176,7 +176,7 @@ class EngineClient:
     ) -> TokenStream:
         """Return a stream that continues `prompt`. The request is sent when the stream is first awaited.
 
-        See `Generate` and `TokenStream` for the arguments.
+        `TokenStream` describes `gather`; the message `Generate` describes the other arguments.
 
         Raises:
             ApiError: 503, the engine is not running.
@@ -198,7 +198,7 @@ class EngineClient:
         return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """Return the embedding of `prompt`, or the error. See `Embed` for the arguments.
+        """Return the embedding of `prompt`, or an `Embedding` with an error. `Embed` describes the arguments.
 
         If the wait is canceled, the engine drops the request.
 
@@ -314,7 +314,7 @@ class EngineClient:
             await self._child.wait(seconds / _CHECKS)
             if detector.check(self.reports + self._child.progress, works()):
                 self._child.verdict = f"the engine made no progress for {seconds:g} s and was killed"
-                log.error("engine %d hangs; what its threads are doing:", self._child.pid)
+                log.error("engine %d hangs; its stack traces follow", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)
                 self._child.signal(signal.SIGKILL)

@@ -2,9 +2,9 @@
 
 
 class HangDetector:
-    """Detects an engine that hangs: counts consecutive checks without news.
+    """Counts consecutive checks at which a working engine has reported nothing new.
 
-    It counts checks, not seconds, so a suspended server process does not take its engine for hung.
+    Counting checks instead of seconds avoids a false alarm after the server process itself was suspended.
 
     Args:
         patience: number of consecutive checks without news, while there is work, at which the engine counts as hung.

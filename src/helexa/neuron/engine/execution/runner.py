@@ -124,7 +124,7 @@ class Runner:
                 capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
                 if not capture_unsupported and is_device_fault(error):
                     raise
-                _log.warning("steps of this model cannot be recorded, and are slower: %s", error)
+                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
                 self.buckets = []
                 self.ops.forget()
                 return

@@ -35,7 +35,7 @@ class StepInFlight:
         """Wait for this step only, and return its output.
 
         Args:
-            refused: see `Sampled.read`.
+            refused: returns masks for tokens that a grammar rejects; None accepts all tokens.
         """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}

@@ -114,7 +114,7 @@ class _WeightSizes(Loader):
         self._embedding: Embedding | None = None
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
-        """See `Loader`."""
+        """Count the bytes of a matrix in the kernels' format and return a placeholder. `read` is not called."""
         weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
         transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
@@ -126,19 +126,19 @@ class _WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `Loader`; returns ones that share the memory of one number."""
+        """Count the bytes of a tensor that kernels use unchanged; return ones that share the memory of one number."""
         require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self._take(ones.nbytes)
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """See `Loader`."""
+        """Return the embedding layer; its matrix is never counted as freed."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 
     def product(self, parts: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """See `Loader`."""
+        """Count the memory of a product with concatenated matrices; return a function that computes nothing."""
         outputs = _outputs(parts)
         if self._embedding is None or outputs != self._embedding.vocab_size:
             self.widest = max(self.widest, outputs + parts[0].weight.shape[1])
@@ -146,7 +146,7 @@ class _WeightSizes(Loader):
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """See `Loader`."""
+        """Count the memory of a mixture of experts; return a function that computes nothing."""
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],
             [expert.down for expert in experts],

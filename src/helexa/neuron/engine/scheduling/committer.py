@@ -38,7 +38,7 @@ class Committer:
         hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
-        """See `Scheduler.commit`."""
+        """Apply the results of a finished step, and return the new outputs; see `Scheduler.commit` for arguments."""
         row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:

@@ -12,7 +12,7 @@ from helexa.neuron.engine.step.pooling import PooledVector
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. `computed` chases `len(tokens)`.
+    """A request inside the engine. Steps advance `computed` until it reaches the number of `tokens`.
 
     Attributes:
         tokens: prompt and output.
