@@ -147,7 +147,7 @@ class FairQueue:
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Add a request, which is admitted, queued or rejected. A full queue may reject another request in its place."""
+        """Add a request, which is admitted, queued or rejected. A full queue may reject another request instead."""
         limits, principal = self.limits, ticket.principal
         pending = self.admitted_of(principal) + len(self._queues.get(principal, ()))
         if ticket.min_pages > limits.pages:

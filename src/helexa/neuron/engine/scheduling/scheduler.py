@@ -1,9 +1,9 @@
 """The scheduler: which sequences advance by how many tokens in the next step.
 
 One rule: each sequence has a list of `tokens`, of which the first `computed` are computed. A step is a plan of
-(sequence, n) under one token budget, running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets `computed` to 0 and puts the sequence at
-the head of the queue. A cached prefix only advances `computed`. There is no second code path. (The rule is vLLM V1's;
-the pages follow Kwon et al., 2023.)
+(sequence, n) under one token budget, running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets
+`computed` to 0 and puts the sequence at the head of the queue. A cached prefix only advances `computed`. There is no
+second code path. (The rule is vLLM V1's; the pages follow Kwon et al., 2023.)
 
 The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps,
 `committer` applies their results.
