@@ -70,7 +70,7 @@ def faults(text: str, model: str = "/models/SmolLM2.gguf") -> Faults:
     "text", ["exit", "exit@", "leave@load", "exit@step", "exit@step=0", "exit@step=x", "nan@load", "exit@file=", "@"]
 )
 def test_invalid_fault_is_rejected(text: str):
-    with pytest.raises(HelexaError, match=r"is no fault$"):
+    with pytest.raises(HelexaError, match=r"is not a fault; use"):
         faults(text)
 
 

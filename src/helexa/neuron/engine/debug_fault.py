@@ -61,7 +61,7 @@ class Fault:
         numbered = when in ("step", "every", "token") and argument.isdecimal() and int(argument) > 0
         is_valid = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
         if kind not in get_args(Kind) or not is_valid:
-            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is no fault")
+            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is not a fault; use [MODEL:]KIND@WHEN")
         return cls(cast(Kind, kind), when, argument)
 
     def due(self, number: int, marked: bool) -> bool:

@@ -36,7 +36,7 @@ class PagePool:
 
         The caller must check `free` first.
         """
-        assert count <= self.free, f"{count} pages asked, {self.free} free"
+        assert count <= self.free, f"{count} pages requested, {self.free} free"
         pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for page in pages:
             self._holders[page] = 1

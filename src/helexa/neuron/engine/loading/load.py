@@ -91,7 +91,7 @@ def load_once(
 
             model = architecture(config, Loader(checkpoint, ops, on_read, store, policy))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
+            raise ModelFileError(f"{model_path.name}: its configuration is invalid: {error!r}") from error
         if store is not None:
             store.save()
         weight_bytes = checkpoint.total_bytes
