@@ -89,7 +89,7 @@ def test_failed_and_error_events_set_failed() -> None:
 
 
 def test_overlong_events_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_meter, "MAX_HELD_BYTES", 1000)
+    monkeypatch.setattr(response_meter, "MAX_BUFFERED_BYTES", 1000)
     filling = b"event: response.completed\ndata: {}\n" * 40
     long = [b"data: " + filling, *[filling] * 40, b"\n"]
     meter = metered(CREATED, *long, b"\n" + TEXT, TEXT)

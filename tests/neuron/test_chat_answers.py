@@ -339,7 +339,7 @@ async def test_reasoning_ends_at_its_budget(fields: dict[str, Any], thoughts: st
         assert usage["prompt_tokens_details"]["cached_tokens"] == 3
         assert second.max_tokens == first.max_tokens - 9 - len(closing)
         assert (second.sampling, second.salt) == (first.sampling, first.salt)
-        assert (first.said, len(first.prompt) + second.said) == (0, len(second.prompt))
+        assert (first.prior_output, len(first.prompt) + second.prior_output) == (0, len(second.prompt))
         assert node.engine.open_streams == 0
 
 

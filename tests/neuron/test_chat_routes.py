@@ -314,7 +314,7 @@ async def test_failure_without_streaming_is_500() -> None:
 async def test_busy_model_is_503_with_retry_after(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(answer("x")) as node, AsyncExitStack() as inside:
         node.model.admission = Admission(AdmissionConfig(max_in_flight=1, max_queue_depth=0), node.engine)
-        await inside.enter_async_context(node.model.admission.seat("somebody", 1, 1))
+        await inside.enter_async_context(node.model.admission.admit("somebody", 1, 1))
         url = f"{node.url}/v1/chat/completions"
         async with node.http.post(url, json={**CHAT, "stream": stream}) as response:
             assert response.status == 503

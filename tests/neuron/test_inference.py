@@ -161,7 +161,7 @@ async def test_wait_for_admission_is_not_prefill_time(
     one_seat = TorchConfig(admission=AdmissionConfig(max_in_flight=1))
     other = scripted_model(endless("one two three"))
     model = ServedModel(other.id, other.spec, other.text, other.engine, one_seat)
-    async with model.admission.seat("a", 1, 1):
+    async with model.admission.admit("a", 1, 1):
         running = asyncio.create_task(events_of(model, [1] * 9, stop=["two"]))
         await until(lambda: model.load().queue_depth == 1)
         clock.now = 100.0

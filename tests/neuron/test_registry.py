@@ -260,7 +260,7 @@ async def test_load_figures_of_a_model(registry: Registry, tmp_path: Path):
     model = await registry.load(spec_of(make_model(tmp_path)))
     async with AsyncExitStack() as seats:
         for _ in range(2):
-            await seats.enter_async_context(model.admission.seat("a", 1, 9))
+            await seats.enter_async_context(model.admission.admit("a", 1, 9))
             stream = model.engine.generate([3], max_tokens=9, sampling=SamplingParams())
             await anext(await seats.enter_async_context(aclosing(stream)))
         load = model.load()

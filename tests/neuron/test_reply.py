@@ -70,7 +70,7 @@ async def _waiting(
         admission = Admission(AdmissionConfig(max_in_flight=1, **limits), node.model.engine)  # type: ignore[arg-type]
         node.model.admission = admission
         async with AsyncExitStack() as seat:
-            await seat.enter_async_context(admission.seat("", 1, 1))
+            await seat.enter_async_context(admission.admit("", 1, 1))
             async with node.http.post(f"{node.url}{path}", json={**body, "stream": True}) as response:
                 yield response, seat
 

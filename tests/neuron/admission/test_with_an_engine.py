@@ -1,4 +1,4 @@
-"""Admission before a real engine on real weights, whose memory is too small for everybody at once."""
+"""Admission control with a real engine whose KV cache is too small for all requests at once."""
 
 import asyncio
 from contextlib import aclosing
@@ -14,17 +14,17 @@ from helexa.neuron.requests.inference import run
 from helexa.neuron.text.model_text import ModelText
 from neuron.fake_models import until
 
-PROMPT = [504, 3575, 282, 4649, 314] * 12  # a page, and a second one for the answer
+PROMPT = [504, 3575, 282, 4649, 314] * 12  # 61 tokens: one page, and a second page for the output
 REQUEST = GenerationRequest(model="m", temperature=0, max_tokens=8)
 
 
-async def test_those_who_find_no_memory_wait_and_get_the_same_answer(smollm2_gguf: Path) -> None:
+async def test_requests_that_wait_for_memory_return_the_same_text(smollm2_gguf: Path) -> None:
     config = TorchConfig(kv_cache_mb=8, max_sequences=8, admission=AdmissionConfig(max_wait_secs=600))
     engine = await EngineClient.start(smollm2_gguf, config.engine_options("cpu"))
     model = ServedModel("m", ModelSpec(model_id="m"), ModelText.open(smollm2_gguf), engine, config)
     most = 0
 
-    async def ask(number: int, principal: str, leave_early: bool = False) -> str:
+    async def complete(number: int, principal: str, leave_early: bool = False) -> str:
         nonlocal most
         text = ""
         async with aclosing(run(model, [[1000 + number, *PROMPT]], REQUEST, principal=principal)) as events:
@@ -39,12 +39,13 @@ async def test_those_who_find_no_memory_wait_and_get_the_same_answer(smollm2_ggu
 
     try:
         pages = engine.ready.kv_pages
-        assert 2 * 2 <= pages < 8 * 2, "some must wait for memory, and some must not"
-        alone = [await ask(number, "a") for number in range(2)]
+        assert 2 * 2 <= pages < 8 * 2, "memory for some requests, but not for all"
+        expected = [await complete(number, "a") for number in range(2)]
         together = await asyncio.gather(
-            *(ask(n % 2, "ab"[n % 2]) for n in range(8)), *(ask(50 + n, "", leave_early=True) for n in range(2))
+            *(complete(n % 2, "ab"[n % 2]) for n in range(8)),
+            *(complete(50 + n, "", leave_early=True) for n in range(2)),
         )
-        assert list(together[:8]) == alone * 4
+        assert list(together[:8]) == expected * 4
         assert 1 < most <= pages
         load = model.load()
         assert (load.in_flight, load.queue_depth) == (0, 0)

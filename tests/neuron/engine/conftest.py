@@ -1,4 +1,4 @@
-"""A real engine on real weights, shared by the engine's tests."""
+"""A runner with real weights, shared by the engine's tests."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ from helexa.neuron.engine.loading.load import load_once
 
 @pytest.fixture(scope="session")
 def runner(smollm2_gguf: Path) -> Runner:
-    """SmolLM2 in float32: the reference kernels."""
+    """A runner of SmolLM2 in float32 on the reference kernels."""
     return load_once(smollm2_gguf, EngineOptions(dtype="float32", kv_cache_mb=256))

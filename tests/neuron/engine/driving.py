@@ -1,4 +1,4 @@
-"""Driving an engine by hand: a scheduler over a runner, to the end."""
+"""Run a scheduler and a runner without the engine loop, until all requests have ended."""
 
 from collections.abc import Sequence as Rows
 
@@ -15,10 +15,10 @@ GREEDY = SamplingParams(temperature=0)
 
 
 def scheduler_of(runner: Runner, pages: int = 0, **options: object) -> Scheduler:
-    """A scheduler over all pages of the runner, or over the first few, and over its states if it has such."""
-    built, facts = EngineOptions(**options), runner.facts  # type: ignore[arg-type]
-    states = StatePool(built.max_sequences, facts.snapshots) if facts.state_bytes else None
-    return Scheduler(built, PagePool(pages or facts.kv_pages, PAGE_SIZE), states)
+    """Return a scheduler over the runner's state slots and its first `pages` KV pages; 0 for all pages."""
+    engine_options, facts = EngineOptions(**options), runner.facts  # type: ignore[arg-type]
+    states = StatePool(engine_options.max_sequences, facts.snapshots) if facts.state_bytes else None
+    return Scheduler(engine_options, PagePool(pages or facts.kv_pages, PAGE_SIZE), states)
 
 
 def generate(
@@ -31,7 +31,7 @@ def generate(
     stop_ids: Rows[int] = (),
     overlap: bool = False,
 ) -> list[list[int]]:
-    """The output tokens of each prompt, all run together."""
+    """Run all prompts in one batch; return the output tokens of each prompt."""
     for number, prompt in enumerate(prompts):
         request = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=sampling, stop_ids=list(stop_ids))
         assert scheduler.add(Sequence(request)) is None

@@ -1,4 +1,4 @@
-"""A KV cache that remembers which tokens each slot was computed from, in place of a model."""
+"""A simulated KV cache: it records the tokens that each slot was computed from, and replaces a model."""
 
 from collections.abc import Callable
 from copy import copy
@@ -11,20 +11,20 @@ from helexa.neuron.engine.step.step_output import StepOutput
 
 
 class SimulatedCache:
-    """Runs plans: writes what a model would write, and checks that every sequence reads what it must read."""
+    """Runs plans: writes the slots that a model would write, and checks every slot that attention would read."""
 
     def __init__(self, scheduler: Scheduler, next_token: Callable[[list[int]], int] = lambda tokens: 9) -> None:
         self.scheduler = scheduler
         self.next_token = next_token
         self._slots: dict[tuple[int, int], tuple[str, list[int]]] = {}
-        self._states: dict[int, tuple[str, list[int]]] = {}  # what recurrent layers keep, by state slot
+        self._states: dict[int, tuple[str, list[int]]] = {}  # salt and tokens of the recurrent state, by state slot
 
     def launch(self, plan: Plan, after: "SimulatedStep | None" = None) -> "SimulatedStep":
-        """A step that the host hears of later; it takes the tokens that are not known yet from the one before."""
+        """Run a plan whose unknown tokens come from the step `after`; return a step that is read later."""
         return SimulatedStep(self.run([_known(entry, after) for entry in plan]))
 
     def run(self, plan: Plan) -> list[int]:
-        """One step; tokens for each entry that samples: one, and one more per draft."""
+        """Run one step; return the sampled tokens: for each sampling entry, one token plus one per draft."""
         size = self.scheduler.pages.page_size
         written: list[int] = []
         if self.scheduler.states is not None:
@@ -36,27 +36,27 @@ class SimulatedCache:
                 written.append(page)
                 self._slots[page, position % size] = (sequence.request.salt, tokens[: position + 1])
         for page in set(written):
-            assert sum(page in sequence.pages for sequence in self.scheduler.running) == 1, "written, but shared"
+            assert sum(page in sequence.pages for sequence in self.scheduler.running) == 1, "a shared page was written"
         for entry in plan:
             sequence, tokens = entry.sequence, _tokens(entry)
             for position in range(len(tokens)):
                 slot = (sequence.pages[position // size], position % size)
                 assert self._slots[slot] == (sequence.request.salt, tokens[: position + 1])
         return [
-            self.next_token(entry.sequence.tokens + list(entry.drafts[:right]))
+            self.next_token(entry.sequence.tokens + list(entry.drafts[:accepted]))
             for entry in plan
             if entry.samples
-            for right in range(len(entry.drafts) + 1)
+            for accepted in range(len(entry.drafts) + 1)
         ]
 
     def _advance_states(self, plan: Plan) -> None:
-        """Let each state follow its sequence's own tokens; it must stand where the sequence stands."""
+        """Advance the state of each sequence by its tokens; check that the state is at the sequence's position."""
         for entry in plan:
             if entry.restore is not None:
                 assert entry.sequence.slot is not None
                 self._states[entry.sequence.slot] = self._states[entry.restore]
         slots = [entry.sequence.slot for entry in plan]
-        assert None not in slots and len(set(slots)) == len(slots), "two sequences in one slot"
+        assert None not in slots and len(set(slots)) == len(slots), "two sequences share a state slot"
         for entry in plan:
             sequence, slot = entry.sequence, entry.sequence.slot
             assert slot is not None
@@ -70,25 +70,25 @@ class SimulatedCache:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """What a step brought."""
+    """The result of a simulated step."""
 
     tokens: list[int]
 
     def read(self, refused: Refused) -> StepOutput:
-        """The same, when the host asks."""
+        """Return the sampled tokens."""
         return StepOutput(self.tokens)
 
 
 def _known(entry: PlanEntry, after: SimulatedStep | None) -> PlanEntry:
-    """The same entry of a sequence that has all its tokens."""
+    """Return a copy of `entry` in which unknown tokens are replaced by the results of `after`."""
     sequence = copy(entry.sequence)
     sequence.tokens = [token if token >= 0 or after is None else after.tokens[token] for token in sequence.tokens]
-    assert all(token >= 0 for token in sequence.tokens[: sequence.computed]), "computed from what is no token"
+    assert all(token >= 0 for token in sequence.tokens[: sequence.computed]), "an unknown token counts as computed"
     known = copy(entry)
     known.sequence = sequence
     return known
 
 
 def _tokens(entry: PlanEntry) -> list[int]:
-    """Everything that is in the cache after the step."""
+    """Return the tokens in the cache after the step."""
     return entry.sequence.tokens[: entry.sequence.computed + entry.count] + list(entry.drafts)

@@ -1,4 +1,4 @@
-"""Kernels in plain torch that read of a batch what those of GPUs read: its tensors and tables, and nothing else."""
+"""Kernels in plain torch that read only the tensors and tables of a batch, as GPU kernels do."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -16,7 +16,7 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 
 
 class TabledOps(ReferenceOps):
-    """Attention by tables; steps are recorded, and run again as they were recorded."""
+    """Attention by page tables; steps are captured and replayed like CUDA graphs."""
 
     name = "tabled"
 
@@ -43,7 +43,7 @@ class TabledOps(ReferenceOps):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Rows whose slot is below 0 are stored nowhere."""
+        """Rotate queries and keys, and store keys and values. Rows with a negative slot are not stored."""
         rows = len(slots)
         fresh = cache.new_empty(2, cache.shape[1], rows, cache.shape[3])
         queries = super().rotate_store(qkv, heads, rope, fresh, torch.arange(rows), norms)

@@ -1,4 +1,4 @@
-"""Distinct tokens of a sequence, and the penalty on them."""
+"""The set of distinct tokens of a sequence, and the repetition penalty on it."""
 
 import random
 
@@ -22,7 +22,7 @@ def sequence(prompt: list[int]) -> Sequence:
     return Sequence(Generate(id=0, prompt=prompt, max_tokens=99, sampling=PENALTY))
 
 
-def test_a_growing_list_has_the_distinct_tokens_of_a_set() -> None:
+def test_distinct_tokens_equal_the_set_of_a_growing_list() -> None:
     chance = random.Random(1)
     tokens: list[int] = []
     distinct = DistinctTokens(tokens)
@@ -38,10 +38,10 @@ def test_each_token_is_read_once() -> None:
     class Counting(list[int]):
         read = 0
 
-        def __getitem__(self, place: object) -> object:  # type: ignore[override]
-            part = super().__getitem__(place)  # type: ignore[index]
-            self.read += len(part) if isinstance(part, list) else 1
-            return part
+        def __getitem__(self, index: object) -> object:  # type: ignore[override]
+            items = super().__getitem__(index)  # type: ignore[index]
+            self.read += len(items) if isinstance(items, list) else 1
+            return items
 
     tokens = Counting(range(1000))
     distinct = DistinctTokens(tokens)
@@ -52,17 +52,17 @@ def test_each_token_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(("last", "chosen"), [([5, 3], 4), ([3, 5], 3), ([3, NON_FINITE], 3)])
-def test_a_penalty_covers_a_token_that_is_still_on_the_device(last: list[int], chosen: int) -> None:
-    one = sequence([1])
-    one.tokens.append(-1)
+def test_penalty_covers_a_token_still_on_the_device(last: list[int], chosen: int) -> None:
+    penalized = sequence([1])
+    penalized.tokens.append(-1)
     logits = torch.full((2, 8), -50.0)
     logits[:, 3], logits[:, 4], logits[0, 7] = 2.0, 1.5, 1.9
-    sampling = sampling_of([(sequence([2]), ()), (one, ())])
+    sampling = sampling_of([(sequence([2]), ()), (penalized, ())])
     ops = ReferenceOps(torch.device("cpu"), torch.float32)
     assert launch(ops, logits, sampling, torch.tensor(last)).read() == [3, chosen]
 
 
-def test_steps_overlap_beside_a_repetition_penalty() -> None:
-    one = sequence([1, 2])
-    one.computed = 1
-    assert foreseeable([PlanEntry(one, 1)])
+def test_repetition_penalty_allows_overlap() -> None:
+    decoding = sequence([1, 2])
+    decoding.computed = 1
+    assert foreseeable([PlanEntry(decoding, 1)])

@@ -1,4 +1,4 @@
-"""The engine's loop over a runner that fails as it is told to: what ends it, and what it survives."""
+"""The engine loop with a runner that fails on purpose: which errors end the engine, and which it survives."""
 
 import socket
 import threading
@@ -50,7 +50,7 @@ def _steps_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Runner:
-    """Runs plans by `step`; hidden states are infinite where a 7 is."""
+    """Runs plans with `step`. The hidden state of a sequence with token 7 is infinite."""
 
     device = torch.device("cpu")
     buckets: ClassVar[list[Bucket]] = []
@@ -59,7 +59,7 @@ class Runner:
     def __init__(self, step: Callable[[Plan], list[int]]) -> None:
         self._step = step
         self.cleared: list[int] = []
-        self.device_is_sound = True
+        self.probe_is_finite = True
 
     def launch(self, plan: Plan, after: object) -> "Computed":
         return Computed(StepOutput(self._step(plan), {}, hidden_of(plan)))
@@ -68,12 +68,12 @@ class Runner:
         self.cleared += pages
 
     def computes_finite_logits(self, page: int, slot: int | None) -> bool:
-        return self.device_is_sound
+        return self.probe_is_finite
 
 
 @dataclass
 class Computed:
-    """A step that is over."""
+    """A finished step."""
 
     outcome: StepOutput
 
@@ -83,11 +83,11 @@ class Computed:
 
 def hidden_of(plan: Plan) -> dict[int, Float32]:
     pooled = [entry.sequence for entry in plan if entry.sequence.pooled is not None]
-    return {one.id: np.array([np.inf if 7 in one.tokens else 1.0], np.float32) for one in pooled}
+    return {seq.id: np.array([np.inf if 7 in seq.tokens else 1.0], np.float32) for seq in pooled}
 
 
-class Served:
-    """An engine at work in a thread, and the server's end of its socket."""
+class RunningEngine:
+    """An engine that runs in a thread, and the server's end of its socket."""
 
     def __init__(self, runner: Runner, ours: socket.socket, thread: threading.Thread) -> None:
         self.runner = runner
@@ -95,27 +95,27 @@ class Served:
         self._socket = ours
         self._decoder = FrameDecoder(FromEngine)
 
-    def ask(self, *prompts: list[int]) -> dict[int, TokenOutput]:
-        """The last output of each; they arrive together."""
+    def generate(self, *prompts: list[int]) -> dict[int, TokenOutput]:
+        """Send one frame sequence with a request per prompt; return the last output of each by number."""
         return self._send(
             Generate(id=number, prompt=prompt, max_tokens=3, sampling=GREEDY) for number, prompt in enumerate(prompts)
         )
 
     def embed(self, *prompts: list[int]) -> dict[int, TokenOutput]:
-        """What becomes of each."""
+        """Send an embedding request per prompt; return the last output of each by number."""
         return self._send(Embed(id=number, prompt=prompt) for number, prompt in enumerate(prompts))
 
     def _send(self, requests: Iterable[Generate | Embed]) -> dict[int, TokenOutput]:
         frames = [encode(request) for request in requests]
         self._socket.sendall(b"".join(frames))
-        done: dict[int, TokenOutput] = {}
-        while len(done) < len(frames):
+        ended: dict[int, TokenOutput] = {}
+        while len(ended) < len(frames):
             data = self._socket.recv(65536)
-            assert data, "the engine hung up"
+            assert data, "the engine closed the socket"
             for report in self._decoder.feed(data):
                 assert isinstance(report, StepReport)
-                done |= {output.id: output for output in report.outputs if output.finish}
-        return done
+                ended |= {output.id: output for output in report.outputs if output.finish}
+        return ended
 
     def end(self) -> None:
         self._socket.sendall(encode(Shutdown()))
@@ -123,12 +123,12 @@ class Served:
 
 @pytest.fixture(params=[False, True], ids=["", "overlap"], autouse=True)
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything here holds whether or not a step is launched before the one before it is read."""
+    """Run each test with and without overlapping steps."""
     monkeypatch.setattr(f"{__name__}.OPTIONS", EngineOptions(speculation=False, overlap=request.param))
 
 
 @contextmanager
-def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
+def served(step: Callable[[Plan], list[int]]) -> Iterator[RunningEngine]:
     ours, theirs = socket.socketpair()
     runner = Runner(step)
     engine = Engine(theirs, runner, OPTIONS, Path("no model"))  # type: ignore[arg-type]
@@ -140,12 +140,12 @@ def served(step: Callable[[Plan], list[int]]) -> Iterator[Served]:
     thread = threading.Thread(target=serve)
     with ours:
         thread.start()
-        served = Served(runner, ours, thread)
+        running = RunningEngine(runner, ours, thread)
         try:
-            yield served
+            yield running
         finally:
-            with suppress(OSError):  # it has ended
-                served.end()
+            with suppress(OSError):  # the engine has already ended
+                running.end()
             thread.join(60)
             assert not thread.is_alive()
 
@@ -171,19 +171,19 @@ def raising(error: Exception, token: int = 7) -> Callable[[Plan], list[int]]:
     return step
 
 
-def test_an_error_of_the_device_ends_it_and_all_may_come_back():
+def test_device_error_ends_the_engine_with_retriable_requests():
     with served(raising(torch.AcceleratorError("gone"))) as engine:
-        outputs = engine.ask([1, 2], [3, 7])
+        outputs = engine.generate([1, 2], [3, 7])
         assert [ended(output) for output in outputs.values()] == [("error", True)] * 2
         engine.thread.join(60)
         assert not engine.thread.is_alive()
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), torch.OutOfMemoryError("x"), AssertionError("x")])
-def test_any_other_error_ends_the_request_alone(error: Exception):
+def test_other_errors_fail_only_their_request(error: Exception):
     with served(raising(error)) as engine:
         for _ in range(3):
-            outputs = engine.ask([1, 2], [3, 7], [4] * 100)
+            outputs = engine.generate([1, 2], [3, 7], [4] * 100)
             assert [ended(outputs[number]) for number in range(3)] == [
                 ("length", False),
                 ("error", False),
@@ -192,21 +192,26 @@ def test_any_other_error_ends_the_request_alone(error: Exception):
             assert type(error).__name__ in (outputs[1].error or "")
 
 
-def test_a_bad_request_alone_may_be_repeated_as_often_as_one_likes():
+def test_repeated_bad_request_does_not_end_the_engine():
     with served(raising(ValueError("x"))) as engine:
         for _ in range(9):
-            assert ended(engine.ask([7])[0]) == ("error", False)
-        assert ended(engine.ask([1])[0]) == ("length", False)
+            assert ended(engine.generate([7])[0]) == ("error", False)
+        assert ended(engine.generate([1])[0]) == ("length", False)
 
 
-def test_memory_that_runs_out_three_times_in_a_row_ends_it():
+def test_three_out_of_memory_steps_in_a_row_end_the_engine():
     with served(raising(MemoryError())) as engine:
-        assert [ended(engine.ask([7])[0]) for _ in range(3)] == [("error", False), ("error", False), ("error", True)]
+        endings = [ended(engine.generate([7])[0]) for _ in range(3)]
+        assert endings == [
+            ("error", False),
+            ("error", False),
+            ("error", True),
+        ]
         engine.thread.join(60)
         assert not engine.thread.is_alive()
 
 
-def test_pieces_of_prompts_in_between_do_not_count():
+def test_prefill_steps_do_not_reset_the_out_of_memory_count():
     def step(plan: Plan) -> list[int]:
         if any(entry.samples for entry in plan):
             raise MemoryError
@@ -214,46 +219,46 @@ def test_pieces_of_prompts_in_between_do_not_count():
 
     with served(step) as engine:
         prompts = [[token] * 900 for token in range(3)]
-        assert [ended(engine.ask(prompt)[0]) for prompt in prompts] == [
+        assert [ended(engine.generate(prompt)[0]) for prompt in prompts] == [
             ("error", False),
             ("error", False),
             ("error", True),
         ]
 
 
-def unsound_for(tokens: set[int]) -> Callable[[Plan], list[int]]:
+def non_finite_for(tokens: set[int]) -> Callable[[Plan], list[int]]:
     def step(plan: Plan) -> list[int]:
         return [NON_FINITE if tokens & set(entry.sequence.tokens) else 9 for entry in plan if entry.samples]
 
     return step
 
 
-def test_what_is_no_number_ends_its_request_and_is_cleared():
-    with served(unsound_for({7})) as engine:
+def test_non_finite_logits_fail_the_request_and_clear_its_pages():
+    with served(non_finite_for({7})) as engine:
         for _ in range(5):
-            outputs = engine.ask([1, 2], [3, 7])
+            outputs = engine.generate([1, 2], [3, 7])
             assert [ended(outputs[number]) for number in range(2)] == [("length", False), ("error", False)]
         assert engine.runner.cleared
 
 
-def test_no_numbers_from_a_device_that_fails_the_probe_end_it():
-    with served(unsound_for({7, 8})) as engine:
-        outputs = engine.ask([1, 7], [3, 8])
+def test_non_finite_logits_and_failed_probe_end_the_engine():
+    with served(non_finite_for({7, 8})) as engine:
+        outputs = engine.generate([1, 7], [3, 8])
         assert [ended(output) for output in outputs.values()] == [("error", False)] * 2
-        engine.runner.device_is_sound = False
-        outputs = engine.ask([1, 7], [3, 8])
+        engine.runner.probe_is_finite = False
+        outputs = engine.generate([1, 7], [3, 8])
         assert [ended(output) for output in outputs.values()] == [("error", True)] * 2
         engine.thread.join(60)
         assert not engine.thread.is_alive()
 
 
-def test_one_bad_request_beside_a_prompt_in_pieces_is_one_bad_request():
-    with served(unsound_for({7})) as engine:
-        outputs = engine.ask([7], [1] * 900)
+def test_non_finite_request_does_not_fail_a_chunked_prompt():
+    with served(non_finite_for({7})) as engine:
+        outputs = engine.generate([7], [1] * 900)
         assert [ended(outputs[number]) for number in range(2)] == [("error", False), ("length", False)]
 
 
-def test_vectors_that_are_no_numbers_count_like_tokens_that_are_none():
+def test_non_finite_embedding_counts_like_non_finite_logits():
     with served(nines) as engine:
         for _ in range(3):
             outputs = engine.embed([1, 7], [3])
@@ -261,10 +266,10 @@ def test_vectors_that_are_no_numbers_count_like_tokens_that_are_none():
             assert outputs[1].vector == [1.0]
             assert ended(engine.embed([2])[0]) == ("stop", False)
         long = [7] * 900
-        assert ended(engine.embed(long)[0]) == ("error", False), "however many steps it takes"
-        assert ended(engine.ask([1])[0]) == ("length", False)
+        assert ended(engine.embed(long)[0]) == ("error", False), "a prompt of several steps counts once"
+        assert ended(engine.generate([1])[0]) == ("length", False)
         assert [ended(output) for output in engine.embed([1, 7], [3, 7]).values()] == [("error", False)] * 2
-        engine.runner.device_is_sound = False
+        engine.runner.probe_is_finite = False
         assert ended(engine.embed([7])[0]) == ("error", True)
         engine.thread.join(60)
         assert not engine.thread.is_alive()

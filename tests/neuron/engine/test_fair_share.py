@@ -1,4 +1,4 @@
-"""Several principals in one batch: a light one is not held up by a heavy one's crowd, and nobody starves."""
+"""Fair share in one batch: many requests of one principal do not slow down another principal, and none starve."""
 
 import random
 from statistics import median
@@ -14,14 +14,14 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController
 
-PROMPT, ANSWER = 20, 24
+PROMPT, OUTPUT = 20, 24
 
 
-class World:
-    """Closed-loop clients before a scheduler, in a time that passes as a cost model says.
+class ClosedLoop:
+    """Closed-loop clients of a scheduler. The duration of a step follows a linear cost model.
 
     Attributes:
-        took: seconds of every finished request, by principal.
+        latencies: seconds of every finished request, by principal.
     """
 
     def __init__(
@@ -33,23 +33,23 @@ class World:
         self.random = random.Random(5)
         self.now = 0.0
         self.tokens = 0
-        self.took: dict[str, list[float]] = {principal: [] for principal in clients}
-        self._asked: dict[int, tuple[str, float]] = {}
+        self.latencies: dict[str, list[float]] = {principal: [] for principal in clients}
+        self._sent: dict[int, tuple[str, float]] = {}
         for principal, count in clients.items():
             for _ in range(count):
-                self.ask(principal)
+                self.send(principal)
 
-    def ask(self, principal: str, prompt_tokens: int = 0, answer: int = 0) -> None:
-        number = len(self._asked)
+    def send(self, principal: str, prompt_tokens: int = 0, max_tokens: int = 0) -> None:
+        number = len(self._sent)
         prompt = [number % 1000 + 1] * (prompt_tokens or self.random.randint(PROMPT // 2, 2 * PROMPT))
-        answer = answer or (self.random.randint(ANSWER // 2, 2 * ANSWER) if principal == "heavy" else ANSWER)
-        request = Generate(id=number, prompt=prompt, max_tokens=answer, sampling=SamplingParams(), salt=principal)
-        self._asked[number] = (principal, self.now)
+        max_tokens = max_tokens or (self.random.randint(OUTPUT // 2, 2 * OUTPUT) if principal == "heavy" else OUTPUT)
+        request = Generate(id=number, prompt=prompt, max_tokens=max_tokens, sampling=SamplingParams(), salt=principal)
+        self._sent[number] = (principal, self.now)
         assert self.scheduler.add(Sequence(request)) is None
 
     def step(self) -> Plan:
         plan = self.scheduler.plan()
-        assert plan, "this never ends"
+        assert plan, "the scheduler has requests but plans no step"
         base, row, token = self.cost
         rows = sum(entry.sequence.decoding for entry in plan)
         seconds = base + row * rows + token * sum(e.count for e in plan if not e.sequence.decoding)
@@ -59,14 +59,14 @@ class World:
         for output in outputs:
             self.tokens += len(output.tokens)
             if output.finish:
-                principal, asked = self._asked[output.id]
-                self.took[principal].append(self.now - asked)
-                self.ask(principal)
+                principal, sent = self._sent[output.id]
+                self.latencies[principal].append(self.now - sent)
+                self.send(principal)
         return plan
 
     def run(self, light: int) -> None:
-        """Until the light principal has had so many answers."""
-        while len(self.took["light"]) < light:
+        """Run steps until `light` requests of the light principal have finished."""
+        while len(self.latencies["light"]) < light:
             self.step()
 
 
@@ -79,85 +79,85 @@ COSTS = [
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_a_light_principal_waits_at_most_twice_as_long_as_beside_one_client(cost: dict[str, float]) -> None:
-    beside_one = World({"heavy": 1, "light": 1}, **cost)
-    beside_many = World({"heavy": 63, "light": 1}, **cost)
+def test_light_principal_latency_at_most_doubles_beside_63_clients(cost: dict[str, float]) -> None:
+    beside_one = ClosedLoop({"heavy": 1, "light": 1}, **cost)
+    beside_many = ClosedLoop({"heavy": 63, "light": 1}, **cost)
     beside_one.run(30)
     beside_many.run(30)
-    assert median(beside_many.took["light"]) <= 2 * median(beside_one.took["light"])
-    assert len(beside_many.took["heavy"]) >= 63 / 8
+    assert median(beside_many.latencies["light"]) <= 2 * median(beside_one.latencies["light"])
+    assert len(beside_many.latencies["heavy"]) >= 63 / 8
 
 
-def test_where_rows_cost_nothing_nobody_is_held_back() -> None:
-    world = World({"heavy": 63, "light": 1}, base=0.010, row=0.00001, token=0.00001)
-    world.run(5)
-    steps = [sum(entry.sequence.decoding for entry in world.step()) for _ in range(64)]
+def test_cheap_rows_put_all_sequences_into_each_step() -> None:
+    loop = ClosedLoop({"heavy": 63, "light": 1}, base=0.010, row=0.00001, token=0.00001)
+    loop.run(5)
+    steps = [sum(entry.sequence.decoding for entry in loop.step()) for _ in range(64)]
     assert median(steps) >= 50
 
 
-def test_one_principal_alone_is_not_held_back() -> None:
+def test_single_principal_decodes_in_every_step() -> None:
     cost = {"base": 0.010, "row": 0.002, "token": 0.001}
-    world = World({"heavy": 64}, **cost)
+    loop = ClosedLoop({"heavy": 64}, **cost)
     for _ in range(300):
-        decoding = {sequence for sequence in world.scheduler.running if sequence.decoding}
-        assert decoding <= {entry.sequence for entry in world.step()}
+        decoding = {sequence for sequence in loop.scheduler.running if sequence.decoding}
+        assert decoding <= {entry.sequence for entry in loop.step()}
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_a_crowd_is_not_held_up_by_one_that_came_before(cost: dict[str, float]) -> None:
-    """What few rows take is no measure for many: they would stay few."""
-    world = World({"heavy": 1}, **cost)
+def test_steps_grow_after_only_small_batches_were_measured(cost: dict[str, float]) -> None:
+    """The step controller must not keep a batch small because it has measured only small batches."""
+    loop = ClosedLoop({"heavy": 1}, **cost)
     for _ in range(40):
-        world.step()
+        loop.step()
     for _ in range(31):
-        world.ask("heavy")
-    rows = [sum(entry.sequence.decoding for entry in world.step()) for _ in range(600)]
+        loop.send("heavy")
+    rows = [sum(entry.sequence.decoding for entry in loop.step()) for _ in range(600)]
     assert median(rows[300:]) >= 16
 
 
-def test_steps_of_a_crowd_are_of_few_sizes() -> None:
-    """A step of a size that was not there before is longer, as it has to be recorded."""
-    world = World({"heavy": 120}, base=0.010, row=0.002, token=0.004, noise=0.5)
+def test_most_step_sizes_are_multiples_of_eight() -> None:
+    """Step sizes repeat, because a step of a new size is slower: its graph must be captured."""
+    loop = ClosedLoop({"heavy": 120}, base=0.010, row=0.002, token=0.004, noise=0.5)
     for _ in range(200):
-        world.step()
-    sizes = [sum(entry.count for entry in world.step()) for _ in range(400)]
+        loop.step()
+    sizes = [sum(entry.count for entry in loop.step()) for _ in range(400)]
     assert sum(size % 8 == 0 for size in sizes) >= 300
 
 
-def test_the_heavy_principals_sequences_take_turns() -> None:
-    world = World({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
-    world.run(20)
+def test_sequences_of_a_heavy_principal_take_turns() -> None:
+    loop = ClosedLoop({"heavy": 40, "light": 2}, base=0.010, row=0.002, token=0.0001)
+    loop.run(20)
     last: dict[Sequence, int] = {}
     longest = 0
     for number in range(400):
-        for entry in world.step():
+        for entry in loop.step():
             longest = max(longest, number - last.get(entry.sequence, number))
             last[entry.sequence] = number
     assert longest <= 40
-    assert len(world.took["heavy"]) > 20
+    assert len(loop.latencies["heavy"]) > 20
 
 
-@pytest.mark.parametrize("steady", [20, 400, 1000])
-def test_a_long_prompt_goes_on_however_long_the_steps_before_were_alike(steady: int) -> None:
-    world = World({}, base=0.010, row=0.00001, token=0.00001)
+@pytest.mark.parametrize("steps_before", [20, 400, 1000])
+def test_long_prompt_advances_after_many_equal_steps(steps_before: int) -> None:
+    loop = ClosedLoop({}, base=0.010, row=0.00001, token=0.00001)
     for principal in ("heavy", "light"):
-        world.ask(principal, answer=5000)
-    for _ in range(steady):
-        world.step()
-    world.ask("heavy", prompt_tokens=9000, answer=5000)
+        loop.send(principal, max_tokens=5000)
+    for _ in range(steps_before):
+        loop.step()
+    loop.send("heavy", prompt_tokens=9000, max_tokens=5000)
     for _ in range(150):
-        world.step()
-    assert all(sequence.decoding for sequence in world.scheduler.running)
+        loop.step()
+    assert all(sequence.decoding for sequence in loop.scheduler.running)
 
 
-def test_principals_of_one_size_share_every_step() -> None:
-    world = World({"light": 3, "b": 3, "c": 3}, base=0.010, row=0.010, token=0.001)
+def test_equal_principals_share_every_step() -> None:
+    loop = ClosedLoop({"light": 3, "b": 3, "c": 3}, base=0.010, row=0.010, token=0.001)
     for _ in range(100):
-        decoding = {sequence for sequence in world.scheduler.running if sequence.decoding}
-        assert decoding <= {entry.sequence for entry in world.step()}
+        decoding = {sequence for sequence in loop.scheduler.running if sequence.decoding}
+        assert decoding <= {entry.sequence for entry in loop.step()}
 
 
-def test_a_newcomers_prompt_goes_before_a_crowd_of_others() -> None:
+def test_new_principal_prompt_goes_before_queued_prompts_of_another() -> None:
     scheduler = Scheduler(EngineOptions(speculation=False, max_step_tokens=32), PagePool(2000, 16))
     for number in range(40):
         request = Generate(id=number, prompt=[5] * 30, max_tokens=9, sampling=SamplingParams(), salt="heavy")
@@ -176,14 +176,14 @@ def test_a_newcomers_prompt_goes_before_a_crowd_of_others() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_tokens_are_the_same_and_everything_ends(seed: int, recurrent: bool) -> None:
+def test_random_requests_of_several_principals_all_finish(seed: int, recurrent: bool) -> None:
     rng = random.Random(seed)
     states = StatePool(8, 6) if recurrent else None
     options = EngineOptions(max_step_tokens=rng.choice((4, 24, 64)), max_sequences=8, speculation=seed % 2 == 0)
     scheduler = Scheduler(options, PagePool(rng.choice((14, 60)), 4), states)
-    cache = SimulatedCache(scheduler, lambda tokens: sum(tokens[-6:]) % 5)  # what it reads it checks
+    cache = SimulatedCache(scheduler, lambda tokens: sum(tokens[-6:]) % 5)  # checks all slots that are read
     expected: dict[int, int] = {}
-    said: dict[int, list[int]] = {}
+    outputs: dict[int, list[int]] = {}
     for number in range(40):
         tokens = [rng.randrange(5) for _ in range(rng.randint(1, 20))]
         request = Generate(
@@ -195,28 +195,28 @@ def test_tokens_are_the_same_and_everything_ends(seed: int, recurrent: bool) -> 
         )
         if scheduler.add(Sequence(request)) is None:
             expected[number] = min(request.max_tokens, 14 * 4 - len(tokens))
-            said[number] = []
+            outputs[number] = []
     steps = 0
     while not scheduler.idle:
         plan = scheduler.plan()
         assert plan
         rows = sum(entry.count for entry in plan)
         for output in scheduler.commit(plan, cache.run(plan), 0.001 * rows * rng.uniform(0.5, 1.5)):
-            said[output.id] += output.tokens
+            outputs[output.id] += output.tokens
         scheduler.check_idle()
         steps += 1
         assert steps < 5000
-    assert {number: len(tokens) for number, tokens in said.items()} == expected
+    assert {number: len(tokens) for number, tokens in outputs.items()} == expected
 
 
-def test_the_least_recently_stepped_go_first() -> None:
+def test_least_recently_stepped_sequences_go_first() -> None:
     controller = StepController(EngineOptions())
     sequences = [
         Sequence(Generate(id=n, prompt=[1], max_tokens=9, sampling=SamplingParams(), salt="ab"[n > 3]))
         for n in range(5)
     ]
-    seen: list[list[int]] = []
+    chosen: list[list[int]] = []
     for _ in range(4):
         controller.limits([], [])
-        seen.append([sequence.id for sequence in controller.choose(sequences, 2)])
-    assert seen == [[0, 4], [1, 4], [2, 4], [3, 4]]
+        chosen.append([sequence.id for sequence in controller.choose(sequences, 2)])
+    assert chosen == [[0, 4], [1, 4], [2, 4], [3, 4]]

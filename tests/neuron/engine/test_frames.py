@@ -1,4 +1,4 @@
-"""Frames: any cut of the byte stream gives the same messages, and nonsense is refused."""
+"""Frames: any split of the byte stream yields the same messages, and invalid data is rejected."""
 
 import struct
 
@@ -13,21 +13,21 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 3, 5, 1000])
-def test_frames_survive_any_cut(cut: int) -> None:
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 1000])
+def test_any_split_of_the_stream_yields_the_same_messages(size: int) -> None:
     data = b"".join(encode(message) for message in MESSAGES)
     decoder = FrameDecoder(ToEngine)
-    received = [message for at in range(0, len(data), cut) for message in decoder.feed(data[at : at + cut])]
+    received = [message for at in range(0, len(data), size) for message in decoder.feed(data[at : at + size])]
     assert received == MESSAGES
 
 
-def test_a_salt_is_bounded() -> None:
+def test_too_long_salt_is_rejected() -> None:
     request = Generate(id=1, prompt=[1], max_tokens=1, sampling=SamplingParams(), salt="s" * 65)
     with pytest.raises(ValueError, match="salt"):
         FrameDecoder(ToEngine).feed(encode(request))
 
 
 @pytest.mark.parametrize("data", [struct.pack("<I", MAX_FRAME_BYTES + 1), struct.pack("<I", 3) + b"\xc1\xff\x00"])
-def test_nonsense_is_refused(data: bytes) -> None:
+def test_invalid_frame_is_rejected(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         FrameDecoder(ToEngine).feed(data)

@@ -1,4 +1,4 @@
-"""Grammars by way of a real engine process, with SmolLM2's own vocabulary."""
+"""Grammars in a real engine process, and their compilation, with SmolLM2's vocabulary."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ async def client(smollm2_gguf: Path) -> AsyncIterator[EngineClient]:
     await client.close()
 
 
-async def ask(
+async def complete(
     client: EngineClient,
     tokenizer: Tokenizer,
     grammar: str,
@@ -70,27 +70,27 @@ async def ask(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_answers_follow_their_grammars_side_by_side(client: EngineClient, tokenizer: Tokenizer) -> None:
+async def test_concurrent_outputs_follow_their_grammars(client: EngineClient, tokenizer: Tokenizer) -> None:
     hot = [SamplingParams(temperature=1, seed=seed, top_p=0.95) for seed in range(6)]
-    whole, (digits, _), (free, _) = await asyncio.gather(
-        asyncio.gather(*(ask(client, tokenizer, JSON, sampling) for sampling in hot)),
-        ask(client, tokenizer, LLMatcher.grammar_from_regex("[0-9]{4}")),
-        ask(client, tokenizer, "", max_tokens=8),
+    from_schema, (digits, _), (free, _) = await asyncio.gather(
+        asyncio.gather(*(complete(client, tokenizer, JSON, sampling) for sampling in hot)),
+        complete(client, tokenizer, LLMatcher.grammar_from_regex("[0-9]{4}")),
+        complete(client, tokenizer, "", max_tokens=8),
     )
-    for text, last in whole:
+    for text, last in from_schema:
         if last.finish == "stop":
             jsonschema.validate(json.loads(text), SCHEMA)
-    assert sum(last.finish == "stop" for _, last in whole) >= 4
+    assert sum(last.finish == "stop" for _, last in from_schema) >= 4
     assert len(digits) == 4
     assert digits.isdigit()
-    assert free == (await ask(client, tokenizer, "", max_tokens=8))[0]
+    assert free == (await complete(client, tokenizer, "", max_tokens=8))[0]
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: EngineClient, tokenizer: Tokenizer) -> None:
+async def test_invalid_grammar_fails_only_its_request(client: EngineClient, tokenizer: Tokenizer) -> None:
     bad = json.dumps({"grammars": [{"json_schema": {"type": "poem"}}]})
     (_, failed), (text, last), (_, garbled) = await asyncio.gather(
-        ask(client, tokenizer, bad), ask(client, tokenizer, JSON), ask(client, tokenizer, "start: (")
+        complete(client, tokenizer, bad), complete(client, tokenizer, JSON), complete(client, tokenizer, "start: (")
     )
     assert (failed.finish, failed.retry, failed.bad_grammar) == ("error", False, True)
     assert "cannot be compiled" in (failed.error or "")
@@ -103,14 +103,14 @@ async def test_one_that_cannot_be_compiled_fails_its_request_alone(client: Engin
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_whoever_hangs_up_while_it_is_compiled_leaves_nothing(client: EngineClient, tokenizer: Tokenizer) -> None:
-    asking = [asyncio.create_task(ask(client, tokenizer, SLOW)) for _ in range(3)]
+async def test_cancel_during_compilation_frees_the_request(client: EngineClient, tokenizer: Tokenizer) -> None:
+    tasks = [asyncio.create_task(complete(client, tokenizer, SLOW)) for _ in range(3)]
     while client.open_streams < 3:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    for task in asking:
+    for task in tasks:
         task.cancel()
-    await asyncio.wait(asking)
-    await ask(client, tokenizer, JSON)  # behind what is being compiled, which is compiled to its end
+    await asyncio.wait(tasks)
+    await complete(client, tokenizer, JSON)  # waits for the running compilation, which is not interrupted
     assert (client.running, client.waiting, client.open_streams) == (0, 0, 0)
     assert client.free_pages == client.ready.kv_pages
 
@@ -120,15 +120,15 @@ def sequence(number: int, grammar: str) -> Sequence:
 
 
 def fetched(grammars: Grammars, count: int) -> list[tuple[int, Failure | None]]:
-    """The next ones, by their ids, as they come."""
-    found: list[tuple[int, Failure | None]] = []
-    while len(found) < count:
+    """Return ids and failures of the next `count` compiled sequences, in order of completion."""
+    compiled: list[tuple[int, Failure | None]] = []
+    while len(compiled) < count:
         assert select.select([grammars], [], [], 60)[0]
-        found += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
-    return found
+        compiled += [(sequence.id, failure) for sequence, failure in grammars.fetch()]
+    return compiled
 
 
-def test_a_guide_at_a_limit_does_not_fail_later_sequences_with_its_grammar(
+def test_matcher_at_a_limit_does_not_fail_later_matchers(
     smollm2_gguf: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(PARSER_LIMITS, "max_lexer_states", 500)
@@ -136,11 +136,11 @@ def test_a_guide_at_a_limit_does_not_fail_later_sequences_with_its_grammar(
     *letters, forbidden = (tokenizer.encode(letter)[0] for letter in "abcz")
 
     def guide_of(number: int) -> GrammarMatcher:
-        one = sequence(number, states)
-        grammars.begin(one)
+        new = sequence(number, states)
+        grammars.begin(new)
         assert fetched(grammars, 1) == [(number, None)]
-        assert one.guide is not None
-        return one.guide
+        assert new.guide is not None
+        return new.guide
 
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         exhausted, draw = guide_of(0), random.Random(1)
@@ -156,10 +156,10 @@ def test_a_guide_at_a_limit_does_not_fail_later_sequences_with_its_grammar(
 
 
 class Panic(BaseException):
-    """As PyO3 raises one when Rust panics."""
+    """Like PyO3's exception for a Rust panic, not an `Exception`."""
 
 
-def test_a_panic_ends_a_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_panic_fails_only_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def panic(model: Path, width: int) -> Any:
         raise Panic
 
@@ -167,51 +167,51 @@ def test_a_panic_ends_a_request_and_no_more(monkeypatch: pytest.MonkeyPatch) -> 
     with closing(Grammars(Path("no model"), 10)) as grammars:
         for number in range(2):
             grammars.begin(sequence(number, JSON))
-            ((found, failure),) = fetched(grammars, 1)
-            assert found == number
+            ((number_of_failed, failure),) = fetched(grammars, 1)
+            assert number_of_failed == number
             assert failure is not None
             assert not failure.bad_grammar
 
 
-class Gate:
-    """Compiles, one of them not before it is let."""
+class PausedCompiler:
+    """Compiles grammars; the compilation of `grammar` waits for `resume`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, grammar: str) -> None:
-        self.at_it = threading.Event()
-        self.go = threading.Event()
+        self.started = threading.Event()
+        self.resume = threading.Event()
 
-        def compile(tokenizer: Any, asked: str, **limits: Any) -> LLMatcher:
-            if asked == grammar:
-                self.at_it.set()
-                self.go.wait()
-            return LLMatcher(tokenizer, asked, **limits)
+        def compile(tokenizer: Any, source: str, **limits: Any) -> LLMatcher:
+            if source == grammar:
+                self.started.set()
+                self.resume.wait()
+            return LLMatcher(tokenizer, source, **limits)
 
         monkeypatch.setattr("llguidance.LLMatcher", compile)
 
 
-def test_what_is_known_does_not_wait_for_what_is_not(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, SLOW)
+def test_cached_grammar_does_not_wait_for_a_compilation(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = PausedCompiler(monkeypatch, SLOW)
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         grammars.begin(sequence(0, JSON))
         assert fetched(grammars, 1) == [(0, None)]
         for number, grammar in enumerate([SLOW, LLMatcher.grammar_from_regex("[a-z]"), JSON], 1):
             grammars.begin(sequence(number, grammar))
-            gate.at_it.wait()
-        gate.go.set()
+            compiler.started.wait()
+        compiler.resume.set()
         assert [number for number, _ in fetched(grammars, 3)] == [1, 3, 2]
 
 
-def test_a_cancelled_one_is_gone_at_once(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = Gate(monkeypatch, SLOW)
+def test_canceled_sequence_is_released_at_once(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = PausedCompiler(monkeypatch, SLOW)
     with closing(Grammars(smollm2_gguf, 49152)) as grammars:
         grammars.begin(sequence(0, SLOW))
-        gate.at_it.wait()
-        waiting = sequence(1, "a large one")
-        seen = weakref.ref(waiting)
+        compiler.started.wait()
+        waiting = sequence(1, "another grammar")
+        reference = weakref.ref(waiting)
         grammars.begin(waiting)
         del waiting
         grammars.cancel(1)
         gc.collect()
-        assert seen() is None
-        gate.go.set()
+        assert reference() is None
+        compiler.resume.set()
         assert fetched(grammars, 1) == [(0, None)]

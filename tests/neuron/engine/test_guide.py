@@ -1,4 +1,4 @@
-"""Grammars in the engine: what is said follows them, in whatever company and however it is computed."""
+"""Grammars in the engine: outputs follow them in every batch, with chunks, drafts and preemption."""
 
 import itertools
 import json
@@ -55,8 +55,8 @@ def tokenizer(smollm2_gguf: Path) -> LLTokenizer:
 OPS = ReferenceOps(torch.device("cpu"), torch.float32)
 
 
-class Speaker:
-    """Runs plans with logits that depend on the tokens before alone, and checks what the cache would hold."""
+class RandomModel:
+    """Runs plans with logits that depend only on the previous tokens, and checks the simulated cache."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -86,36 +86,36 @@ def request(number: int, grammar: str, **fields: object) -> Generate:
     return Generate(id=number, grammar=grammar, **(settings | fields))  # type: ignore[arg-type]
 
 
-def answers(
+def complete(
     tokenizer: LLTokenizer, requests: Rows[Generate], pages: int = 1000, **options: object
 ) -> dict[int, list[TokenOutput]]:
     scheduler = Scheduler(EngineOptions(**options), PagePool(pages, 4))  # type: ignore[arg-type]
-    for one in requests:
-        matcher = LLMatcher(tokenizer, one.grammar, log_level=0) if one.grammar else None
+    for message in requests:
+        matcher = LLMatcher(tokenizer, message.grammar, log_level=0) if message.grammar else None
         assert matcher is None or not matcher.is_error(), matcher.get_error()
         guide = None if matcher is None else GrammarMatcher(matcher)
-        assert scheduler.add(Sequence(one, guide=guide)) is None
+        assert scheduler.add(Sequence(message, guide=guide)) is None
     return run(scheduler)
 
 
 def run(scheduler: Scheduler) -> dict[int, list[TokenOutput]]:
-    """Until all have ended."""
-    speaker = Speaker(scheduler)
+    """Run until all sequences have ended; return the outputs by sequence id."""
+    model = RandomModel(scheduler)
     outputs: dict[int, list[TokenOutput]] = {sequence.id: [] for sequence in scheduler.waiting}
     while not scheduler.idle:
         plan = scheduler.plan()
-        for output in scheduler.commit(plan, speaker.run(plan)):
+        for output in scheduler.commit(plan, model.run(plan)):
             outputs[output.id].append(output)
     scheduler.check_idle()
     return outputs
 
 
-def said(outputs: Rows[TokenOutput]) -> list[int]:
+def tokens_of(outputs: Rows[TokenOutput]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
 
 def text(tokenizer: LLTokenizer, outputs: Rows[TokenOutput]) -> str:
-    return tokenizer.decode_bytes([token for token in said(outputs) if token != END]).decode()
+    return tokenizer.decode_bytes([token for token in tokens_of(outputs) if token != END]).decode()
 
 
 SETTINGS = [
@@ -128,34 +128,34 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_every_setting_yields_what_the_schema_asks_for(tokenizer: LLTokenizer, sampling: SamplingParams) -> None:
-    (outputs,) = answers(tokenizer, [request(0, JSON, sampling=sampling)]).values()
+def test_all_sampling_settings_follow_the_schema(tokenizer: LLTokenizer, sampling: SamplingParams) -> None:
+    (outputs,) = complete(tokenizer, [request(0, JSON, sampling=sampling)]).values()
     assert outputs[-1].finish == "stop"
-    assert END not in said(outputs), "it is over when nothing may follow"
+    assert END not in tokens_of(outputs), "a grammar that allows no further token ends without an end token"
     jsonschema.validate(json.loads(text(tokenizer, outputs)), SCHEMA)
 
 
-def test_an_end_is_said_where_more_might_follow(tokenizer: LLTokenizer) -> None:
+def test_end_token_is_allowed_where_the_grammar_may_end(tokenizer: LLTokenizer) -> None:
     eager = SamplingParams(temperature=0, logit_bias={END: 100.0})
-    (outputs,) = answers(tokenizer, [request(0, DIGITS, sampling=eager)]).values()
-    assert said(outputs)[-1] == END
+    (outputs,) = complete(tokenizer, [request(0, DIGITS, sampling=eager)]).values()
+    assert tokens_of(outputs)[-1] == END
     assert re.fullmatch("[0-9]{3,9}", text(tokenizer, outputs))
-    (outputs,) = answers(tokenizer, [request(0, DIGITS, sampling=eager, stop_ids=[])]).values()
-    assert outputs[-1].finish == "stop", "even if the request knows no end"
+    (outputs,) = complete(tokenizer, [request(0, DIGITS, sampling=eager, stop_ids=[])]).values()
+    assert outputs[-1].finish == "stop", "an end token ends the output even without `stop_ids`"
 
 
-def test_what_is_cut_by_length_has_begun_rightly(tokenizer: LLTokenizer) -> None:
-    (whole,) = answers(tokenizer, [request(0, JSON)]).values()
+def test_output_cut_by_length_is_a_prefix_of_the_full_output(tokenizer: LLTokenizer) -> None:
+    (expected,) = complete(tokenizer, [request(0, JSON)]).values()
     for length in range(1, 12):
-        (outputs,) = answers(tokenizer, [request(0, JSON, max_tokens=length)]).values()
-        assert (said(outputs), outputs[-1].finish) == (said(whole)[:length], "length")
+        (outputs,) = complete(tokenizer, [request(0, JSON, max_tokens=length)]).values()
+        assert (tokens_of(outputs), outputs[-1].finish) == (tokens_of(expected)[:length], "length")
 
 
 REQUESTS = [request(n, (JSON, DIGITS, COLOUR, "")[n % 4], max_tokens=40) for n in range(8)]
 
 
 @pytest.mark.parametrize(
-    "circumstances",
+    "options",
     [
         {"speculation": False},
         {"speculation_max_sequences": 64},
@@ -165,24 +165,22 @@ REQUESTS = [request(n, (JSON, DIGITS, COLOUR, "")[n % 4], max_tokens=40) for n i
         {"max_sequences": 2},
     ],
 )
-def test_company_chunks_drafts_and_preemption_change_nothing(
-    tokenizer: LLTokenizer, circumstances: dict[str, int]
-) -> None:
-    together = answers(tokenizer, REQUESTS, **circumstances)
-    for one in REQUESTS:
-        (alone,) = answers(tokenizer, [one], speculation=False).values()
-        assert said(together[one.id]) == said(alone)
-        assert together[one.id][-1].finish == alone[-1].finish
+def test_batching_chunks_drafts_and_preemption_keep_the_tokens(tokenizer: LLTokenizer, options: dict[str, int]) -> None:
+    together = complete(tokenizer, REQUESTS, **options)
+    for message in REQUESTS:
+        (expected,) = complete(tokenizer, [message], speculation=False).values()
+        assert tokens_of(together[message.id]) == tokens_of(expected)
+        assert together[message.id][-1].finish == expected[-1].finish
 
 
-def test_what_is_forced_takes_fewer_steps(tokenizer: LLTokenizer) -> None:
-    (outputs,) = answers(tokenizer, [request(0, COLOUR)]).values()
-    assert len(outputs) < len(said(outputs))
-    (slowly,) = answers(tokenizer, [request(0, COLOUR)], speculation=False).values()
-    assert said(outputs) == said(slowly)
+def test_forced_tokens_take_fewer_steps(tokenizer: LLTokenizer) -> None:
+    (outputs,) = complete(tokenizer, [request(0, COLOUR)]).values()
+    assert len(outputs) < len(tokens_of(outputs))
+    (slowly,) = complete(tokenizer, [request(0, COLOUR)], speculation=False).values()
+    assert tokens_of(outputs) == tokens_of(slowly)
 
 
-def test_tokens_are_refused_after_every_draft_and_the_guide_stays_where_it_was(tokenizer: LLTokenizer) -> None:
+def test_rejections_after_drafts_keep_the_matcher_state(tokenizer: LLTokenizer) -> None:
     rng = random.Random(1)
     grammar = LLMatcher(tokenizer, JSON)
     tokens = tokenizer.tokenize_str('{"first_name":"Ada","age_in_years":36,"favourite_colour":"red"}')
@@ -195,20 +193,20 @@ def test_tokens_are_refused_after_every_draft_and_the_guide_stays_where_it_was(t
         drafts = tokens[at : at + rng.randint(0, 5)]
         wrong = rng.randint(0, len(drafts))
         chosen = [*drafts, END]
-        chosen[wrong] = 5000  # which may stand in the name alone
-        found = guide.refused(chosen, drafts)
+        chosen[wrong] = 5000  # a token that only the name may contain
+        masks = guide.refused(chosen, drafts)
         if at + wrong < len(tokens):
             barred = not np.unpackbits(expected[at + wrong], bitorder="little")[5000]
-            assert found.keys() == (
+            assert masks.keys() == (
                 {wrong, len(drafts)} if barred and at + len(drafts) < len(tokens) else {wrong} if barred else set()
             )
-        assert all((mask == expected[at + row]).all() for row, mask in found.items())
+        assert all((mask == expected[at + row]).all() for row, mask in masks.items())
         guide.advance(token)
     assert guide.ended
     assert not guide.error
 
 
-def test_nothing_is_refused_but_what_a_mask_bars(tokenizer: LLTokenizer) -> None:
+def test_only_masked_tokens_are_rejected(tokenizer: LLTokenizer) -> None:
     rng = random.Random(2)
     for grammar in (JSON, DIGITS, COLOUR, LLMatcher.grammar_from_lark("start: /[a-z]*/ <|im_end|>")):
         guide, plain = GrammarMatcher(LLMatcher(tokenizer, grammar)), LLMatcher(tokenizer, grammar)
@@ -218,34 +216,34 @@ def test_nothing_is_refused_but_what_a_mask_bars(tokenizer: LLTokenizer) -> None
             mask = np.frombuffer(plain.compute_bitmask(), dtype=np.uint8)
             bits = np.unpackbits(mask, bitorder="little")[:WIDTH]
             for token in (*rng.sample(range(WIDTH), 200), *rng.choices(np.flatnonzero(bits).tolist(), k=20), END):
-                found = guide.refused([token], ())
-                assert [*found] == [0][bits[token] :], token
-                assert all((other == mask).all() for other in found.values())
+                masks = guide.refused([token], ())
+                assert [*masks] == [0][bits[token] :], token
+                assert all((actual == mask).all() for actual in masks.values())
             token = int(rng.choice(np.flatnonzero(bits)))
             guide.advance(token)
             assert plain.consume_token(token)
         assert not guide.error
 
 
-def test_what_is_refused_is_drawn_again_in_its_proportion(tokenizer: LLTokenizer) -> None:
+def test_rejected_token_is_redrawn_from_the_allowed_distribution(tokenizer: LLTokenizer) -> None:
     allowed = [tokenizer.tokenize_str(letter)[0] for letter in "0123456789"]
     logits = torch.full((WIDTH,), -torch.inf)
     weights = torch.arange(1, 11, dtype=torch.float32)
     logits[allowed] = weights.log()
-    logits[5000] = weights.sum().log()  # half of what is drawn is refused
+    logits[5000] = weights.sum().log()  # half of the drawn tokens are rejected
     counts = torch.zeros(WIDTH)
     guide = GrammarMatcher(LLMatcher(tokenizer, LLMatcher.grammar_from_regex("[0-9]")))
     draws = 4000
     for seed in range(draws):
-        one = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
-        plan = [PlanEntry(one, len(one.tokens))]
-        counts[launch(OPS, logits[None].clone(), sampling_of([(one, ())])).read(partial(refused, plan))] += 1
+        sequence = Sequence(request(0, DIGITS, sampling=SamplingParams(temperature=1, seed=seed)), guide=guide)
+        plan = [PlanEntry(sequence, len(sequence.tokens))]
+        counts[launch(OPS, logits[None].clone(), sampling_of([(sequence, ())])).read(partial(refused, plan))] += 1
     shares = weights / weights.sum()
     assert counts[allowed].sum() == draws
     assert ((counts[allowed] / draws - shares).abs() < 4 * (shares * (1 - shares) / draws).sqrt()).all()
 
 
-def test_an_end_as_a_draft_is_taken_back(tokenizer: LLTokenizer) -> None:
+def test_drafted_end_token_is_rolled_back(tokenizer: LLTokenizer) -> None:
     guide = GrammarMatcher(LLMatcher(tokenizer, DIGITS))
     for token in tokenizer.tokenize_str("123"):
         guide.advance(token)
@@ -255,7 +253,7 @@ def test_an_end_as_a_draft_is_taken_back(tokenizer: LLTokenizer) -> None:
     assert not guide.error
 
 
-def test_a_token_that_the_grammar_does_not_allow_is_an_error_of_the_engine_and_ends_its_sequence_alone(
+def test_disallowed_token_fails_only_its_sequence(
     tokenizer: LLTokenizer,
 ) -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
@@ -272,39 +270,39 @@ def test_a_token_that_the_grammar_does_not_allow_is_an_error_of_the_engine_and_e
     scheduler.check_idle()
 
 
-class Recording(Drafter):
-    """Keeps how long its drafts are, and of how long ones it hears."""
+class RecordingDrafter(Drafter):
+    """Records the lengths of its drafts, and the lengths passed to `learn`."""
 
     def __init__(self, tokens: list[int]) -> None:
         super().__init__(tokens)
-        self.made: set[int] = set()
-        self.heard: set[int] = set()
+        self.drafted: set[int] = set()
+        self.learned: set[int] = set()
 
     def draft(self, limit: int) -> tuple[int, ...]:
         draft = super().draft(limit)
-        self.made |= {*range(1, len(draft) + 1)}  # a grammar may leave the beginning of one
+        self.drafted |= {*range(1, len(draft) + 1)}  # a grammar may shorten a draft
         return draft
 
     def learn(self, drafted: int, accepted: int) -> None:
-        self.heard.add(drafted)
+        self.learned.add(drafted)
         super().learn(drafted, accepted)
 
 
-def test_what_is_forced_is_bounded_and_teaches_the_drafter_nothing(tokenizer: LLTokenizer) -> None:
+def test_forced_drafts_are_bounded_and_not_learned(tokenizer: LLTokenizer) -> None:
     grammar = LLMatcher.grammar_from_regex("(yes|no): " + "the quick brown fox jumps over the lazy dog, " * 20)
     scheduler = Scheduler(EngineOptions(), PagePool(1000, 4))
-    one = Sequence(request(0, grammar, max_tokens=400), guide=GrammarMatcher(LLMatcher(tokenizer, grammar)))
-    one.drafter = Recording(one.tokens)
-    scheduler.add(one)
-    speaker = Speaker(scheduler)
+    sequence = Sequence(request(0, grammar, max_tokens=400), guide=GrammarMatcher(LLMatcher(tokenizer, grammar)))
+    sequence.drafter = RecordingDrafter(sequence.tokens)
+    scheduler.add(sequence)
+    model = RandomModel(scheduler)
     lengths: set[int] = set()
     while not scheduler.idle:
         plan = scheduler.plan()
         lengths |= {len(entry.drafts) for entry in plan}
-        scheduler.commit(plan, speaker.run(plan))
-    assert one.generated > 180
+        scheduler.commit(plan, model.run(plan))
+    assert sequence.generated > 180
     assert max(lengths) == MAX_DRAFTS
-    assert one.drafter.heard <= one.drafter.made
+    assert sequence.drafter.learned <= sequence.drafter.drafted
 
 
 AMBIGUOUS = LLMatcher.grammar_from_lark('start: s "b"?\ns: s s | "a" | s s s')
@@ -312,7 +310,12 @@ NARROW = LLParserLimits(max_items_in_row=200, verbose_errors=False)
 
 
 def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
-    """A matcher that can take so many of one token, and of another one at any time, which is the end."""
+    """Return a matcher of a grammar near a parser limit.
+
+    Returns:
+        The matcher; the number of `repeated` tokens after which the parser exceeds its limit; the `repeated` token;
+        a token that is allowed at any time and ends the grammar.
+    """
     many, last = (tokenizer.tokenize_str(letters)[0] for letters in ("aaaaaaaa", "b"))
     matcher = LLMatcher(tokenizer, AMBIGUOUS, log_level=0, limits=NARROW)
     probe, most = GrammarMatcher(matcher), -1
@@ -323,7 +326,7 @@ def narrow(tokenizer: LLTokenizer) -> tuple[LLMatcher, int, int, int]:
 
 
 @pytest.mark.parametrize("ahead", range(4))
-def test_an_error_ahead_is_none_if_the_answer_goes_another_way(tokenizer: LLTokenizer, ahead: int) -> None:
+def test_matcher_error_in_rejected_drafts_is_ignored(tokenizer: LLTokenizer, ahead: int) -> None:
     matcher, most, many, last = narrow(tokenizer)
     fitting, filled = GrammarMatcher(matcher), GrammarMatcher(matcher)
     for guide in (fitting, filled):
@@ -339,7 +342,7 @@ def test_an_error_ahead_is_none_if_the_answer_goes_another_way(tokenizer: LLToke
         assert (guide.error, guide.ended) == ("", True)
 
 
-def test_an_error_comes_where_it_comes_without_drafts(tokenizer: LLTokenizer) -> None:
+def test_matcher_error_is_the_same_with_and_without_drafts(tokenizer: LLTokenizer) -> None:
     matcher, most, many, _ = narrow(tokenizer)
     eager = SamplingParams(temperature=0, logit_bias={many: 100.0})
     errors: set[str | None] = set()
@@ -351,11 +354,11 @@ def test_an_error_comes_where_it_comes_without_drafts(tokenizer: LLTokenizer) ->
         (outputs,) = run(scheduler).values()
         assert (outputs[-1].finish, outputs[-1].bad_grammar) == ("error", True)
         errors.add(outputs[-1].error)
-        assert 0 < len(said(outputs)) <= most, "what the last step brought is not told"
+        assert 0 < len(tokens_of(outputs)) <= most, "the tokens of the failed step are not reported"
     assert len(errors) == 1
 
 
-def test_a_grammar_that_takes_long_ends_its_sequence_and_no_other(tokenizer: LLTokenizer) -> None:
+def test_slow_grammar_fails_only_its_sequence(tokenizer: LLTokenizer) -> None:
     seconds = itertools.count()
     slow = GrammarMatcher(LLMatcher(tokenizer, JSON), clock=lambda: next(seconds) / 10)
     scheduler = Scheduler(EngineOptions(), PagePool(100, 4))
@@ -365,10 +368,10 @@ def test_a_grammar_that_takes_long_ends_its_sequence_and_no_other(tokenizer: LLT
     assert outputs[0][-1].bad_grammar
     assert "too long" in (outputs[0][-1].error or "")
     assert outputs[1][-1].finish in ("stop", "length")
-    assert len(said(outputs[1])) > len(said(outputs[0]))
+    assert len(tokens_of(outputs[1])) > len(tokens_of(outputs[0]))
 
 
-def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> None:
+def test_end_token_not_marked_special_is_not_allowed_in_text(tmp_path: Path) -> None:
     letters = [*map(chr, range(0x21, 0x7F)), "Ġ", "</s>"]
     backend = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     backend.decoder = decoders.ByteLevel()
@@ -381,4 +384,4 @@ def test_an_end_that_is_not_called_special_stands_in_no_text(tmp_path: Path) -> 
     for letter in '"<"':
         guide.advance(letters.index(letter))
         allowed.append((not guide.refused([letters.index("<")], ()), not guide.refused([end], ())))
-    assert allowed == [(True, False), (True, False), (True, True)], "an end only where the text may end"
+    assert allowed == [(True, False), (True, False), (True, True)], "the end is allowed after the closing quote"

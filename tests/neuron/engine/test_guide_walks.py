@@ -1,4 +1,4 @@
-"""Random walks with drafts over real vocabularies: a guide stays where its output is, whatever it looks ahead to."""
+"""Random walks with drafts over real vocabularies: the matcher's state always equals that of its output."""
 
 import random
 from pathlib import Path
@@ -30,22 +30,22 @@ TOOLS = {
 
 
 class Walk:
-    """A walk through the grammar of forced calls, as the scheduler takes one: drafts, choices, masks, output.
+    """A walk through the grammar of required tool calls, with the scheduler's calls: drafts, choices, masks, output.
 
     Attributes:
-        output: the tokens that the guide was advanced by.
+        output: tokens by which the matcher was advanced.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str, seed: int) -> None:
         self.output: list[int] = []
         self._rng = random.Random(seed)
         self._width = tokenizer.vocab_size
-        self._beginning = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
-        assert not self._beginning.is_error(), self._beginning.get_error()
-        self.guide = GrammarMatcher(self._beginning)
+        self._initial = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+        assert not self._initial.is_error(), self._initial.get_error()
+        self.guide = GrammarMatcher(self._initial)
 
     def run(self) -> None:
-        """Walk until the grammar ends, checking the guide after every step."""
+        """Walk until the grammar ends; check the matcher after every step."""
         while len(self.output) < LENGTH and not self.guide.ended:
             self._step()
             assert not self.guide.error, f"{self.guide.error} after {self.output}"
@@ -60,17 +60,17 @@ class Walk:
         chosen = [*drafts[:wrong], *self._rng.choices(range(self._width), k=len(drafts) - wrong + 1)]
         for row, mask in self.guide.refused(chosen, drafts).items():
             chosen[row] = self._any_of(mask)
-        kept = 0
-        while kept < self.guide.ahead and chosen[kept] == drafts[kept]:
-            kept += 1
-        for token in chosen[: kept + 1]:
+        accepted = 0
+        while accepted < self.guide.ahead and chosen[accepted] == drafts[accepted]:
+            accepted += 1
+        for token in chosen[: accepted + 1]:
             self.guide.advance(token)
             self.output.append(token)
             if self.guide.ended:
                 break
 
     def _drafts(self) -> tuple[int, ...]:
-        """None for the first token, as after a prompt; else what is forced, or a random continuation."""
+        """Return drafts: none for the first token, else the forced tokens or a random continuation."""
         if not self.output or self._rng.random() < 0.2:
             return ()
         if forced := self.guide.forced(self._rng.randint(1, MOST_DRAFTS)):
@@ -82,7 +82,7 @@ class Walk:
         return self.guide.fitting(tuple(drafts[: self._rng.randint(0, len(drafts))]))
 
     def _compare(self, expected: Mask) -> None:
-        """The guide's mask is the expected one."""
+        """Check that the matcher's mask is `expected`."""
         barred = [token for token in self._rng.choices(range(self._width), k=20) if not _has(expected, token)]
         if barred:
             masks = self.guide.refused(barred[:1], ())
@@ -91,12 +91,12 @@ class Walk:
         assert self.guide.refused([self._any_of(expected)], ()) == {}
 
     def _fresh(self) -> LLMatcher:
-        matcher = self._beginning.deep_copy()
+        matcher = self._initial.deep_copy()
         assert matcher.consume_tokens(self.output), matcher.get_error()
         return matcher
 
     def _any_of(self, mask: Mask) -> int:
-        """A token whose bit is set."""
+        """Return a random token whose bit is set."""
         byte = int(self._rng.choice(np.flatnonzero(mask)))
         return self._rng.choice([token for token in range(8 * byte, 8 * byte + 8) if _has(mask, token)])
 
@@ -106,7 +106,7 @@ def _has(mask: Mask, token: int) -> bool:
 
 
 @pytest.mark.parametrize("model", ["qwen2_5_tokenizer", "llama3_2_tokenizer", "mistral_nemo_tokenizer", "smollm2_gguf"])
-def test_guide_equals_a_fresh_matcher_after_any_drafts(model: str, request: pytest.FixtureRequest) -> None:
+def test_matcher_equals_a_fresh_matcher_after_any_drafts(model: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(model)
     known = ModelText.open(path).tokenizer
     tokenizer = read_vocabulary(path, known.vocab_size)
@@ -123,7 +123,7 @@ def test_guide_equals_a_fresh_matcher_after_any_drafts(model: str, request: pyte
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_guide_equals_a_fresh_matcher_where_all_markers_are_tokens(family: str) -> None:
+def test_matcher_with_marker_tokens_equals_a_fresh_matcher(family: str) -> None:
     known = byte_level(sorted(FAMILIES[family].markers))
     for parallel in (True, False):
         grammar = for_tools(family, TOOLS, "required", parallel, token_id=known.token_id)

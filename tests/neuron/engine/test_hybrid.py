@@ -1,4 +1,4 @@
-"""A model with recurrent layers: however a sequence is scheduled, its tokens and its state are the same."""
+"""A model with recurrent layers: scheduling does not change the tokens or the state of a sequence."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
@@ -46,7 +46,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1:  # larger than trained ones, so that tokens depend on what came long before
+            if parameter.dim() > 1:  # larger than trained weights, so that tokens depend on distant tokens
                 parameter.normal_(0, 0.1)
             elif "A_log" not in name:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -59,70 +59,72 @@ def scheduler(runner: Runner, **options: Any) -> Scheduler:
 
 
 @pytest.fixture(scope="module")
-def alone(runner: Runner) -> list[list[int]]:
+def expected_tokens(runner: Runner) -> list[list[int]]:
     off = {"prefix_reuse": "off", "speculation": False}
     return [generate(runner, scheduler(runner, **off), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"speculation": False}, {"pages": 9}])
-def test_however_it_is_scheduled(runner: Runner, alone: list[list[int]], options: dict[str, int]) -> None:
-    assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == alone
+def test_scheduling_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+    assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
-def test_overlap_changes_nothing(runner: Runner, alone: list[list[int]], options: dict[str, int]) -> None:
+def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
     overlapping = scheduler(runner, speculation=False, **options)
-    assert generate(runner, overlapping, PROMPTS, TOKENS, overlap=True) == alone
-    longer = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
+    assert generate(runner, overlapping, PROMPTS, TOKENS, overlap=True) == expected_tokens
+    longer = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
     from_snapshots = generate(runner, overlapping, longer, TOKENS, overlap=True)
     assert from_snapshots == generate(runner, scheduler(runner, prefix_reuse="off", speculation=False), longer, TOKENS)
 
 
-class Foresight:
-    """Guesses two tokens right and a third one wrong, every time."""
+class PresetDrafter:
+    """A drafter whose first two tokens are always right and whose third token is wrong."""
 
-    answers: ClassVar[list[list[int]]] = []
+    completions: ClassVar[list[list[int]]] = []
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        (answer,) = [answer for answer in self.answers if answer[: len(self._tokens)] == self._tokens]
-        coming = answer[len(self._tokens) :]
-        return tuple([*coming[:2], (coming[2:3] or [0])[0] ^ 1][:limit])
+        (completion,) = [tokens for tokens in self.completions if tokens[: len(self._tokens)] == self._tokens]
+        next_tokens = completion[len(self._tokens) :]
+        return tuple([*next_tokens[:2], (next_tokens[2:3] or [0])[0] ^ 1][:limit])
 
-    def learn(self, drafted: int, kept: int) -> None:
+    def learn(self, drafted: int, accepted: int) -> None:
         pass
 
 
-def test_drafts_change_nothing(runner: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", Foresight)
-    Foresight.answers = [prompt + tokens for prompt, tokens in zip(PROMPTS, alone, strict=True)]
-    guessing = scheduler(runner, speculation_max_sequences=8)
+def test_drafts_keep_the_tokens(
+    runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", PresetDrafter)
+    PresetDrafter.completions = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
+    speculating = scheduler(runner, speculation_max_sequences=8)
     steps = 0
-    plan_step = guessing.plan
+    plan_step = speculating.plan
 
     def spy() -> Plan:
         nonlocal steps
         steps += 1
         return plan_step()
 
-    guessing.plan = spy  # type: ignore[method-assign]
-    assert generate(runner, guessing, PROMPTS, TOKENS) == alone
-    assert steps < TOKENS, "no draft was taken up"
+    speculating.plan = spy  # type: ignore[method-assign]
+    assert generate(runner, speculating, PROMPTS, TOKENS) == expected_tokens
+    assert steps < TOKENS, "no draft was accepted"
 
 
 def prefill(
     runner: Runner, scheduler: Scheduler, prompt: list[int], monkeypatch: pytest.MonkeyPatch, turn: int = 0
 ) -> tuple[int, Tensor, list[Tensor]]:
-    """Cached tokens, logits and state of a prompt that is computed to its end, and no further."""
+    """Compute a prompt; return its cached tokens, its logits and its recurrent state."""
     sequence = Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY, turn=turn))
     assert scheduler.add(sequence) is None
-    seen: list[Tensor] = []
+    computed: list[Tensor] = []
 
     def spy(step: StepInput, last: Tensor | None) -> tuple[Tensor, None]:
-        seen.append(Runner.compute(runner, step, last)[0].clone())
-        return seen[-1], None
+        computed.append(Runner.compute(runner, step, last)[0].clone())
+        return computed[-1], None
 
     while True:
         plan = scheduler.plan()
@@ -132,27 +134,27 @@ def prefill(
             sampled = runner.run(build_step(plan)).tokens
         scheduler.commit(plan, sampled)
         if ends:
-            state = [part[slot].clone() for cache in runner._states for part in (cache.conv, cache.state)]
-            return sequence.cached, seen[-1], state
+            state = [tensor[slot].clone() for cache in runner._states for tensor in (cache.conv, cache.state)]
+            return sequence.cached, computed[-1], state
 
 
 @pytest.mark.parametrize(
-    ("case", "cached"), [("the second turn", 192), ("the same turn once more", 192), ("another last turn", 128)]
+    ("case", "cached"), [("second turn", 192), ("same turn again", 192), ("changed last turn", 128)]
 )
-def test_a_hit_has_the_state_of_a_cold_run(
+def test_prefix_hit_has_the_state_of_a_cold_run(
     runner: Runner, case: str, cached: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt, turn = PROMPTS[-1], 150
     warm = scheduler(runner, speculation=False)
     prefill(runner, warm, prompt, monkeypatch, turn)
     continued = {
-        "the second turn": [*prompt, *PROMPTS[2]],
-        "the same turn once more": prompt,
-        "another last turn": [*prompt[:turn], *PROMPTS[2]],
+        "second turn": [*prompt, *PROMPTS[2]],
+        "same turn again": prompt,
+        "changed last turn": [*prompt[:turn], *PROMPTS[2]],
     }[case]
-    found, logits, state = prefill(runner, warm, continued, monkeypatch)
+    warm_cached, logits, state = prefill(runner, warm, continued, monkeypatch)
     cold = scheduler(runner, prefix_reuse="off")
-    none, cold_logits, cold_state = prefill(runner, cold, continued, monkeypatch)
-    assert (found, none) == (cached, 0)
-    for ours, theirs in zip([logits, *state], [cold_logits, *cold_state], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    cold_cached, cold_logits, cold_state = prefill(runner, cold, continued, monkeypatch)
+    assert (warm_cached, cold_cached) == (cached, 0)
+    for actual, expected in zip([logits, *state], [cold_logits, *cold_state], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Memory of an accelerator as it is seen to be taken, told by a card that only counts."""
+"""Measured GPU memory, with a simulated GPU that only counts bytes."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading import device
-from helexa.neuron.engine.loading.fit import alone
+from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.load import load_once
 from helexa.neuron.engine.loading.memory_measurement import largest, measured, measured_on_device
 from helexa.neuron.ops.choice import Choice
@@ -19,8 +19,8 @@ from neuron.needing import MIB, needs
 from tiny_models import tiny_model
 
 
-class Card:
-    """A card of 8000 MiB on which 1200 are allocated, of which 1000 are weights."""
+class SimulatedGpu:
+    """A GPU with 8000 MiB, of which 1200 are allocated. 1000 of these are weights."""
 
     def __init__(self, free_mb: int = 8000) -> None:
         self.allocated = self.peak = 1200 * MIB
@@ -28,7 +28,7 @@ class Card:
         self._size = free_mb * MIB
 
     def use(self, *sizes_mb: int) -> None:
-        """Take so much and give it back, one time after the other."""
+        """Allocate and free each of `sizes_mb`, one after another."""
         self.peak = max(self.peak, *(self.allocated + size * MIB for size in sizes_mb))
         self.cached = self.peak - self.allocated
 
@@ -53,26 +53,28 @@ class Card:
         return self._size - self.memory_reserved(), self._size
 
 
-def test_needs_follow_what_was_seen_and_what_is_left_goes_to_the_cache() -> None:
-    card = Card()
-    card.use(3000)  # while it loaded
-    guessed = needs(weights=900 * MIB, step=700 * MIB, share=0.8, pages=100_000, page_step=7, position_step=7)
-    found = measured(guessed, 1000 * MIB, lambda: card.use(200, 300), graphs=False, cuda=card)
-    assert (found.weights, found.loading) == (1000 * MIB, 0)
-    assert found.step == int(300 * 1.1 * MIB)
-    assert found.free == 8000 * MIB, "what it holds itself is free for it"
-    assert (found.page_step, found.position_step) == (0, 0)
-    recorded = measured(guessed, 1000 * MIB, lambda: card.use(300), graphs=True, cuda=card)
-    assert recorded.step == 2 * found.step
-    assert alone(found).pages > alone(recorded).pages > alone(guessed).pages // 2
-    with pytest.raises(DoesNotFitError) as refused:
-        alone(measured(guessed, 1000 * MIB, lambda: card.use(8000), graphs=False, cuda=card))
-    assert refused.value.details["activations_mb"] == 8800
+def test_request_follows_measured_peaks_and_the_cache_gets_the_remainder() -> None:
+    gpu = SimulatedGpu()
+    gpu.use(3000)  # peak while loading
+    estimate = needs(weights=900 * MIB, step=700 * MIB, share=0.8, pages=100_000, page_step=7, position_step=7)
+    measurement = measured(estimate, 1000 * MIB, lambda: gpu.use(200, 300), graphs=False, cuda=gpu)
+    assert (measurement.weights, measurement.loading) == (1000 * MIB, 0)
+    assert measurement.step == int(300 * 1.1 * MIB)
+    assert measurement.free == 8000 * MIB, "memory that the engine holds counts as free for it"
+    assert (measurement.page_step, measurement.position_step) == (0, 0)
+    with_graphs = measured(estimate, 1000 * MIB, lambda: gpu.use(300), graphs=True, cuda=gpu)
+    assert with_graphs.step == 2 * measurement.step
+    assert (
+        divide_free_memory(measurement).pages
+        > divide_free_memory(with_graphs).pages
+        > divide_free_memory(estimate).pages // 2
+    )
+    with pytest.raises(DoesNotFitError) as rejected:
+        divide_free_memory(measured(estimate, 1000 * MIB, lambda: gpu.use(8000), graphs=False, cuda=gpu))
+    assert rejected.value.details["activations_mb"] == 8800
 
 
-def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runner_measures_the_largest_steps_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
     tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
     monkeypatch.setattr(
@@ -80,24 +82,28 @@ def test_a_runner_measures_the_largest_steps_and_then_has_the_cache_that_is_left
     )
     options = EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100)
     runner = load_once(tmp_path, options)
-    card = Card()
+    gpu = SimulatedGpu()
     for name in ("empty_cache", "reset_peak_memory_stats", "synchronize", "mem_get_info", "memory_reserved"):
-        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
     for name in ("memory_allocated", "max_memory_allocated"):
-        monkeypatch.setattr(torch.cuda, name, getattr(card, name))
-    monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # which short contexts do not show
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # workspace that short contexts do not need
     steps: list[None] = []
-    needed = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
-    found = measured_on_device(runner._model, runner.ops, options, needed, 5, lambda: steps.append(None))
-    assert len(steps) == len(largest(100, 5)), "whoever waits hears of each"
-    assert (found.weights, found.free) == (card.allocated, 8000 * MIB)
-    assert found.step == 2 * 1000, "once for recorded steps, once for others"
-    runner = Runner(runner._model, runner.ops, options, found, alone(found))
+    estimate = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
+    measurement = measured_on_device(runner._model, runner.ops, options, estimate, 5, lambda: steps.append(None))
+    assert len(steps) == len(largest(100, 5)), "one progress call per measured step"
+    assert (measurement.weights, measurement.free) == (gpu.allocated, 8000 * MIB)
+    assert measurement.step == 2 * 1000, "once for captured steps, once for other steps"
+    runner = Runner(runner._model, runner.ops, options, measurement, divide_free_memory(measurement))
     short, prompt, tokens = largest(100, 5)
     assert [len(runner.run(step).tokens) for step in (short, prompt, tokens)] == [1, 1, 5]
     assert [len(step.tokens) for step in (short, prompt)] == [32, 100]
 
 
-def test_tokens_are_chosen_in_all_ways_that_have_kernels_of_their_own() -> None:
-    ways = [step.sampling for step in largest(2048, 2) if step.sampling is not None]
-    assert {(way.temperature[0] > 0, way.top_p[0] < 1) for way in ways} == {(False, False), (True, False), (True, True)}
+def test_measured_steps_cover_all_sampling_kernels() -> None:
+    settings = [step.sampling for step in largest(2048, 2) if step.sampling is not None]
+    assert {(sampling.temperature[0] > 0, sampling.top_p[0] < 1) for sampling in settings} == {
+        (False, False),
+        (True, False),
+        (True, True),
+    }

@@ -1,5 +1,5 @@
-"""However a sequence is scheduled, its greedy tokens are the same on the native kernels; on those of stock torch they
-differ only where the float32 reference hesitates, too."""
+"""Scheduling does not change greedy tokens on the native kernels. On the kernels of stock torch, tokens differ from the
+float32 reference only where the reference's top probabilities are close."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
@@ -23,7 +23,7 @@ from helexa.neuron.ops.native.compiler import Unavailable
 from helexa.neuron.ops.native.native import NativeOps
 from helexa.neuron.ops.torch_cpu import CpuOps
 
-# "The capital of France is", then made-up text of different lengths; page borders (64) fall inside and at the ends.
+# "The capital of France is" and artificial text of different lengths; page boundaries (64) fall inside and at the ends.
 FRANCE = [504, 3575, 282, 4649, 314]
 PROMPTS = [
     FRANCE + [(900 + 37 * n + 7 * i) % 4000 for i in range(length)]
@@ -32,22 +32,22 @@ PROMPTS = [
 TOKENS = 8
 Reference = Callable[[tuple[int, ...], tuple[int, ...]], torch.Tensor]
 CACHE_MB = 128
-HESITATION = 0.4
-"""Natural logarithm of the ratio of two probabilities between which rounding may choose."""
+MAX_LOGPROB_GAP = 0.4
+"""Largest difference of two log-probabilities, in nats, at which rounding may change the chosen token."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def threads() -> Iterator[int]:
-    """Torch gets one: more of them wait for each other whenever another process wants a core."""
-    before = torch.get_num_threads()
+    """Let torch use one thread: several threads are slow on a busy machine. Yield the default number."""
+    default = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield before
-    torch.set_num_threads(before)
+    yield default
+    torch.set_num_threads(default)
 
 
 @pytest.fixture(scope="module", params=["auto", "int8"])
 def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> Runner:
-    """SmolLM2 on the native kernels and threads of their own, with K and V in 16 and in 8 bits."""
+    """SmolLM2 on the native kernels with their own threads, with a 16-bit and an 8-bit KV cache."""
     torch.set_num_threads(threads)
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=CACHE_MB, kv_dtype=request.param))
     torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def native(request: pytest.FixtureRequest, threads: int, smollm2_gguf: Path) -> 
 
 @pytest.fixture(scope="module")
 def stock(smollm2_gguf: Path) -> Runner:
-    """SmolLM2 on what stock torch has for this processor."""
+    """SmolLM2 on stock torch's kernels for this processor."""
     if not CpuOps.available():
         pytest.skip("this CPU does not multiply bfloat16")
 
@@ -74,29 +74,32 @@ def stock(smollm2_gguf: Path) -> Runner:
 
 @pytest.fixture(scope="module")
 def reference(runner: Runner) -> Reference:
-    """What the float32 reference says of a prompt and the tokens after it, computed once."""
+    """Return a cached function of a prompt and its output tokens: their log-probabilities by the float32 reference."""
     return cache(partial(log_probabilities, runner))
 
 
 @pytest.fixture(scope="module")
-def alone(native: Runner) -> list[list[int]]:
+def expected_tokens(native: Runner) -> list[list[int]]:
     return [generate(native, scheduler_of(native), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
-def test_a_batch_of_eight_gives_the_same_tokens(native: Runner, alone: list[list[int]]) -> None:
-    assert generate(native, scheduler_of(native), PROMPTS, TOKENS) == alone
+def test_batch_of_eight_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+    assert generate(native, scheduler_of(native), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_a_batch_of_twenty_gives_the_same_tokens(native: Runner, alone: list[list[int]]) -> None:
-    assert generate(native, scheduler_of(native), PROMPTS * 2 + PROMPTS[:4], TOKENS) == alone * 2 + alone[:4]
+def test_batch_of_twenty_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+    assert (
+        generate(native, scheduler_of(native), PROMPTS * 2 + PROMPTS[:4], TOKENS)
+        == expected_tokens * 2 + expected_tokens[:4]
+    )
 
 
-def test_a_chunk_budget_of_sixteen_gives_the_same_tokens(native: Runner, alone: list[list[int]]) -> None:
-    assert generate(native, scheduler_of(native, max_step_tokens=16), PROMPTS, TOKENS) == alone
+def test_chunks_of_sixteen_tokens_keep_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
+    assert generate(native, scheduler_of(native, max_step_tokens=16), PROMPTS, TOKENS) == expected_tokens
 
 
-def test_preemption_gives_the_same_tokens(
-    native: Runner, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
+def test_preemption_keeps_the_tokens(
+    native: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preempted: list[int] = []
     preempt = Queues.preempt
@@ -106,27 +109,27 @@ def test_preemption_gives_the_same_tokens(
         preempt(self, sequence)
 
     monkeypatch.setattr(Queues, "preempt", spy)
-    assert generate(native, scheduler_of(native, pages=7), PROMPTS, TOKENS) == alone
-    assert any(length > PAGE_SIZE for length in preempted), "no sequence had a full page to come back to"
+    assert generate(native, scheduler_of(native, pages=7), PROMPTS, TOKENS) == expected_tokens
+    assert any(length > PAGE_SIZE for length in preempted), "no preempted sequence had a full page to reuse"
 
 
-def test_a_prefix_hit_gives_the_same_tokens(native: Runner, alone: list[list[int]]) -> None:
+def test_prefix_hit_keeps_the_tokens(native: Runner, expected_tokens: list[list[int]]) -> None:
     scheduler, long = scheduler_of(native), PROMPTS[-1]
-    assert generate(native, scheduler, PROMPTS, TOKENS) == alone
+    assert generate(native, scheduler, PROMPTS, TOKENS) == expected_tokens
     cached = scheduler.queues.cached_tokens
-    assert generate(native, scheduler, PROMPTS, TOKENS) == alone
+    assert generate(native, scheduler, PROMPTS, TOKENS) == expected_tokens
     assert scheduler.queues.cached_tokens - cached >= len(long) // PAGE_SIZE * PAGE_SIZE
-    turn = [long + alone[-1] + FRANCE]
+    turn = [long + expected_tokens[-1] + FRANCE]
     fresh = scheduler_of(native, prefix_reuse="off")
     assert generate(native, scheduler, turn, TOKENS) == generate(native, fresh, turn, TOKENS)
 
 
-def test_native_tokens_are_the_references_unless_it_hesitates(
-    native: Runner, runner: Runner, reference: Reference, alone: list[list[int]]
+def test_native_tokens_match_the_reference_up_to_close_choices(
+    native: Runner, runner: Runner, reference: Reference, expected_tokens: list[list[int]]
 ) -> None:
-    assert generate(runner, scheduler_of(runner), [FRANCE], 4) == [alone[0][:4]]
-    for prompt, tokens in zip(PROMPTS, alone, strict=True):
-        near_the_reference(native, reference, prompt, tokens)
+    assert generate(runner, scheduler_of(runner), [FRANCE], 4) == [expected_tokens[0][:4]]
+    for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True):
+        check_near_reference(native, reference, prompt, tokens)
 
 
 @pytest.mark.parametrize(
@@ -138,23 +141,23 @@ def test_native_tokens_are_the_references_unless_it_hesitates(
     ],
     ids=str,
 )
-def test_tokens_of_stock_torch_are_the_references_unless_it_hesitates(
+def test_stock_torch_tokens_match_the_reference_up_to_close_choices(
     stock: Runner, reference: Reference, options: dict[str, int]
 ) -> None:
     for prompt, tokens in zip(PROMPTS, generate(stock, scheduler_of(stock, **options), PROMPTS, TOKENS), strict=True):
-        near_the_reference(stock, reference, prompt, tokens)
+        check_near_reference(stock, reference, prompt, tokens)
 
 
-def near_the_reference(ours: Runner, reference: Reference, prompt: list[int], tokens: list[int]) -> None:
-    """Each token is one that the reference might have chosen, and probabilities on the way are like its own."""
-    expected, actual = reference(tuple(prompt), tuple(tokens)), log_probabilities(ours, prompt, tokens)
+def check_near_reference(candidate: Runner, reference: Reference, prompt: list[int], tokens: list[int]) -> None:
+    """Check that the reference could have chosen each token with similar probabilities."""
+    expected, actual = reference(tuple(prompt), tuple(tokens)), log_probabilities(candidate, prompt, tokens)
     chosen = expected.gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    assert (expected.amax(1) - chosen).max() < HESITATION
+    assert (expected.amax(1) - chosen).max() < MAX_LOGPROB_GAP
     assert (expected.exp() * (expected - actual)).sum(1).max() < 0.03  # nats
 
 
 def log_probabilities(runner: Runner, prompt: Rows[int], tokens: Rows[int]) -> torch.Tensor:
-    """[tokens, vocabulary], before each of `tokens`."""
+    """Return the log-probabilities before each of `tokens`, of shape [tokens, vocabulary]."""
     request = Generate(id=0, prompt=list(prompt), max_tokens=1, sampling=SamplingParams())
     sequence = Sequence(request, pages=list(range(4)))
     logits = runner.forward(build_step([PlanEntry(sequence, len(prompt), drafts=tuple(tokens[:-1]))]))

@@ -1,4 +1,4 @@
-"""The outline of a model says what it will hold, before a weight is read."""
+"""The memory estimate of a model, made before any weight is read."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helexa.neuron.engine.ipc.messages import EngineOptions
 from helexa.neuron.engine.loading.load import load_once
-from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, outline
+from helexa.neuron.engine.loading.memory_estimate import MemoryEstimate, estimate_memory
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.protocol import Ops
@@ -49,16 +49,16 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def outlined(ops: Ops, path: Path, quant: str = "") -> MemoryEstimate:
+def estimate_of(ops: Ops, path: Path, quant: str = "") -> MemoryEstimate:
     with open_checkpoint(path) as checkpoint:
         architecture = model_class(checkpoint.config["model_type"])
         config = {**architecture.defaults, **checkpoint.config}
         policy = QuantPolicy(quant, config["num_hidden_layers"])
-        return outline(NothingIsRead(checkpoint), architecture, config, ops, policy)
+        return estimate_memory(UnreadableCheckpoint(checkpoint), architecture, config, ops, policy)
 
 
-class NothingIsRead:
-    """A checkpoint whose tensors may not be read."""
+class UnreadableCheckpoint:
+    """A checkpoint that fails if a tensor is read."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.config, self.total_bytes = checkpoint.config, checkpoint.total_bytes
@@ -71,21 +71,21 @@ class NothingIsRead:
 @pytest.mark.parametrize("quant", ["", "q4k"])
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("model", MODELS)
-def test_what_a_model_will_hold_is_known_beforehand(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
+def test_estimate_matches_the_memory_of_a_cpu_model(model: str, dtype: str, quant: str, tmp_path: Path) -> None:
     tiny_model(tmp_path, **MODELS[model])
     runner = load_once(tmp_path, EngineOptions(dtype=dtype, quant=quant, kv_cache_mb=1))
-    found = outlined(runner.ops, tmp_path, quant)
-    real = tensor_bytes(runner._model, {})
-    assert real <= found.weights * 1.01  # the tables of the rotation are not weights
-    assert found.weights <= real * 1.02
-    assert found.page // 64 == runner.facts.token_bytes
-    assert found.state == runner.facts.state_bytes
-    assert (found.vocab_size, found.context) == (runner.facts.vocab_size, 512)
+    estimate = estimate_of(runner.ops, tmp_path, quant)
+    actual = tensor_bytes(runner._model, {})
+    assert actual <= estimate.weights * 1.01  # the rotary tables are not counted as weights
+    assert estimate.weights <= actual * 1.02
+    assert estimate.page // 64 == runner.facts.token_bytes
+    assert estimate.state == runner.facts.state_bytes
+    assert (estimate.vocab_size, estimate.context) == (runner.facts.vocab_size, 512)
 
 
 @pytest.mark.parametrize("quant", ["", "q4k"])
 @pytest.mark.parametrize("model", MODELS)
-def test_what_a_gpu_will_hold_is_known_beforehand(
+def test_estimate_matches_the_memory_of_a_gpu_model(
     model: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from helexa.neuron.ops.gpu import gpu
@@ -98,29 +98,29 @@ def test_what_a_gpu_will_hold_is_known_beforehand(
         config = {**architecture.defaults, **checkpoint.config}
         policy = QuantPolicy(quant, config["num_hidden_layers"])
         built = architecture(config, Loader(checkpoint, ops, lambda done: None, policy=policy))
-    real, found = tensor_bytes(built, {}), outlined(ops, tmp_path, quant)
-    assert real <= found.weights * 1.01
-    assert found.weights <= real * 1.02
-    assert found.loading > 0
+    actual, estimate = tensor_bytes(built, {}), estimate_of(ops, tmp_path, quant)
+    assert actual <= estimate.weights * 1.01
+    assert estimate.weights <= actual * 1.02
+    assert estimate.loading > 0
 
 
-def test_real_weights(smollm2_gguf: Path) -> None:
+def test_estimate_matches_the_memory_of_smollm2(smollm2_gguf: Path) -> None:
     runner = load_once(smollm2_gguf, EngineOptions(kv_cache_mb=8))
-    found = outlined(runner.ops, smollm2_gguf)
-    assert found.weights == pytest.approx(tensor_bytes(runner._model, {}), rel=0.01)
-    assert found.page == runner.facts.kv_bytes // runner.facts.kv_pages
+    estimate = estimate_of(runner.ops, smollm2_gguf)
+    assert estimate.weights == pytest.approx(tensor_bytes(runner._model, {}), rel=0.01)
+    assert estimate.page == runner.facts.kv_bytes // runner.facts.kv_pages
 
 
-def test_meta_weights_have_the_format_of_the_tensor(smollm2_gguf: Path) -> None:
+def test_meta_weight_has_the_format_of_the_tensor(smollm2_gguf: Path) -> None:
     with open_checkpoint(smollm2_gguf) as checkpoint:
         for name in ("model.embed_tokens.weight", "model.layers.3.mlp.down_proj.weight"):
             real = checkpoint.read(name)
-            found = checkpoint.on_meta(name, tuple(real.shape))
+            meta = checkpoint.on_meta(name, tuple(real.shape))
             assert isinstance(real, GroupwiseTensor)
-            assert isinstance(found, GroupwiseTensor)
-            assert found.codes.is_meta
-            assert (found.shape, found.nbytes) == (real.shape, real.nbytes)
-            assert (found.bits, found.group_size, found.zero) == (real.bits, real.group_size, real.zero)
-            assert (found.minimum is None) == (real.minimum is None)
-            assert found.scale.unit.dtype == real.scale.unit.dtype
+            assert isinstance(meta, GroupwiseTensor)
+            assert meta.codes.is_meta
+            assert (meta.shape, meta.nbytes) == (real.shape, real.nbytes)
+            assert (meta.bits, meta.group_size, meta.zero) == (real.bits, real.group_size, real.zero)
+            assert (meta.minimum is None) == (real.minimum is None)
+            assert meta.scale.unit.dtype == real.scale.unit.dtype
         assert checkpoint.on_meta("model.norm.weight", (576,)).dtype == torch.float32

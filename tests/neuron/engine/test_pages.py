@@ -1,4 +1,4 @@
-"""Pages and their hashes: what is shared, what is kept, what is evicted."""
+"""KV pages and their hashes: sharing, caching and eviction."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from helexa.neuron.engine.kv_cache.page_pool import PagePool
 A, B, C, D = b"a", b"b", b"c", b"d"
 
 
-def kept(pool: PagePool, *hashes: bytes) -> list[int]:
-    """Pages that were registered and given back."""
+def cached_pages(pool: PagePool, *hashes: bytes) -> list[int]:
+    """Take pages, register them with `hashes`, give them back, and return them."""
     pages = pool.take(len(hashes))
     for page, page_hash in zip(pages, hashes, strict=True):
         pool.register(page, page_hash)
@@ -17,7 +17,7 @@ def kept(pool: PagePool, *hashes: bytes) -> list[int]:
     return pages
 
 
-def test_pages_come_in_ascending_order_and_come_back() -> None:
+def test_pages_are_taken_in_ascending_order_and_given_back() -> None:
     pool = PagePool(5, 4)
     assert pool.take(2) == [0, 1]
     assert pool.take(3) == [2, 3, 4]
@@ -27,26 +27,26 @@ def test_pages_come_in_ascending_order_and_come_back() -> None:
     assert pool.take(5) == [0, 1, 2, 3, 4]
 
 
-def test_a_registered_page_is_found_again_and_still_counts_as_free() -> None:
+def test_registered_page_matches_and_counts_as_free() -> None:
     pool = PagePool(4, 4)
-    pages = kept(pool, A, B)
+    pages = cached_pages(pool, A, B)
     assert pool.free == 4
     assert pool.match([A, B, C]) == pages
     assert pool.match([B]) == [pages[1]]
     assert pool.match([C, A]) == []
-    assert pool.held(pages) == 0
+    assert pool.count_held(pages) == 0
     pool.share(pages)
-    assert (pool.free, pool.held(pages)) == (2, 2)
+    assert (pool.free, pool.count_held(pages)) == (2, 2)
     pool.share(pages)
     pool.give_back(pages)
-    assert (pool.free, pool.held(pages)) == (2, 2)
+    assert (pool.free, pool.count_held(pages)) == (2, 2)
     pool.give_back(pages)
     assert pool.free == 4
 
 
-def test_empty_pages_go_before_kept_ones_and_tails_before_heads() -> None:
+def test_empty_pages_are_taken_first_then_the_ends_of_prefixes() -> None:
     pool = PagePool(4, 4)
-    first, second, third = kept(pool, A, B, C)
+    first, second, third = cached_pages(pool, A, B, C)
     assert pool.take(1) == [3]
     assert pool.take(1) == [third]
     assert pool.match([A, B, C]) == [first, second]
@@ -54,10 +54,10 @@ def test_empty_pages_go_before_kept_ones_and_tails_before_heads() -> None:
     assert pool.match([A, B, C]) == [first]
 
 
-def test_the_least_recently_used_are_evicted_first() -> None:
+def test_least_recently_used_pages_are_evicted_first() -> None:
     pool = PagePool(4, 4)
-    old = kept(pool, A, B)
-    new = kept(pool, C, D)
+    old = cached_pages(pool, A, B)
+    new = cached_pages(pool, C, D)
     pool.share(old)
     pool.give_back(old)
     pool.take(2)
@@ -66,16 +66,16 @@ def test_the_least_recently_used_are_evicted_first() -> None:
     assert new != old
 
 
-def test_a_shared_page_is_never_evicted() -> None:
+def test_shared_page_is_not_evicted() -> None:
     pool = PagePool(3, 4)
-    pages = kept(pool, A, B)
+    pages = cached_pages(pool, A, B)
     pool.share(pages[:1])
     assert set(pool.take(2)).isdisjoint(pages[:1])
     with pytest.raises(AssertionError, match="0 free"):
         pool.take(1)
 
 
-def test_of_two_pages_with_the_same_content_the_first_is_kept() -> None:
+def test_second_page_with_equal_content_is_not_cached() -> None:
     pool = PagePool(3, 4)
     first, second = pool.take(2)
     pool.register(first, A)
@@ -83,19 +83,19 @@ def test_of_two_pages_with_the_same_content_the_first_is_kept() -> None:
     assert pool.match([A]) == [first]
     pool.give_back([second])
     pool.give_back([first])
-    assert sorted([*pool.take(2)]) == [1, 2], "the second was empty"
+    assert sorted([*pool.take(2)]) == [1, 2], "the second page is not cached, so it is taken first"
     assert pool.match([A]) == [first]
 
 
-def test_an_evicted_page_can_be_registered_anew() -> None:
+def test_evicted_page_can_be_registered_again() -> None:
     pool = PagePool(1, 4)
-    kept(pool, A)
-    kept(pool, B)
+    cached_pages(pool, A)
+    cached_pages(pool, B)
     assert pool.match([A]) == []
     assert pool.match([B]) == [0]
 
 
-def test_giving_back_twice_is_noticed() -> None:
+def test_giving_back_twice_raises() -> None:
     pool = PagePool(2, 4)
     pages = pool.take(1)
     pool.give_back(pages)
@@ -109,7 +109,7 @@ def hashes(tokens: list[int], salt: str = "", size: int = 4) -> list[bytes]:
     return chain[1:]
 
 
-def test_a_hash_depends_on_every_token_up_to_the_end_of_its_page() -> None:
+def test_page_hash_depends_on_all_tokens_up_to_its_end() -> None:
     base = hashes([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
     assert len(set(base)) == 3
     changed = hashes([1, 2, 3, 4, 5, 99, 7, 8, 9, 10, 11, 12])
@@ -118,19 +118,19 @@ def test_a_hash_depends_on_every_token_up_to_the_end_of_its_page() -> None:
     assert not set(hashes([0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])) & set(base)
 
 
-def test_a_hash_depends_on_where_its_page_begins() -> None:
+def test_page_hash_depends_on_its_position() -> None:
     first, second = hashes([1, 2, 3, 4, 1, 2, 3, 4])
     assert first != second
 
 
-def test_chains_of_different_salts_never_meet() -> None:
+def test_different_salts_share_no_page_hashes() -> None:
     tokens = list(range(12))
     chains = [hashes(tokens, salt) for salt in ("", "a", "b", "ab")]
     assert len({page_hash for chain in chains for page_hash in chain}) == 12
     assert hashes(tokens, "a") == hashes(tokens, "a")
 
 
-def test_a_chain_grows_to_what_it_would_be_at_once() -> None:
+def test_incremental_hash_chain_equals_a_complete_one() -> None:
     tokens = list(range(100_000, 100_012))
     chain = chain_of("")
     for pages in (1, 1, 2, 3):

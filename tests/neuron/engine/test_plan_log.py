@@ -26,11 +26,13 @@ GRAMMAR = '{"grammars": [{"lark_grammar": "start: \\"the sky is \\" (\\"blue\\" 
 
 
 def setup(hybrid: bool = False, **options: object) -> Setup:
-    built = EngineOptions(**({"max_sequences": 16} | options))  # type: ignore[arg-type]
-    return Setup(options=built, pages=250, page_size=16, snapshots=8 if hybrid else None)
+    engine_options = EngineOptions(**({"max_sequences": 16} | options))  # type: ignore[arg-type]
+    return Setup(options=engine_options, pages=250, page_size=16, snapshots=8 if hybrid else None)
 
 
-def recorded(folder: Path, seconds: float, *, hybrid: bool = False, overlap: bool = False) -> tuple[Path, VirtualHour]:
+def record_plans(
+    folder: Path, seconds: float, *, hybrid: bool = False, overlap: bool = False
+) -> tuple[Path, VirtualHour]:
     scheduler = RecordedScheduler(setup(hybrid), folder)
     hour = VirtualHour(scheduler, seed=1, overlap=overlap)
     hour.run(seconds=seconds)
@@ -39,7 +41,7 @@ def recorded(folder: Path, seconds: float, *, hybrid: bool = False, overlap: boo
 
 
 @pytest.mark.parametrize(("hybrid", "overlap"), [(False, True), (True, False)], ids=["attention", "hybrid"])
-def test_a_recorded_hour_replays_identically(
+def test_recorded_hour_replays_identically(
     tmp_path: Path, hybrid: bool, overlap: bool, monkeypatch: pytest.MonkeyPatch
 ):
     preemptions = Counter[bool]()
@@ -51,35 +53,35 @@ def test_a_recorded_hour_replays_identically(
 
     with monkeypatch.context() as patch:
         patch.setattr(Queues, "preempt", spy)
-        path, hour = recorded(tmp_path, 3600, hybrid=hybrid, overlap=overlap)
+        path, hour = record_plans(tmp_path, 3600, hybrid=hybrid, overlap=overlap)
 
     records = list(read(path))
     planned = [record for record in records if isinstance(record, Planned)]
     entries = [entry for record in planned for entry in record.entries]
-    grammars = [one for record in records if isinstance(record, Finished) for one in record.grammars]
-    seen = {
+    grammars = [grammar for record in records if isinstance(record, Finished) for grammar in record.grammars]
+    coverage = {
         "requests": sum(isinstance(record, Added) for record in records) / 500,
         "plans": len(planned) / 5000,
         "drafts": sum(entry.guessed for entry in entries) / 500,
         "forced": sum(bool(entry.drafts) and not entry.guessed for entry in entries) / 100,
-        "failed grammars": sum(one.failed for one in grammars) / 5,
-        "complete grammars": sum(one.ended for one in grammars) / 50,
+        "failed grammars": sum(grammar.failed for grammar in grammars) / 5,
+        "complete grammars": sum(grammar.ended for grammar in grammars) / 50,
         "failed steps": sum(isinstance(record, Failed) for record in records) / 20,
         "not finite": sum(bool(record.not_finite) for record in records if isinstance(record, Finished)) / 5,
         "preemptions": preemptions[True] / 20,
     }
     if overlap:
-        seen["planned ahead"] = sum(record.ahead for record in planned) / 500
+        coverage["planned ahead"] = sum(record.ahead for record in planned) / 500
     if hybrid:
-        seen["snapshots"] = sum(entry.save is not None for entry in entries) / 500
-        seen["restored"] = sum(entry.restore is not None for entry in entries) / 20
-    assert {name for name, share in seen.items() if share < 1} == set(), seen
+        coverage["snapshots"] = sum(entry.save is not None for entry in entries) / 500
+        coverage["restored"] = sum(entry.restore is not None for entry in entries) / 20
+    assert {name for name, share in coverage.items() if share < 1} == set(), coverage
 
     assert replay(path) == Replay(len(hour.plans))
 
 
-def test_a_log_is_private(tmp_path: Path):
-    path, _ = recorded(tmp_path / "new folder", 200)
+def test_log_contains_no_texts_or_account_names(tmp_path: Path):
+    path, _ = record_plans(tmp_path / "new folder", 200)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_bytes()
     assert not any(word in content for word in (b"alice", b"bob", b"this text must not be in a log"))
@@ -97,29 +99,29 @@ def test_a_log_is_private(tmp_path: Path):
         ("_MIN_HEAVY_TOKENS", 24),
     ],
 )
-def test_a_changed_constant_is_reported_at_the_first_plan_that_differs(
+def test_changed_constant_is_reported_at_the_first_differing_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constant: str, value: float
 ):
-    path, hour = recorded(tmp_path, 900)
+    path, hour = record_plans(tmp_path, 900)
     monkeypatch.setattr(step_controller, constant, value)
-    found = replay(path)
-    assert 1 < found.plans < len(hour.plans)
-    assert found.recorded is not None
-    assert found.recorded != found.replayed
-    copied = copy_of(path, found.plans - 1)
-    assert replay(copied) == Replay(found.plans - 1)
-    # A scheduler with that constant, given the same requests, departs there for the first time.
-    other = VirtualHour(Scheduler(*setup().parts()), seed=1)
-    other.run(seconds=900)
-    pairs = zip(hour.plans, other.plans, strict=False)
-    assert next(number for number, (one, two) in enumerate(pairs, start=1) if one != two) == found.plans
+    result = replay(path)
+    assert 1 < result.plans < len(hour.plans)
+    assert result.recorded is not None
+    assert result.recorded != result.replayed
+    copied = copy_of(path, result.plans - 1)
+    assert replay(copied) == Replay(result.plans - 1)
+    # A scheduler with the changed constant, given the same requests, first differs at the same plan.
+    changed = VirtualHour(Scheduler(*setup().arguments()), seed=1)
+    changed.run(seconds=900)
+    pairs = zip(hour.plans, changed.plans, strict=False)
+    assert next(number for number, (before, after) in enumerate(pairs, start=1) if before != after) == result.plans
 
 
 @pytest.mark.parametrize("number", [2, 300])
-def test_an_altered_plan_is_reported(
+def test_altered_plan_is_reported(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    path, _ = recorded(tmp_path, 200)
+    path, _ = record_plans(tmp_path, 200)
     assert output_of(path, monkeypatch, capsys).endswith(" plans are identical\n")
     altered = copy_of(path, number, alter=True)
     assert replay(altered).plans == number
@@ -128,17 +130,17 @@ def test_an_altered_plan_is_reported(
     assert [line.partition(":")[0] for line in lines[1:]] == ["recorded", "replayed"]
 
 
-def test_an_incomplete_last_record_is_left_out_and_other_files_are_refused(
+def test_incomplete_last_record_is_ignored_and_invalid_files_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    path, _ = recorded(tmp_path, 100)
+    path, _ = record_plans(tmp_path, 100)
     *_, last = read(path)
-    assert isinstance(last, Planned)  # the one of an idle scheduler
+    assert isinstance(last, Planned)  # the empty plan of an idle scheduler
     content = path.read_bytes()
     path.write_bytes(content[:-3])
     assert replay(path) == Replay(sum(isinstance(record, Planned) for record in read(path)))
-    for wrong in (b"", b"hello, world", content[len(content) // 2 :]):
-        path.write_bytes(wrong)
+    for invalid in (b"", b"hello, world", content[len(content) // 2 :]):
+        path.write_bytes(invalid)
         with pytest.raises(msgspec.DecodeError):
             replay(path)
     with pytest.raises(SystemExit, match="cannot be replayed"):
@@ -147,11 +149,9 @@ def test_an_incomplete_last_record_is_left_out_and_other_files_are_refused(
         output_of(tmp_path / "missing", monkeypatch, capsys)
 
 
-def test_a_log_ends_at_its_size_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_log_ends_at_its_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setattr(recorded_scheduler, "_MAX_BYTES", 20_000)
-    path, hour = recorded(tmp_path, 100)
+    path, hour = record_plans(tmp_path, 100)
     assert 15_000 < path.stat().st_size < 20_000
     assert 10 < replay(path).plans < len(hour.plans)
     assert replay(path).recorded is None
@@ -159,25 +159,25 @@ def test_a_log_ends_at_its_size_limit(
     assert messages[1:] == [f"the plan log ends path={path} reason=it has reached 20000 bytes"]
 
 
-def test_a_full_disk_ends_a_log_and_not_the_engine(
+def test_full_disk_ends_the_log_but_not_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.setattr(recorded_scheduler.os, "O_EXCL", 0)
-    monkeypatch.setattr(recorded_scheduler.time, "strftime", lambda form: "full")
+    monkeypatch.setattr(recorded_scheduler.time, "strftime", lambda format: "full")
     (tmp_path / f"full-{recorded_scheduler.os.getpid()}.plans").symlink_to("/dev/full")
-    _, hour = recorded(tmp_path, 100)
+    _, hour = record_plans(tmp_path, 100)
     assert {output.finish for output in hour.outputs.values()} >= {"stop", "length"}
     assert caplog.records[-1].getMessage().endswith("reason=No space left on device")
 
 
-def test_with_fixed_times_plans_do_not_depend_on_measured_ones():
+def test_fixed_step_timing_makes_plans_independent_of_measured_times():
     plans: dict[str, list[object]] = {}
     for timing in ("measured", "fixed"):
         plans[timing] = []
         for noise_seed, token_seconds in ((1, 0.001), (2, 0.1)):
-            parts = setup(step_timing=timing).parts()[:3]
-            options = parts[0]
-            scheduler = Scheduler(*parts, step_controller.StepController(options, 120.0, token_seconds))
+            arguments = setup(step_timing=timing).arguments()[:3]
+            options = arguments[0]
+            scheduler = Scheduler(*arguments, step_controller.StepController(options, 120.0, token_seconds))
             hour = VirtualHour(scheduler, seed=3, noise_seed=noise_seed, overlap=True)
             hour.run(seconds=900)
             plans[timing].append(hour.plans)
@@ -186,7 +186,7 @@ def test_with_fixed_times_plans_do_not_depend_on_measured_ones():
 
 
 @pytest.mark.parametrize(("overlap", "timing"), [(False, "measured"), (True, "fixed")])
-async def test_the_log_of_a_real_engine_replays_identically(
+async def test_log_of_a_real_engine_replays_identically(
     smollm2_gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool, timing: str
 ):
     monkeypatch.setenv("NEURON_DEBUG_PLAN_LOG", str(tmp_path))
@@ -194,21 +194,21 @@ async def test_the_log_of_a_real_engine_replays_identically(
     options = EngineOptions(kv_cache_mb=12, max_sequences=6, overlap=overlap, step_timing=timing)  # type: ignore[arg-type]
     client = await EngineClient.start(smollm2_gguf, options)
 
-    async def answer(number: int, first: int = 1, **fields: object) -> None:
+    async def complete(number: int, first: int = 1, **fields: object) -> None:
         prompt = [first] + [300 + number % 3] * (9 + number % 5) + list(range(400, 400 + 30 * (number % 5)))
         settings = {"max_tokens": 4 + number, "sampling": GREEDY, "salt": f"account-{number % 3}"} | fields
         async with aclosing(client.generate(prompt, **settings)) as outputs:  # type: ignore[arg-type]
             async for output in outputs:
                 if number % 4 == 1 and output.tokens:
-                    return  # the client hangs up
+                    return  # the client disconnects
 
     try:
         await asyncio.gather(
-            *(answer(number) for number in range(10)),
-            *(answer(number, grammar=GRAMMAR, max_tokens=20) for number in range(2)),
-            answer(8, prompt_logprobs=1, max_tokens=0),
-            answer(3, first=1001),
-            answer(3, first=1002),
+            *(complete(number) for number in range(10)),
+            *(complete(number, grammar=GRAMMAR, max_tokens=20) for number in range(2)),
+            complete(8, prompt_logprobs=1, max_tokens=0),
+            complete(3, first=1001),
+            complete(3, first=1002),
             client.embed(list(range(500, 600))),
         )
     finally:
@@ -219,14 +219,14 @@ async def test_the_log_of_a_real_engine_replays_identically(
     assert kinds[Added] == 16
     assert kinds[Failed] > 0
     assert any(record.not_finite for record in records if isinstance(record, Finished))
-    assert any(one.ended for record in records if isinstance(record, Finished) for one in record.grammars)
+    assert any(g.ended for record in records if isinstance(record, Finished) for g in record.grammars)
     assert any(record.ahead for record in records if isinstance(record, Planned)) == overlap
     assert replay(path) == Replay(kinds[Planned])
     assert b"account" not in path.read_bytes()
 
 
 def copy_of(path: Path, plans: int, *, alter: bool = False) -> Path:
-    """Copy a log up to a plan, whose first entry may be altered."""
+    """Copy a log up to plan number `plans` and return the path; `alter` changes the first entry of this plan."""
     copied, count = bytearray(), 0
     for record in read(path):
         if isinstance(record, Planned):
@@ -243,7 +243,7 @@ def copy_of(path: Path, plans: int, *, alter: bool = False) -> Path:
 
 
 def output_of(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command prints."""
+    """Return the output of the replay command."""
     monkeypatch.setattr(sys, "argv", ["replay", str(path)])
     try:
         main()

@@ -1,4 +1,4 @@
-"""Steps in one piece, filled up to a bucket and recorded before there was any sequence, give the same tokens."""
+"""Captured graphs: steps padded to a bucket and captured before the first request give the same tokens."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -42,48 +42,48 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
-    """By the reference kernels, each prompt alone."""
+    """Tokens of each prompt by the reference kernels, in separate batches."""
     plain = load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     return [generate(plain, scheduler_of(plain), [prompt], TOKENS)[0] for prompt in PROMPTS]
 
 
 def tabled(model: Path, **options: int) -> Runner:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "choose", lambda *a, **k: Choice(TabledOps(CPU, torch.float32), "these are tested"))
+        patch.setattr(device, "choose", lambda *a, **k: Choice(TabledOps(CPU, torch.float32), "ops under test"))
         return load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4, **options))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def runner(model: Path) -> Runner:
     runner = tabled(model, max_sequences=6)
-    told: list[tuple[int, int]] = []
-    runner.warm_up(lambda done, total: told.append((done, total)))
-    assert told == [(done, 8) for done in range(8)]
+    progress: list[tuple[int, int]] = []
+    runner.warm_up(lambda done, total: progress.append((done, total)))
+    assert progress == [(done, 8) for done in range(8)]
     return runner
 
 
 @pytest.mark.parametrize(
-    ("error", "goes_on"),
+    ("error", "continues"),
     [
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (torch.AcceleratorError("CUDA error: operation not permitted when stream is capturing"), True),
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), False),
     ],
 )
-def test_a_model_serves_without_recordings_where_they_fail(
-    model: Path, expected: list[list[int]], error: Exception, goes_on: bool, monkeypatch: pytest.MonkeyPatch
+def test_failed_graph_capture_leaves_the_model_usable(
+    model: Path, expected: list[list[int]], error: Exception, continues: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = tabled(model, max_sequences=6)
-    capture, captured = runner.ops.capture, list[Bucket | None]()
+    record, captured = runner.ops.capture, list[Bucket | None]()
 
     def fail(forward: Callable[[Batch], torch.Tensor], blank: Batch) -> None:
         if len(captured) == 2:
             raise error
-        capture(forward, blank)
+        record(forward, blank)
         captured.append(blank.bucket)
 
     monkeypatch.setattr(runner.ops, "capture", fail)
-    if not goes_on:
+    if not continues:
         with pytest.raises(type(error)):
             runner.warm_up()
         return
@@ -93,16 +93,16 @@ def test_a_model_serves_without_recordings_where_they_fail(
     for bucket in captured:
         assert bucket is not None
         assert runner.ops.run(lambda batch: batch.tokens, runner._buffers.load(StepInput.blank(bucket))).dim() == 1, (
-            "it is kept"
+            "the graph was not discarded"
         )
     assert generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS, TOKENS) == expected
 
 
 class FakeCuda:
-    """What recording asks of `torch.cuda`: what is recorded runs at once, and failures leave another stream behind."""
+    """A replacement for `torch.cuda`: captured code runs at once, and a failed capture leaves its stream current."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current = "the usual stream"
+        self.current = "the default stream"
         for name in ("stream", "graph", "current_stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: self)
@@ -112,17 +112,17 @@ class FakeCuda:
 
     @contextmanager
     def stream(self, stream: str) -> Iterator[None]:
-        before, self.current = self.current, stream
+        previous, self.current = self.current, stream
         try:
             yield
         finally:
-            self.current = before
+            self.current = previous
 
     @contextmanager
     def graph(self, graph: object, pool: object = None) -> Iterator[None]:
-        before, self.current = self.current, "the stream of recordings"
+        previous, self.current = self.current, "the capture stream"
         yield
-        self.current = before
+        self.current = previous
 
     def pool(self) -> str:
         return "a pool"
@@ -130,34 +130,34 @@ class FakeCuda:
     def replay(self) -> None: ...
 
 
-def test_results_of_all_recordings_lie_at_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_graphs_share_one_output_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeCuda(monkeypatch)
     capture = CudaCapture()
     replays = [capture(lambda length=length: torch.full((length, 3), float(length))) for length in (4, 2, 1)]
-    found = [replay() for replay in replays]
-    assert [tuple(one.shape) for one in found] == [(4, 3), (2, 3), (1, 3)]
-    assert len({one.data_ptr() for one in found}) == 1
-    assert found[0][:, 0].tolist() == [1, 2, 4, 4], "the last that ran is good"
+    outputs = [replay() for replay in replays]
+    assert [tuple(output.shape) for output in outputs] == [(4, 3), (2, 3), (1, 3)]
+    assert len({output.data_ptr() for output in outputs}) == 1
+    assert outputs[0][:, 0].tolist() == [1, 2, 4, 4], "replays overwrite each other's output; the last one is valid"
 
 
-def test_a_recording_that_fails_leaves_no_stream_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_capture_restores_the_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = FakeCuda(monkeypatch)
 
-    def waits() -> torch.Tensor:
-        if cuda.current != "the usual stream":
+    def capture_fails() -> torch.Tensor:
+        if cuda.current != "the default stream":
             raise RuntimeError("operation not permitted when stream is capturing")
         return torch.zeros(1, 3)
 
     with pytest.raises(RuntimeError, match="capturing"):
-        CudaCapture()(waits)
-    assert cuda.current == "the usual stream"
+        CudaCapture()(capture_fails)
+    assert cuda.current == "the default stream"
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
 @pytest.mark.parametrize(
     "options", [{}, {"max_step_tokens": 16}, {"pages": 7}, {"max_sequences": 3}], ids=["all", "chunked", "few", "three"]
 )
-def test_the_tokens_are_the_same(
+def test_graph_replay_keeps_the_tokens(
     runner: Runner, expected: list[list[int]], options: dict[str, int], overlap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Bucket | None] = []
@@ -165,7 +165,7 @@ def test_the_tokens_are_the_same(
 
     def spy(forward, batch, recorded):  # type: ignore[no-untyped-def]
         ran.append(batch.bucket)
-        return run(lambda _: pytest.fail("not recorded"), batch) if batch.bucket else run(forward, batch)
+        return run(lambda _: pytest.fail("not captured"), batch) if batch.bucket else run(forward, batch)
 
     monkeypatch.setattr(runner.ops, "run", spy)
     scheduler = scheduler_of(runner, **{"max_sequences": 6, "speculation": False, **options})  # type: ignore[arg-type]
@@ -174,21 +174,21 @@ def test_the_tokens_are_the_same(
     assert None in ran
 
 
-def test_steps_of_drafts_have_room_however_small_a_step_is(model: Path, expected: list[list[int]]) -> None:
+def test_draft_steps_fit_with_one_token_per_step(model: Path, expected: list[list[int]]) -> None:
     runner = tabled(model, max_sequences=4, max_step_tokens=1)
     runner.warm_up()
     scheduler = scheduler_of(runner, max_sequences=4, max_step_tokens=1)
     assert generate(runner, scheduler, PROMPTS[:2], TOKENS) == expected[:2]
 
 
-def test_seeds_give_the_same_tokens_where_rows_are_added(runner: Runner) -> None:
+def test_padding_rows_keep_seeded_tokens(runner: Runner) -> None:
     seeded = SamplingParams(temperature=0.7, top_p=0.9, seed=7)
-    (alone,) = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2], TOKENS, seeded)
+    (expected,) = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2], TOKENS, seeded)
     together = generate(runner, scheduler_of(runner, max_sequences=6), PROMPTS[1:2] * 5, TOKENS, seeded, overlap=True)
-    assert together == [alone] * 5
+    assert together == [expected] * 5
 
 
-def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_drafts_replay_graphs(runner: Runner, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = load_once(model, EngineOptions(dtype="float32", kv_cache_mb=4))
     prompts = [PROMPTS[2] * 2, PROMPTS[1]]
     expected = generate(plain, scheduler_of(plain, speculation=False), prompts, 40)
@@ -205,16 +205,16 @@ def test_steps_with_drafts_are_recorded_too(runner: Runner, model: Path, monkeyp
     assert {Bucket(8, 4), Bucket(2, 2)} <= set(ran)
 
 
-def test_rows_that_stand_for_nothing_leave_no_trace(runner: Runner) -> None:
-    before = [cache.clone() for cache in runner._caches]
+def test_padding_rows_write_nothing_to_the_cache(runner: Runner) -> None:
+    original = [cache.clone() for cache in runner._caches]
     for bucket in runner.buckets:
         runner.ops.run(runner._forward, runner._buffers.load(StepInput.blank(bucket)))
-        for cache, old in zip(runner._caches, before, strict=True):
+        for cache, old in zip(runner._caches, original, strict=True):
             assert torch.equal(cache, old)
 
 
 def plan_of(chance: random.Random, decoding: bool) -> list[PlanEntry]:
-    """Sequences at any place, some with drafts and some in the midst of their prompts."""
+    """Return a plan of random sequences: some have drafts, some are inside their prompts."""
     plan: list[PlanEntry] = []
     for number in range(chance.randrange(1, 7)):
         length = chance.choice((1, 2, 63, 64, 65, 100, 129, 200))
@@ -232,7 +232,7 @@ S = SamplingParams(temperature=0)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_packed_buffers_hold_what_others_hold(seed: int) -> None:
+def test_packed_buffers_hold_the_same_values_as_plain_ones(seed: int) -> None:
     chance = random.Random(seed)
     capacity = Capacity(rows=2000, sequences=8, pages_per_sequence=5)
     packed, plain = StepBuffers(capacity, CPU, packed=True), StepBuffers(capacity, CPU, packed=False)
@@ -240,9 +240,9 @@ def test_packed_buffers_hold_what_others_hold(seed: int) -> None:
         plan = plan_of(chance, decoding=chance.random() < 0.5)
         packed._hosts[0].fill_(-999)
         packed._hosts[1].fill_(-999)
-        ours, theirs = packed.load(build_step(plan, buckets(8, 4))), plain.load(build_step(plan))
-        lengths = [span.stop - span.start for span in theirs.span_list]
-        bucket = ours.bucket
+        actual, expected = packed.load(build_step(plan, buckets(8, 4))), plain.load(build_step(plan))
+        lengths = [span.stop - span.start for span in expected.span_list]
+        bucket = actual.bucket
         if max(lengths) == 1:
             assert bucket == next(Bucket(n, n) for n in (1, 2, 4, 8) if n >= len(plan))
         elif len(plan) <= 4 and max(lengths) <= 17:
@@ -250,30 +250,32 @@ def test_packed_buffers_hold_what_others_hold(seed: int) -> None:
         else:
             assert bucket is None
         size = bucket or Bucket(sum(lengths), len(plan))
-        assert ours.samples == len(theirs.sample_rows)
+        assert actual.samples == len(expected.sample_rows)
         for name in ("tokens", "positions", "slots", "sample_rows"):
-            found, wanted = getattr(ours, name), getattr(theirs, name)
-            assert found[: len(wanted)].tolist() == wanted.tolist()
-            assert len(found) == (size.rows if bucket else len(wanted))
-            assert set(found[len(wanted) :].tolist()) <= {-1 if name == "slots" else 0}
-        spans, wanted = ours.spans, theirs.spans
+            values, wanted = getattr(actual, name), getattr(expected, name)
+            assert values[: len(wanted)].tolist() == wanted.tolist()
+            assert len(values) == (size.rows if bucket else len(wanted))
+            assert set(values[len(wanted) :].tolist()) <= {-1 if name == "slots" else 0}
+        spans, wanted = actual.spans, expected.spans
         count = len(plan)
-        assert ours.span_list == theirs.span_list
+        assert actual.span_list == expected.span_list
         assert spans.starts.tolist()[: count + 1] == wanted.starts.tolist()
-        assert set(spans.starts.tolist()[count:]) == {len(theirs.tokens)}
+        assert set(spans.starts.tolist()[count:]) == {len(expected.tokens)}
         for name in ("prefixes", "settled", "state_slots"):
             assert getattr(spans, name)[:count].tolist() == getattr(wanted, name).tolist()
-        for span, line, own in zip(theirs.span_list, spans.pages.tolist(), wanted.pages.tolist(), strict=False):
+        for span, pages, wanted_pages in zip(
+            expected.span_list, spans.pages.tolist(), wanted.pages.tolist(), strict=False
+        ):
             used = -(-(span.prefix + span.stop - span.start) // PAGE_SIZE)
-            assert line[:used] == own[:used]
+            assert pages[:used] == wanted_pages[:used]
         assert spans.pages.shape == (size.spans, 16)
-        alike = {True: (size.spans, 0), False: (0, 17)}[max(lengths) == 1]
-        seen = (theirs.singles, theirs.most_rows) if bucket is None else alike
-        assert (ours.singles, ours.most_rows) == seen
-        assert all(part.data_ptr() % 16 == 0 for part in (ours.tokens, ours.slots, spans.pages, spans.starts))
+        graph_shape = {True: (size.spans, 0), False: (0, 17)}[max(lengths) == 1]
+        shape = (expected.singles, expected.most_rows) if bucket is None else graph_shape
+        assert (actual.singles, actual.most_rows) == shape
+        assert all(tensor.data_ptr() % 16 == 0 for tensor in (actual.tokens, actual.slots, spans.pages, spans.starts))
 
 
-def test_buckets_lie_close_together_and_reach_to_the_end() -> None:
+def test_buckets_are_close_together_and_reach_the_maximum() -> None:
     assert buckets(1) == [(1, 1)]
     assert buckets(1, 4) == [(1, 1), (8, 1), (16, 1), (17, 1)]
     assert buckets(6, 9) == [(1, 1), (2, 2), (4, 4), (6, 6), (8, 4), (16, 4), (32, 4), (68, 4)]

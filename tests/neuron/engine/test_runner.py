@@ -1,4 +1,4 @@
-"""What the runner refuses: checkpoints whose tensors and configuration disagree, devices that do not work."""
+"""Errors of loading: tensors that contradict the configuration, invalid settings, and unusable devices."""
 
 import json
 import os
@@ -57,36 +57,36 @@ def load(folder: Path, device: str = "cpu") -> Runner:
     return load_once(folder, EngineOptions(device=device, kv_cache_mb=1))
 
 
-def test_a_sound_checkpoint_loads(tmp_path: Path) -> None:
+def test_valid_checkpoint_loads(tmp_path: Path) -> None:
     assert load(write(tmp_path)).facts.vocab_size == 48
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_a_cache_of_a_stated_size_is_resident_from_the_start(tmp_path: Path, dtype: str) -> None:
-    load(write(tmp_path))  # what every first runner of a process takes
-    before = own_bytes(os.getpid())
+def test_configured_cache_is_resident_after_loading(tmp_path: Path, dtype: str) -> None:
+    load(write(tmp_path))  # allocates what the first runner of a process allocates once
+    initial = own_bytes(os.getpid())
     runner = load_once(tmp_path, EngineOptions(device="cpu", dtype=dtype, kv_cache_mb=256))
-    after = own_bytes(os.getpid())
-    assert before is not None
-    assert after is not None
-    assert after - before > 0.95 * runner.facts.kv_bytes > 240 << 20
+    final = own_bytes(os.getpid())
+    assert initial is not None
+    assert final is not None
+    assert final - initial > 0.95 * runner.facts.kv_bytes > 240 << 20
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_tensor_of_another_shape_than_configured_is_refused(tmp_path: Path, name: str) -> None:
-    """Native kernels would read and write beyond it."""
+def test_tensor_of_wrong_shape_is_rejected(tmp_path: Path, name: str) -> None:
+    """Without the check, native kernels would access memory outside the tensor."""
     smaller = (*SHAPES[name][:-1], 16)
     with pytest.raises(ModelFileError, match=r"has shape \[.*16\], but the configuration requires"):
         load(write(tmp_path, {name: smaller}))
 
 
 @pytest.mark.parametrize("name", ["lm_head.weight", LAYER + "self_attn.q_proj.weight", LAYER + "mlp.up_proj.weight"])
-def test_a_tensor_of_fewer_rows_than_configured_is_refused(tmp_path: Path, name: str) -> None:
+def test_tensor_with_too_few_rows_is_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelFileError, match=r"has shape \[16, 64\], but the configuration requires"):
         load(write(tmp_path, {name: (16, 64)}))
 
 
-def test_a_bias_of_another_width_is_refused(tmp_path: Path) -> None:
+def test_bias_of_wrong_width_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"q_proj.bias has shape \[1\], but the configuration requires \[64\]"):
         load(write(tmp_path, {LAYER + "self_attn.q_proj.bias": (1,)}))
 
@@ -108,19 +108,19 @@ def test_a_bias_of_another_width_is_refused(tmp_path: Path) -> None:
         ("hidden_size", "64"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_the_fault_of_the_model_file(tmp_path: Path, key: str, value: object) -> None:
+def test_invalid_setting_is_a_model_file_error(tmp_path: Path, key: str, value: object) -> None:
     with pytest.raises(ModelFileError):
         load(write(tmp_path, **{key: value}))
 
 
-def test_a_device_that_does_not_work_is_named(tmp_path: Path) -> None:
+def test_unusable_device_is_named_in_the_error(tmp_path: Path) -> None:
     for device in ("cuda:99", "nonsense"):
         with pytest.raises(DeviceError, match=f"device '{device}' cannot be used"):
             load(write(tmp_path), device)
 
 
-def test_a_device_without_a_number_is_the_one_that_tensors_go_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch makes no device the current one whose number it is not told."""
+def test_device_without_index_becomes_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch does not set a device without an index as the current device."""
     current: list[int] = []
     monkeypatch.setattr(torch, "zeros", lambda size, device: SimpleNamespace(device=torch.device("cuda:1")))
     monkeypatch.setattr(torch._C, "_cuda_setDevice", current.append, raising=False)
@@ -128,8 +128,8 @@ def test_a_device_without_a_number_is_the_one_that_tensors_go_to(monkeypatch: py
     assert current == [1]
 
 
-def test_a_device_that_torch_has_no_kernels_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As that of a card which is older than all that this torch was built for."""
+def test_device_without_torch_kernels_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a GPU that is older than all GPUs that this torch build supports."""
 
     def zeros(size: int, device: torch.device) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device\nCompile..")
@@ -139,11 +139,11 @@ def test_a_device_that_torch_has_no_kernels_for_is_named(monkeypatch: pytest.Mon
         usable_device("cuda:0")
 
 
-def test_too_little_memory_is_not_blamed_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoRoom(Llama):
+def test_out_of_memory_while_loading_is_not_a_file_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OutOfMemoryModel(Llama):
         def prepare(self) -> None:
             raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(load_module, "model_class", lambda model_type: NoRoom)
+    monkeypatch.setattr(load_module, "model_class", lambda model_type: OutOfMemoryModel)
     with pytest.raises(torch.OutOfMemoryError):
         load(write(tmp_path))

@@ -1,4 +1,4 @@
-"""The sampler, row by row, against distributions worked out by hand."""
+"""The sampler, compared row by row with distributions computed by hand."""
 
 from collections import Counter
 
@@ -36,7 +36,7 @@ def row(
 
 
 def logits(**values: float) -> torch.Tensor:
-    """Very unlikely everywhere but at `t<id>=logit`."""
+    """Return logits of one row: `t<id>=logit` sets the logit of a token, and all other logits are -50."""
     out = torch.full((1, VOCABULARY), -50.0)
     for name, value in values.items():
         out[0, int(name[1:])] = value
@@ -54,18 +54,18 @@ def test_greedy_takes_the_largest_logit() -> None:
 
 
 def test_sampling_follows_the_softmax() -> None:
-    seen = frequencies(logits(t3=0.0, t4=1.0986123))  # 1 : 3
-    assert seen[4] == pytest.approx(0.75, abs=0.04)
-    assert seen[3] == pytest.approx(0.25, abs=0.04)
+    shares = frequencies(logits(t3=0.0, t4=1.0986123))  # 1 : 3
+    assert shares[4] == pytest.approx(0.75, abs=0.04)
+    assert shares[3] == pytest.approx(0.25, abs=0.04)
 
 
 def test_temperature_sharpens() -> None:
-    seen = frequencies(logits(t3=0.0, t4=1.0986123), temperature=0.5)  # 1 : 9
-    assert seen[4] == pytest.approx(0.9, abs=0.03)
+    shares = frequencies(logits(t3=0.0, t4=1.0986123), temperature=0.5)  # 1 : 9
+    assert shares[4] == pytest.approx(0.9, abs=0.03)
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept"),
+    ("settings", "allowed"),
     [
         ({"top_k": 2}, {1, 2}),
         ({"top_k": 1}, {1}),
@@ -77,18 +77,18 @@ def test_temperature_sharpens() -> None:
         ({"top_k": 3, "top_p": 0.6}, {1, 2}),
     ],
 )
-def test_truncation_keeps_exactly_the_right_tokens(settings: dict[str, float], kept: set[int]) -> None:
+def test_truncation_allows_exactly_the_expected_tokens(settings: dict[str, float], allowed: set[int]) -> None:
     base = torch.tensor([0.5, 0.3, 0.12, 0.08]).log()
     values = {f"t{token}": float(value) for token, value in zip((1, 2, 3, 4), base, strict=True)}
-    assert set(frequencies(logits(**values), 1500, **settings)) == kept
+    assert set(frequencies(logits(**values), 1500, **settings)) == allowed
 
 
-def test_a_nucleus_wider_than_the_candidates_is_still_exact() -> None:
+def test_nucleus_larger_than_the_candidates_is_exact() -> None:
     flat = torch.zeros(1, VOCABULARY)
     flat[0, 500:] = -30.0
-    seen = frequencies(flat, 4000, top_p=0.9)
-    assert set(seen) <= set(range(500))
-    assert len(seen) > 300
+    shares = frequencies(flat, 4000, top_p=0.9)
+    assert set(shares) <= set(range(500))
+    assert len(shares) > 300
 
 
 def test_repetition_penalty_covers_prompt_and_output_in_both_signs() -> None:
@@ -113,12 +113,12 @@ def test_logit_bias_moves_a_token() -> None:
     assert sample(logits(t3=2.0, t4=1.5), [row(temperature=0.0, logit_bias={4: 1.0, 3: -0.1})]) == [4]
 
 
-def test_what_an_earlier_request_said_counts_as_output() -> None:
+def test_prior_output_in_the_prompt_counts_for_penalties() -> None:
     base = logits(t3=1.0, t4=0.5)
     for penalty in ("presence_penalty", "frequency_penalty"):
         params = SamplingParams(temperature=0.0, **{penalty: 1.0})
-        for said, chosen in ((1, 4), (0, 3)):
-            request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, said=said)
+        for prior_output, chosen in ((1, 4), (0, 3)):
+            request = Generate(id=0, prompt=[1, 2, 3], max_tokens=9, sampling=params, prior_output=prior_output)
             assert sample(base.clone(), [(Sequence(request), ())]) == [chosen]
 
 
@@ -130,18 +130,18 @@ def test_what_an_earlier_request_said_counts_as_output() -> None:
         {"temperature": 0.0, "presence_penalty": 0.5, "frequency_penalty": 0.4},
     ],
 )
-def test_a_row_after_drafts_is_what_it_would_be_had_they_been_said(settings: dict[str, float]) -> None:
+def test_row_after_drafts_samples_as_after_equal_output(settings: dict[str, float]) -> None:
     torch.manual_seed(0)
-    said, drafts = [5, 6, 5], (7, 5, 9)
-    sequence, _ = row(output=said, **settings)
+    output, drafts = [5, 6, 5], (7, 5, 9)
+    sequence, _ = row(output=output, **settings)
     rows = list(sampled_rows([PlanEntry(sequence, len(sequence.tokens), drafts)]))
-    assert [own for _, own in rows] == [(), (7,), (7, 5), drafts]
+    assert [row_drafts for _, row_drafts in rows] == [(), (7,), (7, 5), drafts]
     assert sampling_of(rows).positions.tolist() == [4, 5, 6, 7]
     base = torch.randn(len(rows), VOCABULARY)
-    alone = [
-        sample(base[i : i + 1].clone(), [row(output=[*said, *drafts[:i]], **settings)])[0] for i in range(len(rows))
+    expected = [
+        sample(base[i : i + 1].clone(), [row(output=[*output, *drafts[:i]], **settings)])[0] for i in range(len(rows))
     ]
-    assert sample(base, rows) == alone
+    assert sample(base, rows) == expected
 
 
 def test_only_entries_that_sample_have_rows() -> None:
@@ -155,14 +155,14 @@ def test_only_entries_that_sample_have_rows() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {}, {"top_p": 0.9}, {"top_k": 5}])
-def test_broken_logits_yield_no_token_and_leave_the_others_theirs(value: float, settings: dict[str, float]) -> None:
-    sound = torch.randn(1, VOCABULARY)
-    (alone,) = sample(sound.clone(), [row(**settings)])
+def test_non_finite_logits_affect_only_their_row(value: float, settings: dict[str, float]) -> None:
+    finite = torch.randn(1, VOCABULARY)
+    (expected,) = sample(finite.clone(), [row(**settings)])
     broken = torch.full((1, VOCABULARY), value)
-    assert sample(torch.cat((broken, sound)), [row(**settings)] * 2) == [NON_FINITE, alone]
+    assert sample(torch.cat((broken, finite)), [row(**settings)] * 2) == [NON_FINITE, expected]
 
 
-def test_rows_keep_their_own_settings_in_one_batch() -> None:
+def test_rows_of_one_batch_have_separate_settings() -> None:
     base = logits(t3=0.0, t4=1.0)
     rows = [
         row(temperature=0.0),
@@ -172,16 +172,16 @@ def test_rows_keep_their_own_settings_in_one_batch() -> None:
         row(temperature=9.0, seed=3),
     ]
     together = sample(base.repeat(len(rows), 1), rows)
-    assert together == [sample(base.clone(), [one])[0] for one in rows]
+    assert together == [sample(base.clone(), [single])[0] for single in rows]
     assert together[:4] == [4, 4, 3, 3]
 
 
-def test_uniform_is_uniform_and_depends_on_seed_and_position() -> None:
+def test_uniforms_depend_only_on_seed_and_position() -> None:
     pairs = [(seed, position) for seed in range(60) for position in range(60)]
     seeds, positions = np.array(pairs).T
     seeds = seeds.astype(np.uint64)
     values = uniforms(seeds, positions).tolist()
-    assert uniforms(seeds[70:73], positions[70:73]).tolist() == values[70:73], "whatever else is drawn"
+    assert uniforms(seeds[70:73], positions[70:73]).tolist() == values[70:73], "draws are independent of each other"
     assert len(set(values)) == len(values)
     assert all(0 <= value < 1 for value in values)
     assert sum(values) / len(values) == pytest.approx(0.5, abs=0.02)

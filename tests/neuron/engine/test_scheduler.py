@@ -1,4 +1,4 @@
-"""The scheduler as pure bookkeeping: no model, tokens made up."""
+"""The scheduler without a model; sampled tokens are artificial."""
 
 import random
 
@@ -11,7 +11,7 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 
 
 def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] | None = None) -> Sequence:
-    """A sequence whose prompt begins like no other's."""
+    """Return a sequence whose prompt shares no prefix with other sequences."""
     tokens = [100 + number] * prompt
     return Sequence(
         Generate(id=number, prompt=tokens, max_tokens=max_tokens, sampling=SamplingParams(), stop_ids=stop_ids or [])
@@ -19,13 +19,13 @@ def sequence(number: int, prompt: int, max_tokens: int = 4, stop_ids: list[int] 
 
 
 def options(**limits: int) -> EngineOptions:
-    """One token per sequence and step."""
+    """Return options without speculation: one token per sequence and step."""
     return EngineOptions(speculation=False, **limits)  # type: ignore[arg-type]
 
 
 def step(scheduler: Scheduler, token: int = 9) -> dict[int, str | None]:
     plan = scheduler.plan()
-    assert plan or scheduler.idle, "this never ends"
+    assert plan or scheduler.idle, "the scheduler has requests but plans no step"
     outputs = scheduler.commit(plan, [token for entry in plan if entry.samples])
     return {output.id: output.finish for output in outputs}
 
@@ -34,7 +34,7 @@ def planned(scheduler: Scheduler) -> list[tuple[int, int]]:
     return [(entry.sequence.id, entry.count) for entry in scheduler.plan()]
 
 
-def test_decoding_sequences_go_first_and_chunks_share_what_is_left() -> None:
+def test_decoding_goes_first_and_chunks_share_the_remaining_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 3))
     assert planned(scheduler) == [(1, 3)]
@@ -43,14 +43,14 @@ def test_decoding_sequences_go_first_and_chunks_share_what_is_left() -> None:
     assert planned(scheduler) == [(1, 1), (2, 9)]
 
 
-def test_a_prompt_longer_than_the_budget_advances_in_chunks_and_samples_once() -> None:
+def test_prompt_longer_than_the_budget_is_chunked_and_samples_once() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     scheduler.add(sequence(1, 25, max_tokens=1))
     assert [step(scheduler), step(scheduler), step(scheduler)] == [{}, {}, {1: "length"}]
     scheduler.check_idle()
 
 
-def test_a_prompt_of_several_steps_reports_its_cached_tokens_after_the_first_step_and_once() -> None:
+def test_chunked_prompt_reports_cached_tokens_once() -> None:
     scheduler = Scheduler(options(max_step_tokens=10), PagePool(100, 4))
     outputs: list[list[tuple[bool, int, int]]] = []
     for number in (1, 2):
@@ -65,7 +65,7 @@ def test_a_prompt_of_several_steps_reports_its_cached_tokens_after_the_first_ste
     assert outputs == [[(True, 0, 0), (False, 0, 1)], [(True, 20, 0), (False, 0, 1)]]
 
 
-def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
+def test_stop_token_ends_the_sequence_and_frees_pages() -> None:
     pool = PagePool(10, 4)
     scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6, max_tokens=50, stop_ids=[7]))
@@ -75,7 +75,7 @@ def test_a_stop_token_ends_a_sequence_and_frees_its_pages() -> None:
     assert pool.free == 10
 
 
-def test_the_newest_sequence_yields_when_pages_run_out_and_resumes_first() -> None:
+def test_newest_sequence_is_preempted_and_resumes_first() -> None:
     scheduler = Scheduler(options(), PagePool(5, 4))
     scheduler.add(sequence(1, 7, max_tokens=9))
     scheduler.add(sequence(2, 7, max_tokens=9))
@@ -83,14 +83,14 @@ def test_the_newest_sequence_yields_when_pages_run_out_and_resumes_first() -> No
     assert [s.id for s in scheduler.waiting] == [1, 2, 3]
     step(scheduler)
     assert [s.id for s in scheduler.running] == [1, 2]
-    step(scheduler)  # both are 8 long now: two pages each, one page left
-    step(scheduler)  # position 8 of both needs a third page: only one is left
+    step(scheduler)  # both sequences have 8 tokens: two pages each, one page is free
+    step(scheduler)  # position 8 of both sequences needs a third page, but only one page is free
     assert [s.id for s in scheduler.running] == [1]
     assert [s.id for s in scheduler.waiting] == [2, 3]
     assert scheduler.waiting[0].computed == 0
 
 
-def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
+def test_cancel_frees_pages() -> None:
     pool = PagePool(10, 4)
     scheduler = Scheduler(options(), pool)
     scheduler.add(sequence(1, 6))
@@ -103,7 +103,7 @@ def test_a_cancelled_sequence_leaves_nothing_behind() -> None:
     assert pool.free == 10
 
 
-def test_refusals_say_why() -> None:
+def test_rejections_have_a_reason() -> None:
     scheduler = Scheduler(options(max_waiting=1), PagePool(2, 4))
     refusal = scheduler.add(sequence(1, 8))
     assert refusal is not None
@@ -115,14 +115,14 @@ def test_refusals_say_why() -> None:
     assert str(refusal.error).startswith("overloaded")
 
 
-def test_a_sequence_ends_at_the_context_limit() -> None:
+def test_sequence_ends_at_the_context_limit() -> None:
     scheduler = Scheduler(options(context_length=8), PagePool(10, 4))
     scheduler.add(sequence(1, 6, max_tokens=50))
     assert step(scheduler) == {1: None}
     assert step(scheduler) == {1: "length"}
 
 
-def test_every_decoding_sequence_is_in_every_step_even_beyond_the_budget() -> None:
+def test_all_decoding_sequences_run_beyond_the_token_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
@@ -133,7 +133,7 @@ def test_every_decoding_sequence_is_in_every_step_even_beyond_the_budget() -> No
         assert step(scheduler) == dict.fromkeys(range(5))
 
 
-def test_a_prompt_advances_beside_more_decoding_sequences_than_the_budget_has_tokens() -> None:
+def test_prompt_advances_beside_more_decode_rows_than_budget() -> None:
     scheduler = Scheduler(options(max_step_tokens=2, max_sequences=8), PagePool(100, 4))
     for number in range(5):
         scheduler.add(sequence(number, 1, max_tokens=50))
@@ -145,7 +145,7 @@ def test_a_prompt_advances_beside_more_decoding_sequences_than_the_budget_has_to
     assert step(scheduler) == dict.fromkeys([0, 1, 2, 3, 4, 9])
 
 
-def test_prefill_is_bounded_while_others_decode_and_only_then() -> None:
+def test_prefill_is_bounded_only_beside_decoding() -> None:
     scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=8), PagePool(100, 4))
     scheduler.add(sequence(1, 60, max_tokens=4))
     assert planned(scheduler) == [(1, 60)]
@@ -154,10 +154,10 @@ def test_prefill_is_bounded_while_others_decode_and_only_then() -> None:
     for _ in range(3):
         assert planned(scheduler) == [(1, 1), (2, 8)]
         step(scheduler)
-    assert planned(scheduler) == [(2, 16)], "the other has ended"
+    assert planned(scheduler) == [(2, 16)], "the other sequence has ended"
 
 
-def test_a_prefill_bound_of_zero_is_none() -> None:
+def test_prefill_bound_of_zero_means_no_bound() -> None:
     scheduler = Scheduler(options(max_step_tokens=100, max_prefill_beside_decode=0), PagePool(100, 4))
     scheduler.add(sequence(1, 5))
     step(scheduler)
@@ -165,7 +165,7 @@ def test_a_prefill_bound_of_zero_is_none() -> None:
     assert planned(scheduler) == [(1, 1), (2, 99)]
 
 
-def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+def test_short_prompt_does_not_wait_for_a_long_prompt() -> None:
     scheduler = Scheduler(options(max_step_tokens=16), PagePool(100, 4))
     scheduler.add(sequence(1, 200))
     assert planned(scheduler) == [(1, 16)]
@@ -177,7 +177,7 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
     assert planned(scheduler) == [(1, 16)]
 
 
-def test_no_more_than_two_prompts_are_in_pieces() -> None:
+def test_at_most_two_prompts_are_chunked_at_once() -> None:
     scheduler = Scheduler(options(max_step_tokens=16), PagePool(1000, 4))
     for number in range(5):
         scheduler.add(sequence(number, 200, max_tokens=1))
@@ -188,9 +188,9 @@ def test_no_more_than_two_prompts_are_in_pieces() -> None:
     assert ended == [0, 1, 2, 3, 4]
 
 
-def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> None:
+def test_pages_of_a_started_prompt_are_reserved() -> None:
     scheduler = Scheduler(options(max_step_tokens=8), PagePool(10, 4))
-    scheduler.add(sequence(1, 30, max_tokens=1))  # eight pages, two by now
+    scheduler.add(sequence(1, 30, max_tokens=1))  # needs eight pages, holds two
     step(scheduler)
     scheduler.add(sequence(2, 10))
     step(scheduler)
@@ -199,21 +199,21 @@ def test_no_sequence_is_started_with_pages_that_another_was_started_for() -> Non
         assert 1 not in [s.id for s in scheduler.waiting]
 
 
-def test_an_older_prompt_is_not_preempted_for_a_newer_one_that_decodes() -> None:
+def test_older_prompt_is_not_preempted_for_a_newer_sequence() -> None:
     scheduler = Scheduler(options(max_step_tokens=8, max_prefill_beside_decode=1), PagePool(12, 4))
     scheduler.add(sequence(1, 30, max_tokens=9))
     step(scheduler)
     scheduler.add(sequence(2, 3, max_tokens=40))
-    seen: set[int] = set()
+    preempted: set[int] = set()
     while not scheduler.idle:
         step(scheduler)
-        seen |= {s.id for s in scheduler.waiting}
-    assert seen == {2}
+        preempted |= {s.id for s in scheduler.waiting}
+    assert preempted == {2}
     scheduler.check_idle()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
+def test_random_traffic_finishes_and_leaks_no_pages(seed: int) -> None:
     rng = random.Random(seed)
     pool = PagePool(rng.randint(6, 20), 4)
     limits = options(max_step_tokens=rng.randint(1, 24), max_sequences=rng.randint(1, 6), max_waiting=1000)
@@ -234,7 +234,7 @@ def test_random_traffic_always_finishes_and_never_leaks(seed: int) -> None:
         plan = scheduler.plan()
         assert sum(entry.count for entry in plan) <= max(limits.max_step_tokens, limits.max_sequences)
         assert len(scheduler.running) <= limits.max_sequences
-        # Sequences run in the order of arrival, and whoever decoded goes on, unless a newer one had to yield.
+        # Sequences run in the order of arrival. A decoding sequence stays in the plan unless it was preempted.
         order = [s.id for s in scheduler.running]
         assert order == sorted(order)
         assert decoding <= {entry.sequence for entry in plan} | set(scheduler.waiting)
@@ -255,7 +255,7 @@ def scored(number: int, prompt: int, max_tokens: int = 0) -> Sequence:
     )
 
 
-def test_a_sequence_without_output_ends_with_its_prompt() -> None:
+def test_sequence_without_output_ends_with_its_prompt() -> None:
     pool = PagePool(100, 4)
     scheduler = Scheduler(options(max_step_tokens=10), pool)
     scheduler.add(sequence(1, 25, max_tokens=0))
@@ -263,7 +263,7 @@ def test_a_sequence_without_output_ends_with_its_prompt() -> None:
     assert pool.free == 100
 
 
-def test_scores_that_are_not_finite_end_their_sequence_alone() -> None:
+def test_non_finite_scores_fail_only_their_sequence() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     scheduler.add(scored(1, 3))
     scheduler.add(scored(2, 3, max_tokens=1))
@@ -277,7 +277,7 @@ def test_scores_that_are_not_finite_end_their_sequence_alone() -> None:
     scheduler.check_idle()
 
 
-def test_a_scored_prompt_is_not_looked_up_in_the_cache() -> None:
+def test_scored_prompt_does_not_use_cached_pages() -> None:
     scheduler = Scheduler(options(), PagePool(100, 4))
     for number in (1, 2):
         scheduler.add(scored(number, 20))

@@ -1,4 +1,4 @@
-"""A model computes a token before it serves: what overflows is loaded again in float32, what is broken is refused."""
+"""The self-check after loading: a model that overflows is loaded again in float32, and a broken model is rejected."""
 
 import logging
 import weakref
@@ -38,7 +38,7 @@ def too_large_for_float16(tensors: Tensors) -> None:
 
 
 def too_large_for_bfloat16(tensors: Tensors) -> None:
-    """The largest float32 is nearer to infinity than to the largest bfloat16; a norm makes up for it."""
+    """Use the largest float32, which overflows in bfloat16; a small norm weight compensates for it."""
     tensors[f"{LAYER}mlp.up_proj.weight"][:, 0] = torch.finfo(torch.float32).max
     tensors[f"{LAYER}post_attention_layernorm.weight"][0] = 1e-38
 
@@ -65,7 +65,7 @@ CASES = [("float16", too_large_for_float16), ("bfloat16", too_large_for_bfloat16
 
 
 @pytest.mark.parametrize(("dtype", "change"), CASES)
-def test_what_overflows_is_loaded_again_in_float32(
+def test_overflowing_model_is_loaded_again_in_float32(
     dtype: str, change: Callable[[Tensors], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = checkpoint(tmp_path, change)
@@ -79,12 +79,12 @@ def test_what_overflows_is_loaded_again_in_float32(
     assert logits.isfinite().all()
 
 
-def test_what_the_first_try_held_is_given_back_before_the_second(
+def test_memory_of_the_first_attempt_is_freed_before_the_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On an accelerator there is no room for both, and torch keeps what is not used any more."""
+    """A GPU does not have memory for both attempts, and torch caches freed memory."""
     tried: list[weakref.ref[Runner]] = []
-    left: list[int] = []
+    alive: list[int] = []
     check = Runner.computes_finite_logits
 
     def checked(runner: Runner, *arguments: Any) -> bool:
@@ -92,12 +92,12 @@ def test_what_the_first_try_held_is_given_back_before_the_second(
         return check(runner, *arguments)
 
     monkeypatch.setattr(Runner, "computes_finite_logits", checked)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: left.append(sum(one() is not None for one in tried)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(ref() is not None for ref in tried)))
     load(checkpoint(tmp_path, too_large_for_float16), options("float16"))
-    assert (len(tried), left) == (2, [0])
+    assert (len(tried), alive) == (2, [0])
 
 
-async def test_the_engine_says_in_which_dtype_it_serves(tmp_path: Path) -> None:
+async def test_ready_message_has_the_dtype_in_use(tmp_path: Path) -> None:
     client = await EngineClient.start(checkpoint(tmp_path, too_large_for_float16), options("float16"))
     await client.close()
     assert client.ready.dtype == "float32"
@@ -105,27 +105,27 @@ async def test_the_engine_says_in_which_dtype_it_serves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("quant", ["", "q8_0"])
 @pytest.mark.parametrize("dtype", ["auto", "float16", "float32"])
-def test_a_model_that_is_broken_in_itself_is_refused(dtype: str, quant: str, tmp_path: Path) -> None:
+def test_model_with_nan_weights_is_rejected(dtype: str, quant: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="its logits are not finite numbers in float32"):
         load(checkpoint(tmp_path, broken), options(dtype, quant))
 
 
-def test_a_sound_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_valid_model_is_loaded_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = checkpoint(tmp_path, lambda tensors: None)
-    read: list[int] = []
+    progress: list[int] = []
     with caplog.at_level(logging.WARNING):
-        runner = load(folder, options("float16"), lambda done, total: read.append(done))
+        runner = load(folder, options("float16"), lambda done, total: progress.append(done))
     assert runner.ops.dtype == torch.float16
-    assert read == sorted(read)
+    assert progress == sorted(progress)
     assert not caplog.records
 
 
-def test_a_checked_model_computes_what_an_unchecked_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the check leaves behind in the cache is nobody's."""
+def test_self_check_does_not_change_later_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache entries that the self-check writes are not used by later sequences."""
     folder = checkpoint(tmp_path, lambda tensors: None)
     checked = decode(load_once(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
     monkeypatch.setattr(Runner, "computes_finite_logits", lambda *arguments: True)
     unchecked = decode(load_once(folder, options("float32")), [[1, 2, 3], [4]], steps=5)
-    for (tokens, logits), (others, expected) in zip(checked, unchecked, strict=True):
-        assert tokens == others
+    for (tokens, logits), (expected_tokens, expected) in zip(checked, unchecked, strict=True):
+        assert tokens == expected_tokens
         assert torch.equal(logits, expected)

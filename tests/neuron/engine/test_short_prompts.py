@@ -1,4 +1,4 @@
-"""Short prompts beside long ones, in virtual time: steps take what a cost model says."""
+"""Short prompts beside long prompts, in virtual time. The duration of a step follows a cost model."""
 
 import random
 from statistics import quantiles
@@ -12,49 +12,49 @@ from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.engine.scheduling.step_controller import StepController
 
 CHUNK = 512
-LONG, SHORT, ANSWER = 8192, 32, 10
+LONG, SHORT, OUTPUT = 8192, 32, 10
 STEP, ROW, TOKEN, POSITION = 0.002, 0.010, 0.0025, 3e-7
-"""Seconds of a step, of a decoding row and of a prompt token, and what each position before a prompt token adds."""
+"""Seconds of a step, of a decode row, of a prompt token, and of each position before a prompt token."""
 
 
-class World:
-    """An engine without a model: requests arrive at given times, and steps take time by the cost model.
+class Simulation:
+    """A scheduler without a model: requests arrive at given times, and steps take the seconds of the cost model.
 
     Attributes:
-        took: seconds from arrival to the last token, by request.
-        steps: steps so far.
+        latencies: seconds from arrival to the last token, by request.
+        steps: number of steps.
     """
 
     def __init__(self, max_step_tokens: int = CHUNK) -> None:
         options = EngineOptions(speculation=False, max_step_tokens=max_step_tokens)
         self.scheduler = Scheduler(options, PagePool(4000, 64), None, StepController(options, 120.0))
-        self.took: dict[int, float] = {}
+        self.latencies: dict[int, float] = {}
         self.now = 0.0
         self.steps = 0
-        self._asked: list[tuple[float, Sequence]] = []
+        self._arrivals: list[tuple[float, Sequence]] = []
 
-    def ask(self, at: float, prompt: int | list[int], answer: int = ANSWER, principal: str = "") -> int:
+    def send(self, at: float, prompt: int | list[int], max_tokens: int = OUTPUT, principal: str = "") -> int:
         """Let a request arrive; return its number."""
-        number = len(self._asked)
+        number = len(self._arrivals)
         tokens = random.Random(number).choices(range(1000), k=prompt) if isinstance(prompt, int) else prompt
-        request = Generate(id=number, prompt=tokens, max_tokens=answer, sampling=SamplingParams(), salt=principal)
-        self._asked.append((at, Sequence(request)))
+        request = Generate(id=number, prompt=tokens, max_tokens=max_tokens, sampling=SamplingParams(), salt=principal)
+        self._arrivals.append((at, Sequence(request)))
         return number
 
     def run(self) -> None:
         """Run until all requests have ended."""
-        coming = sorted(self._asked, key=lambda pair: pair[0])
-        while coming or not self.scheduler.idle:
+        pending = sorted(self._arrivals, key=lambda pair: pair[0])
+        while pending or not self.scheduler.idle:
             if self.scheduler.idle:
-                self.now = max(self.now, coming[0][0])
-            while coming and coming[0][0] <= self.now:
-                assert self.scheduler.add(coming.pop(0)[1]) is None
+                self.now = max(self.now, pending[0][0])
+            while pending and pending[0][0] <= self.now:
+                assert self.scheduler.add(pending.pop(0)[1]) is None
             self._step()
         self.scheduler.check_idle()
 
     def _step(self) -> None:
         plan = self.scheduler.plan()
-        assert plan, "this never ends"
+        assert plan, "the requests do not end"
         self.steps += 1
         seconds = STEP
         for entry in plan:
@@ -63,75 +63,75 @@ class World:
         self.now += seconds
         for output in self.scheduler.commit(plan, [9 for entry in plan if entry.samples], seconds):
             if output.finish:
-                self.took[output.id] = self.now - self._asked[output.id][0]
+                self.latencies[output.id] = self.now - self._arrivals[output.id][0]
 
 
-def alone(prompt: int, answer: int) -> float:
-    """Return the seconds of one request that nothing runs beside."""
-    world = World()
-    number = world.ask(0.0, prompt, answer)
-    world.run()
-    return world.took[number]
+def seconds_alone(prompt: int, max_tokens: int) -> float:
+    """Return the latency of a request without other requests, in seconds."""
+    simulation = Simulation()
+    number = simulation.send(0.0, prompt, max_tokens)
+    simulation.run()
+    return simulation.latencies[number]
 
 
 @pytest.mark.parametrize(
     ("long", "short"),
     [([""], ""), (["a"], "b"), (["", ""], ""), (["a", "b"], "c"), (["a", "a", "a"], "a"), (["a", "b"], "a")],
 )
-def test_short_requests_beside_long_prompts_take_three_chunks_and_their_own_time(long: list[str], short: str) -> None:
-    world = World()
+def test_short_request_beside_long_prompts_waits_three_chunks(long: list[str], short: str) -> None:
+    simulation = Simulation()
     for principal in long:
-        world.ask(0.0, LONG, 1, principal)
-    shorts = [world.ask(0.2 + 0.9 * number, SHORT, principal=short) for number in range(40)]
-    world.run()
-    chunk = alone(LONG, 1) / (LONG / CHUNK)
-    took = [world.took[number] for number in shorts]
-    assert quantiles(took, n=20)[-1] <= 3 * chunk + alone(SHORT, ANSWER)
-    assert max(took) <= 4 * chunk + alone(SHORT, ANSWER)
+        simulation.send(0.0, LONG, 1, principal)
+    shorts = [simulation.send(0.2 + 0.9 * number, SHORT, principal=short) for number in range(40)]
+    simulation.run()
+    chunk = seconds_alone(LONG, 1) / (LONG / CHUNK)
+    short_latencies = [simulation.latencies[number] for number in shorts]
+    assert quantiles(short_latencies, n=20)[-1] <= 3 * chunk + seconds_alone(SHORT, OUTPUT)
+    assert max(short_latencies) <= 4 * chunk + seconds_alone(SHORT, OUTPUT)
 
 
-def test_short_requests_cost_a_long_prompt_little_more_than_their_own_time() -> None:
-    world = World()
-    long = world.ask(0.0, LONG, 1)
-    count = int(alone(LONG, 1) / 2)
+def test_short_requests_delay_a_long_prompt_by_their_own_time() -> None:
+    simulation = Simulation()
+    long = simulation.send(0.0, LONG, 1)
+    count = int(seconds_alone(LONG, 1) / 2)
     for number in range(count):
-        world.ask(0.2 + 2.0 * number, SHORT)
-    world.run()
-    assert world.took[long] <= 1.05 * (alone(LONG, 1) + count * alone(SHORT, ANSWER))
+        simulation.send(0.2 + 2.0 * number, SHORT)
+    simulation.run()
+    assert simulation.latencies[long] <= 1.05 * (seconds_alone(LONG, 1) + count * seconds_alone(SHORT, OUTPUT))
 
 
-def test_a_long_prompt_gets_half_of_each_step_beside_a_crowd_of_short_ones() -> None:
-    world = World()
-    long = world.ask(0.0, LONG, 1)
+def test_long_prompt_gets_half_of_each_step_beside_short_prompts() -> None:
+    simulation = Simulation()
+    long = simulation.send(0.0, LONG, 1)
     for number in range(200):
-        world.ask(0.6 * number, 200, 1)
-    world.run()
-    assert world.took[long] <= 2.2 * alone(LONG, 1)
+        simulation.send(0.6 * number, 200, 1)
+    simulation.run()
+    assert simulation.latencies[long] <= 2.2 * seconds_alone(LONG, 1)
 
 
-def test_a_long_prompt_that_waits_behind_another_is_read_next() -> None:
-    world = World()
-    first, second = world.ask(0.0, LONG, 1), world.ask(0.0, LONG, 1)
+def test_second_long_prompt_follows_the_first() -> None:
+    simulation = Simulation()
+    first, second = simulation.send(0.0, LONG, 1), simulation.send(0.0, LONG, 1)
     for number in range(200):
-        world.ask(0.6 * number, 200, 1)
-    world.run()
-    assert world.took[first] < world.took[second] <= 2.2 * 2 * alone(LONG, 1)
+        simulation.send(0.6 * number, 200, 1)
+    simulation.run()
+    assert simulation.latencies[first] < simulation.latencies[second] <= 2.2 * 2 * seconds_alone(LONG, 1)
 
 
-def test_a_prompt_whose_beginning_is_cached_counts_as_short() -> None:
-    world = World()
-    beginning = random.Random(5).choices(range(1000), k=4096)
-    world.ask(0.0, beginning, 1)
-    world.run()
-    world.ask(world.now, LONG, 1)
-    world.ask(world.now, 2048, 1)
-    turn = world.ask(world.now + 0.1, [*beginning, *range(20)], 1)
-    world.run()
-    assert world.took[turn] <= 3 * alone(LONG, 1) / (LONG / CHUNK)
+def test_prompt_with_cached_prefix_counts_as_short() -> None:
+    simulation = Simulation()
+    prefix = random.Random(5).choices(range(1000), k=4096)
+    simulation.send(0.0, prefix, 1)
+    simulation.run()
+    simulation.send(simulation.now, LONG, 1)
+    simulation.send(simulation.now, 2048, 1)
+    turn = simulation.send(simulation.now + 0.1, [*prefix, *range(20)], 1)
+    simulation.run()
+    assert simulation.latencies[turn] <= 3 * seconds_alone(LONG, 1) / (LONG / CHUNK)
 
 
-def test_prompts_of_equal_length_are_read_one_after_another() -> None:
-    world = World()
-    numbers = [world.ask(0.0, 2000, 1) for _ in range(5)]
-    world.run()
-    assert sorted(numbers, key=lambda number: world.took[number]) == numbers
+def test_equal_prompts_are_computed_one_after_another() -> None:
+    simulation = Simulation()
+    numbers = [simulation.send(0.0, 2000, 1) for _ in range(5)]
+    simulation.run()
+    assert sorted(numbers, key=lambda number: simulation.latencies[number]) == numbers

@@ -1,4 +1,4 @@
-"""A real engine process that is slow, that stands still, or that was started with many descriptors open."""
+"""A real engine process that is slow, stopped, or started with many open file descriptors."""
 
 import asyncio
 import os
@@ -34,30 +34,28 @@ async def running(
         await client.close()
 
 
-async def answer(client: EngineClient, max_tokens: int = 4) -> list[TokenOutput]:
+async def complete(client: EngineClient, max_tokens: int = 4) -> list[TokenOutput]:
     return [output async for output in client.generate(FRANCE, max_tokens=max_tokens, sampling=GREEDY)]
 
 
-async def test_an_engine_that_advances_is_not_killed_although_a_step_takes_longer_than_the_limit(
-    smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_slow_engine_with_progress_is_not_killed(smollm2_gguf: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NEURON_DEBUG_FAULT", "crawl@step=2")
     async with running(smollm2_gguf, step_seconds=1.5) as client:
-        outputs = await answer(client)
+        outputs = await complete(client)
         assert outputs[-1].finish == "length"
         assert sum(len(output.tokens) for output in outputs) == 4
         assert client.alive
 
 
-def test_a_step_of_torch_kernels_counts_progress_at_every_layer(runner: Runner):
+def test_torch_step_counts_progress_at_every_layer(runner: Runner):
     request = Generate(id=1, prompt=FRANCE, max_tokens=1, sampling=GREEDY)
     plan = [PlanEntry(Sequence(request, pages=[0], slot=0), len(FRANCE))]
-    before = heartbeat._Engine.counts[0]
+    initial = heartbeat._Engine.counts[0]
     runner.run(build_step(plan))
-    assert heartbeat._Engine.counts[0] - before >= 29
+    assert heartbeat._Engine.counts[0] - initial >= 29
 
 
-async def test_an_engine_that_is_stopped_is_killed(smollm2_gguf: Path):
+async def test_stopped_engine_is_killed(smollm2_gguf: Path):
     died = asyncio.get_running_loop().create_future()
     async with running(smollm2_gguf, step_seconds=1.5, on_exit=died.set_result) as client:
         stream = client.generate(FRANCE, max_tokens=4000, sampling=GREEDY)
@@ -68,8 +66,8 @@ async def test_an_engine_that_is_stopped_is_killed(smollm2_gguf: Path):
         assert await died == "the engine made no progress for 1.5 s and was killed"
 
 
-async def test_an_engine_that_was_started_with_many_descriptors_open_answers(smollm2_gguf: Path):
-    """Its socket is above descriptor 1023, which select() cannot take."""
+async def test_engine_with_high_socket_descriptor_works(smollm2_gguf: Path):
+    """The engine's socket has a descriptor above 1023, which `select` does not support."""
     with many_descriptors():
         async with running(smollm2_gguf, step_seconds=60) as client:
-            assert (await answer(client))[-1].finish == "length"
+            assert (await complete(client))[-1].finish == "length"

@@ -1,4 +1,4 @@
-"""Speculation: the same tokens in fewer steps, and no more work where nothing repeats."""
+"""Speculation: equal tokens in fewer steps for repetitive text, and no extra work for other text."""
 
 import random
 from collections.abc import Callable
@@ -13,37 +13,37 @@ from helexa.neuron.engine.scheduling.scheduler import Scheduler
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
 TEXT = [7 * n % 101 for n in range(60)]  # no token twice
-Speaker = Callable[[list[int]], int]
+NextToken = Callable[[list[int]], int]
 
 
-def test_what_followed_the_last_time_is_guessed() -> None:
+def test_draft_continues_the_last_match() -> None:
     tokens = [*TEXT, 200, *TEXT[10:15]]
     drafter = Drafter(tokens)
     assert drafter.draft(2) == tuple(TEXT[15:17])
     assert drafter.draft(100) == tuple(TEXT[15:19])
     tokens.append(TEXT[15])
-    assert drafter.draft(3) == tuple(TEXT[16:19]), "it follows the tokens as they grow"
+    assert drafter.draft(3) == tuple(TEXT[16:19]), "the drafter follows appended tokens"
     tokens.append(300)
     assert drafter.draft(3) == ()
 
 
-def test_the_longest_match_counts_then_the_last_one() -> None:
+def test_longest_match_wins_then_the_latest() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7, 8, 50, 9, 4, 5, 6, 7, 8, 51, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8]
     assert Drafter(tokens).draft(1) == (50,)
     assert Drafter(tokens[8:]).draft(1) == (51,)
     assert Drafter([4, 5, 6, 7, 8, 50, 4, 5, 6, 7, 8, 51, 4, 5, 6, 7, 8]).draft(1) == (51,)
 
 
-def test_a_draft_beyond_the_end_repeats_itself() -> None:
+def test_draft_beyond_the_text_repeats_the_match() -> None:
     assert Drafter([9, 8, 1, 2, 3, 1, 2, 3, 1, 2, 3]).draft(4) == (1, 2, 3, 1)
 
 
 @pytest.mark.parametrize("length", range(12))
-def test_short_texts_are_no_trouble(length: int) -> None:
+def test_short_text_yields_no_draft(length: int) -> None:
     assert Drafter(TEXT[:length]).draft(5) == ()
 
 
-def test_an_index_that_grew_is_the_one_made_at_once() -> None:
+def test_incremental_index_equals_a_complete_one() -> None:
     rng = random.Random(3)
     tokens: list[int] = []
     growing = Drafter(tokens)
@@ -52,7 +52,7 @@ def test_an_index_that_grew_is_the_one_made_at_once() -> None:
         assert growing.draft(4) == Drafter(list(tokens)).draft(4)
 
 
-def test_depth_grows_with_success_and_what_fails_must_match_longer() -> None:
+def test_success_lengthens_drafts_and_failure_requires_longer_matches() -> None:
     tokens = [*TEXT, *TEXT[:20]]
     drafter = Drafter(tokens)
     for expected in (4, 8, 10, 10):
@@ -63,23 +63,23 @@ def test_depth_grows_with_success_and_what_fails_must_match_longer() -> None:
     assert len(drafter.draft(100)) == 3
     for _ in range(9):
         drafter.learn(3, 0)
-    assert drafter.draft(100) == (), "twenty tokens in common are not enough any more"
+    assert drafter.draft(100) == (), "after failures, a match of twenty tokens is too short"
     tokens += TEXT[20:40]
     draft = drafter.draft(100)
-    assert draft == tuple(TEXT[40:42]), "but forty are"
+    assert draft == tuple(TEXT[40:42]), "a match of forty tokens is long enough"
     drafter.learn(2, 2)
     tokens += [300, *TEXT[10:13]]
-    assert drafter.draft(100) == tuple(TEXT[13:17]), "and one success makes it bold again"
+    assert drafter.draft(100) == tuple(TEXT[13:17]), "one success lowers the required match length"
 
 
-def copying(source: list[int]) -> Speaker:
-    """Repeats the prompt, with every 17th token changed."""
+def copying(source: list[int]) -> NextToken:
+    """Return a model that repeats `source` with every 17th token changed."""
 
-    def speak(tokens: list[int]) -> int:
+    def next_token(tokens: list[int]) -> int:
         at = len(tokens) - len(source)
         return 500 + at if at % 17 == 16 else source[at % len(source)]
 
-    return speak
+    return next_token
 
 
 def inventing(tokens: list[int]) -> int:
@@ -91,11 +91,11 @@ def babbling(tokens: list[int]) -> int:
 
 
 def run(
-    speak: Speaker, requests: list[Generate], pages: int = 200, page_size: int = 4, **options: object
+    next_token: NextToken, requests: list[Generate], pages: int = 200, page_size: int = 4, **options: object
 ) -> tuple[dict[int, list[int]], dict[int, str | None], int, int]:
-    """The tokens and the ends of all requests, and how many steps and draft tokens they took."""
+    """Run all requests; return their tokens, their finish reasons, and the numbers of steps and of draft tokens."""
     scheduler = Scheduler(EngineOptions(**options), PagePool(pages, page_size))  # type: ignore[arg-type]
-    cache = SimulatedCache(scheduler, speak)
+    cache = SimulatedCache(scheduler, next_token)
     for request in requests:
         assert scheduler.add(Sequence(request)) is None
     outputs: list[TokenOutput] = []
@@ -112,13 +112,13 @@ def run(
         outputs += scheduler.commit(plan, cache.run(plan))
         for entry in plan:
             hashed = (len(entry.sequence.chain) - 1) * page_size
-            assert hashed < len(entry.sequence.tokens), "only what was computed and said has a hash"
+            assert hashed < len(entry.sequence.tokens), "only computed tokens may be hashed"
         assert steps < 10_000
     scheduler.check_idle()
-    said: dict[int, list[int]] = {request.id: [] for request in requests}
+    outputs_by_id: dict[int, list[int]] = {request.id: [] for request in requests}
     for output in outputs:
-        said[output.id] += output.tokens
-    return said, {output.id: output.finish for output in outputs}, steps, drafted
+        outputs_by_id[output.id] += output.tokens
+    return outputs_by_id, {output.id: output.finish for output in outputs}, steps, drafted
 
 
 def request(number: int = 0, prompt: list[int] | None = None, max_tokens: int = 55, **fields: list[int]) -> Generate:
@@ -127,14 +127,14 @@ def request(number: int = 0, prompt: list[int] | None = None, max_tokens: int = 
     )
 
 
-@pytest.mark.parametrize("speak", [copying(TEXT), inventing, babbling])
+@pytest.mark.parametrize("next_token", [copying(TEXT), inventing, babbling])
 @pytest.mark.parametrize("pages", [200, 32])
-def test_tokens_are_those_of_one_at_a_time(speak: Speaker, pages: int) -> None:
+def test_speculation_does_not_change_tokens(next_token: NextToken, pages: int) -> None:
     requests = [request(number, TEXT, 50 + number) for number in range(3)]
-    expected, ends, _, _ = run(speak, requests, pages, speculation=False)
-    said, finishes, _, drafted = run(speak, requests, pages)
-    assert (said, finishes) == (expected, ends)
-    assert drafted or speak is inventing
+    expected, ends, _, _ = run(next_token, requests, pages, speculation=False)
+    tokens, finishes, _, drafted = run(next_token, requests, pages)
+    assert (tokens, finishes) == (expected, ends)
+    assert drafted or next_token is inventing
 
 
 def test_repetition_takes_a_fraction_of_the_steps() -> None:
@@ -142,45 +142,45 @@ def test_repetition_takes_a_fraction_of_the_steps() -> None:
     assert steps <= 55 // 2
 
 
-def test_free_text_is_left_alone() -> None:
+def test_text_without_repetition_gets_few_drafts() -> None:
     _, _, steps, drafted = run(inventing, [request(max_tokens=500)])
     assert steps == 500
     assert drafted <= 8
 
 
 @pytest.mark.parametrize("max_tokens", range(1, 15))
-def test_the_limit_of_an_answer_is_exact(max_tokens: int) -> None:
-    said, ends, _, _ = run(copying(TEXT), [request(max_tokens=max_tokens)])
-    assert (said[0], ends[0]) == (TEXT[:max_tokens], "length")
+def test_drafts_do_not_exceed_max_tokens(max_tokens: int) -> None:
+    tokens, ends, _, _ = run(copying(TEXT), [request(max_tokens=max_tokens)])
+    assert (tokens[0], ends[0]) == (TEXT[:max_tokens], "length")
 
 
 @pytest.mark.parametrize("stop", range(6, 16))
-def test_a_stop_token_ends_an_answer_within_a_draft(stop: int) -> None:
-    said, ends, _, _ = run(copying(TEXT), [request(stop_ids=[TEXT[stop]])])
-    assert (said[0], ends[0]) == (TEXT[: stop + 1], "stop")
+def test_stop_token_within_a_draft_ends_the_output(stop: int) -> None:
+    tokens, ends, _, _ = run(copying(TEXT), [request(stop_ids=[TEXT[stop]])])
+    assert (tokens[0], ends[0]) == (TEXT[: stop + 1], "stop")
 
 
 @pytest.mark.parametrize("context", range(64, 76))
-def test_the_context_is_filled_to_its_end(context: int) -> None:
-    said, ends, _, _ = run(copying(TEXT), [request()], context_length=context)
-    assert (said[0], ends[0]) == (TEXT[: context - 60], "length")
-    said, ends, _, _ = run(copying(TEXT), [request()], pages=context, page_size=1)
-    assert (said[0], ends[0]) == (TEXT[: context - 60], "length")
+def test_drafts_fill_the_context_exactly(context: int) -> None:
+    tokens, ends, _, _ = run(copying(TEXT), [request()], context_length=context)
+    assert (tokens[0], ends[0]) == (TEXT[: context - 60], "length")
+    tokens, ends, _, _ = run(copying(TEXT), [request()], pages=context, page_size=1)
+    assert (tokens[0], ends[0]) == (TEXT[: context - 60], "length")
 
 
-def test_many_sequences_are_not_guessed_for() -> None:
+def test_batch_above_speculation_max_sequences_gets_no_drafts() -> None:
     requests = [request(number) for number in range(5)]
     assert run(copying(TEXT), requests)[3] == 0
     assert run(copying(TEXT), requests, speculation_max_sequences=5)[3] > 0
 
 
-def test_a_small_budget_bounds_drafts() -> None:
-    said, _, _, drafted = run(copying(TEXT), [request(0), request(1)], max_step_tokens=5)
+def test_drafts_stay_within_max_step_tokens() -> None:
+    tokens, _, _, drafted = run(copying(TEXT), [request(0), request(1)], max_step_tokens=5)
     assert drafted > 0
-    assert said[0] == said[1]
+    assert tokens[0] == tokens[1]
 
 
-def test_drafts_preempt_nobody() -> None:
+def test_drafts_do_not_preempt_sequences() -> None:
     scheduler = Scheduler(EngineOptions(), PagePool(34, 4))
     cache = SimulatedCache(scheduler, copying(TEXT))
     for number in range(2):

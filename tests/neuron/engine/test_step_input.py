@@ -1,4 +1,4 @@
-"""Steps as plain data: recorded in one process, computed in another, with the same bits."""
+"""Steps as plain data: a step recorded in one process gives the same bits in another process."""
 
 import subprocess
 import sys
@@ -40,8 +40,8 @@ HYBRID = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 2,
 }
-# Whatever a request can ask for that reaches a step.
-WAYS = [
+# Sampling parameters that cover all inputs of a step.
+SAMPLING = [
     SamplingParams(temperature=0, logprobs=2),
     SamplingParams(temperature=0.8, top_p=0.9, seed=-3),
     SamplingParams(temperature=1.2, top_k=20, min_p=0.01, seed=2**63, repetition_penalty=1.3),
@@ -78,8 +78,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_a_recorded_step_gives_the_same_bits_in_another_process(model: Path, kernels: str) -> None:
-    """Chunks of prompts, decoding, drafts, penalties, log-probabilities, vectors, and snapshots of state."""
+def test_recorded_step_gives_the_same_bits_in_another_process(model: Path, kernels: str) -> None:
+    """Covers chunked prompts, decoding, drafts, penalties, log-probabilities, embeddings and state snapshots."""
     options = EngineOptions(dtype="auto", kernels=kernels, kv_cache_mb=8, snapshot_mb=8, max_sequences=8, threads=1)  # type: ignore[arg-type]
     runner = load(model, options)
     recorded, expected = record(runner)
@@ -89,29 +89,29 @@ def test_a_recorded_step_gives_the_same_bits_in_another_process(model: Path, ker
         assert any(len(step.restores) for step in recorded)
     command = [sys.executable, "-c", REPLAY, str(model), msgspec.json.encode(options).decode()]
     lines = "".join(f"{encode(step).hex()}\n" for step in recorded)
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=300)
-    found = [line.split(" ") for line in done.stdout.splitlines()]
-    assert len(found) == len(expected)
-    for (logits, output), (wanted_logits, wanted) in zip(found, expected, strict=True):
+    process = subprocess.run(command, input=lines, capture_output=True, text=True, check=True, timeout=300)
+    results = [line.split(" ") for line in process.stdout.splitlines()]
+    assert len(results) == len(expected)
+    for (logits, output), (wanted_logits, wanted) in zip(results, expected, strict=True):
         assert bytes.fromhex(logits) == wanted_logits
-        told = decode_output(bytes.fromhex(output))
-        assert (told.tokens, told.logprobs, told.scores) == (wanted.tokens, wanted.logprobs, wanted.scores)
-        assert {number: part.tobytes() for number, part in told.hidden.items()} == {
-            number: part.tobytes() for number, part in wanted.hidden.items()
+        actual = decode_output(bytes.fromhex(output))
+        assert (actual.tokens, actual.logprobs, actual.scores) == (wanted.tokens, wanted.logprobs, wanted.scores)
+        assert {number: hidden.tobytes() for number, hidden in actual.hidden.items()} == {
+            number: hidden.tobytes() for number, hidden in wanted.hidden.items()
         }
 
 
 def record(runner: Runner) -> tuple[list[StepInput], list[tuple[bytes, StepOutput]]]:
-    """Steps of requests that differ in all that a step knows of them, their logits and what they brought."""
+    """Run requests with all kinds of step inputs; return the steps, and the logits and output of each step."""
     scheduler = scheduler_of(runner, max_sequences=8, max_step_tokens=70)
     loop = [11, 12, 13, 14, 15, 16] * 12
-    for number, sampling in enumerate(WAYS):
-        prompt = loop if number == 0 else [(37 * number + 7 * place) % 512 for place in range(40 * number)]
+    for number, sampling in enumerate(SAMPLING):
+        prompt = loop if number == 0 else [(37 * number + 7 * position) % 512 for position in range(40 * number)]
         scheduler.add(Sequence(Generate(id=number, prompt=prompt, max_tokens=12, sampling=sampling)))
     greedy = SamplingParams(temperature=0)
     scored = Generate(id=10, prompt=loop[:50], max_tokens=2, sampling=greedy, prompt_logprobs=3)
     scheduler.add(Sequence(scored))
-    repeating = SamplingParams(temperature=0, logit_bias={9: 1000.0})  # which is guessed right
+    repeating = SamplingParams(temperature=0, logit_bias={9: 1000.0})  # so that its drafts are right
     scheduler.add(Sequence(Generate(id=12, prompt=[1, 2, 3], max_tokens=40, sampling=repeating)))
     scheduler.add(Sequence.to_embed(Embed(id=11, prompt=loop[:30], pooling="mean")))
     steps: list[StepInput] = []
@@ -121,15 +121,15 @@ def record(runner: Runner) -> tuple[list[StepInput], list[tuple[bytes, StepOutpu
 
     def keep(step: StepInput, last: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         nonlocal logits
-        found, hidden = compute(step, last)
-        logits = found.clone()
-        return found, hidden
+        computed, hidden = compute(step, last)
+        logits = computed.clone()
+        return computed, hidden
 
     runner.compute = keep  # type: ignore[method-assign]
     added = False
     while not scheduler.idle or not added:
         if not added and len(scheduler.running) < 3:
-            added = True  # a prompt that begins as one before it, whose state was kept
+            added = True  # a prompt with a cached prefix, whose state was saved
             scheduler.add(Sequence(Generate(id=20, prompt=[*loop, 5], max_tokens=3, sampling=greedy)))
         plan = scheduler.plan()
         steps.append(build_step(plan))
@@ -140,41 +140,42 @@ def record(runner: Runner) -> tuple[list[StepInput], list[tuple[bytes, StepOutpu
 
 
 def features(step: StepInput) -> set[str]:
-    found = {"sum" if rows.followers is None else "scores" for rows in step.hidden}
+    names = {"sum" if rows.followers is None else "scores" for rows in step.hidden}
     if step.sampling is not None:
-        found.add("sampling")
+        names.add("sampling")
         lengths = [stop - start for start, stop in pairwise(step.starts)]
-        found |= {"drafts" for length, own in zip(lengths, step.settled, strict=True) if length > own}
-    return found
+        names |= {"drafts" for length, settled in zip(lengths, step.settled, strict=True) if length > settled}
+    return names
 
 
-def test_what_is_no_step_is_refused() -> None:
-    step = build_step([PlanEntry(Sequence(Generate(id=1, prompt=[5], max_tokens=1, sampling=WAYS[1]), pages=[0]), 1)])
+def test_invalid_step_is_rejected() -> None:
+    request = Generate(id=1, prompt=[5], max_tokens=1, sampling=SAMPLING[1])
+    step = build_step([PlanEntry(Sequence(request, pages=[0]), 1)])
     assert decode_input(encode(step)).sampling is not None
-    whole = msgspec.msgpack.decode(encode(step))
+    valid = msgspec.msgpack.decode(encode(step))
     for broken in (
-        {**whole, "tokens": ["|O", [1], b"12345678"]},
-        {**whole, "tokens": ["<i4", [3], b"1234"]},
-        {**whole, "bucket": 7},
-        {key: value for key, value in whole.items() if key != "slots"},
+        {**valid, "tokens": ["|O", [1], b"12345678"]},
+        {**valid, "tokens": ["<i4", [3], b"1234"]},
+        {**valid, "bucket": 7},
+        {key: value for key, value in valid.items() if key != "slots"},
     ):
         with pytest.raises(msgspec.ValidationError):
             decode_input(msgspec.msgpack.encode(broken))
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_embeddings_take_the_place_of_those_of_tokens(model: Path, kernels: str) -> None:
+def test_given_embeddings_replace_token_embeddings(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     tokens = [3, 9, 27, 81, 243]
     step = one_prompt(tokens)
     expected = runner.forward(step).clone()
     rows = int32([1, 3])
-    own = runner._model.embed(torch.tensor([9, 81], dtype=torch.int32)).float().numpy().copy()
-    blind = one_prompt([3, 0, 27, 0, 243])
-    assert not torch.equal(runner.forward(blind), expected)
-    injected = replace(blind, embeddings=own, embedding_rows=rows)
+    embeddings = runner._model.embed(torch.tensor([9, 81], dtype=torch.int32)).float().numpy().copy()
+    masked = one_prompt([3, 0, 27, 0, 243])
+    assert not torch.equal(runner.forward(masked), expected)
+    injected = replace(masked, embeddings=embeddings, embedding_rows=rows)
     assert torch.equal(runner.forward(decode_input(encode(injected))), expected)
-    assert torch.equal(runner.forward(step), expected), "nothing of it is left"
+    assert torch.equal(runner.forward(step), expected), "later steps are not affected"
 
 
 def one_prompt(tokens: list[int]) -> StepInput:
@@ -183,7 +184,7 @@ def one_prompt(tokens: list[int]) -> StepInput:
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
-def test_positions_of_three_axes_that_agree_are_positions(model: Path, kernels: str) -> None:
+def test_equal_positions_on_three_axes_match_plain_positions(model: Path, kernels: str) -> None:
     runner = load(model, EngineOptions(kernels=kernels, kv_cache_mb=4, max_sequences=2))  # type: ignore[arg-type]
     step = one_prompt([3, 9, 27, 81, 243])
     expected = runner.forward(step).clone()

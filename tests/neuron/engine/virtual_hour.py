@@ -23,8 +23,11 @@ FATAL, NOT_FINITE = 7, 8
 NAN = float("nan")
 
 
-class Form(GrammarMatcher):
-    """A grammar of fixed length in which every third run of five tokens is forced; some grammars fail on the way."""
+class SimulatedMatcher(GrammarMatcher):
+    """A matcher of a grammar with `length` tokens.
+
+    Every third run of five tokens is forced. If `fails` is true, the matcher fails halfway.
+    """
 
     def __init__(self, length: int, fails: bool) -> None:
         self.error = ""
@@ -32,44 +35,44 @@ class Form(GrammarMatcher):
         self.ahead = 0
         self._length = length
         self._fails = fails
-        self.taken = 0
+        self.position = 0
 
     @property
     def ended(self) -> bool:
-        return self.taken >= self._length
+        return self.position >= self._length
 
-    def allowed(self, place: int, token: int) -> int:
-        """The token that the model chooses: its own unless another one is forced."""
-        return 60 + place % 5 if place // 5 % 3 == 2 else token
+    def allowed(self, index: int, token: int) -> int:
+        """Return the token at `index`: the forced token if there is one, else `token`."""
+        return 60 + index % 5 if index // 5 % 3 == 2 else token
 
     def advance(self, token: int) -> None:
-        self.taken += 1
-        if self._fails and 2 * self.taken > self._length:
+        self.position += 1
+        if self._fails and 2 * self.position > self._length:
             self.error = "this text must not be in a log"
 
     def forced(self, limit: int) -> tuple[int, ...]:
         run = []
-        while len(run) < limit and self.allowed(self.taken + len(run), 0):
-            run.append(self.allowed(self.taken + len(run), 0))
+        while len(run) < limit and self.allowed(self.position + len(run), 0):
+            run.append(self.allowed(self.position + len(run), 0))
         return tuple(run)
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
         count = 0
-        while count < len(drafts) and self.allowed(self.taken + count, drafts[count]) == drafts[count]:
+        while count < len(drafts) and self.allowed(self.position + count, drafts[count]) == drafts[count]:
             count += 1
         return drafts[:count]
 
 
 class VirtualHour:
-    """Feeds a scheduler; steps fail, results are NaN and clients cancel now and then.
+    """Sends requests to a scheduler. Some steps fail, some results are NaN, and some requests are canceled.
 
     Args:
-        seed: of requests and of what becomes of them.
-        noise_seed: of the measured seconds; requests arrive at a time that passes without noise.
-        overlap: plan a step before the one before it is committed, where that can be.
+        seed: seed of the requests, failures and cancellations.
+        noise_seed: seed of the noise in the measured seconds. Arrival times have no noise.
+        overlap: plan a step before the previous step is committed, if possible.
 
     Attributes:
-        plans: that were made, as tuples.
+        plans: all plans, as tuples.
         outputs: last output of each request.
     """
 
@@ -84,7 +87,7 @@ class VirtualHour:
         self._arriving = next(self._requests)
 
     def run(self, steps: int = 10**9, seconds: float = HOUR) -> None:
-        """Until all requests have ended that arrive within `seconds`, or for a number of steps."""
+        """Run until all requests that arrive within `seconds` have ended, for at most `steps` steps."""
         now, ahead = 0.0, Plan()
         while steps:
             steps -= 1
@@ -95,14 +98,14 @@ class VirtualHour:
                     break
                 now = max(now, self._arriving[0])
             elif any(FATAL in entry.sequence.tokens for entry in plan) or self._chance.random() < 0.001:
-                for output in self.scheduler.isolate(plan, "it failed"):
+                for output in self.scheduler.isolate(plan, "simulated failure"):
                     self.outputs[output.id] = output
             else:
                 if self._overlap and self.scheduler.foresees(plan):
                     with as_after(plan):
                         ahead = self._planned(self.scheduler.plan_after())
                 if ahead and self._chance.random() < 0.002:
-                    self.scheduler.isolate(plan, "it failed", ahead)
+                    self.scheduler.isolate(plan, "simulated failure", ahead)
                     ahead = Plan()
                     continue
                 rows = sum(entry.sequence.decoding for entry in plan)
@@ -135,20 +138,20 @@ class VirtualHour:
             self.outputs[output.id] = output
 
     def _sampled(self, entry: PlanEntry) -> Iterator[int]:
-        """A text that repeats itself, so that there are drafts, most of which are right."""
+        """Yield the tokens of repetitive text, for which most drafts are right."""
         sequence = entry.sequence
         known = [*sequence.tokens[-12:], *entry.drafts]
-        if isinstance(sequence.guide, Form):
+        if isinstance(sequence.guide, SimulatedMatcher):
             sequence.guide.ahead = self._chance.randint(0, len(entry.drafts))
         for draft in range(len(entry.drafts) + 1):
             tokens = known[: len(known) - len(entry.drafts) + draft]
             token = tokens[-9 % len(tokens)] if sum(tokens[-3:]) % 7 else 10 + sum(tokens) % 40
-            if isinstance(sequence.guide, Form):
-                token = sequence.guide.allowed(sequence.guide.taken + draft, token)
+            if isinstance(sequence.guide, SimulatedMatcher):
+                token = sequence.guide.allowed(sequence.guide.position + draft, token)
             yield NON_FINITE if NOT_FINITE in sequence.tokens else token
 
     def _arrivals(self) -> Iterator[tuple[float, Sequence]]:
-        """When requests arrive, and what they are."""
+        """Yield the arrival time and sequence of each request."""
         chance, at = self._chance, 0.0
         number = 0
         while True:
@@ -174,6 +177,6 @@ class VirtualHour:
             if 0.05 < kind < 0.1:
                 sequence.pooled = PooledVector("mean", len(prompt))
             elif request.grammar:
-                sequence.guide = Form(chance.randrange(2, 60), fails=kind < 0.12)
+                sequence.guide = SimulatedMatcher(chance.randrange(2, 60), fails=kind < 0.12)
             yield at, sequence
             number += 1

@@ -1,4 +1,4 @@
-"""An engine process and its end, with processes that do nothing."""
+"""The end of an engine process, with child processes that only sleep."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ async def child() -> AsyncIterator[Child]:
     await child.end(grace=0.0)
 
 
-async def test_it_is_gone_when_it_was_ended(child: Child):
+async def test_end_kills_the_process(child: Child):
     assert child.alive
     await child.end(grace=0.0)
     assert not child.alive
@@ -26,7 +26,7 @@ async def test_it_is_gone_when_it_was_ended(child: Child):
     assert "was ended by SIG" in child.ending()
 
 
-async def test_nothing_is_sent_to_a_number_that_may_be_somebody_elses(child: Child, monkeypatch: pytest.MonkeyPatch):
+async def test_ended_process_id_gets_no_signal(child: Child, monkeypatch: pytest.MonkeyPatch):
     await child.end(grace=0.0)
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))

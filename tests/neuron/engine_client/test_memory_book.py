@@ -1,4 +1,4 @@
-"""Promises of memory: nobody counts on what another was promised, and what is over is forgotten."""
+"""Memory grants: two engines never count on the same memory, and a grant ends with its process."""
 
 import os
 import subprocess
@@ -14,17 +14,17 @@ from helexa.neuron.hardware.host_memory import own_bytes
 from neuron.needing import MIB, needs
 
 LEAST, MOST = 1232 * MIB, 1712 * MIB
-"""What the engines here need, and what they take at most."""
+"""Smallest and largest grant of an engine with the default request of `needs`."""
 
 
 class Machine:
-    """A machine with engines that hold what they have taken."""
+    """A simulated host: free memory, and the memory that each engine process holds."""
 
     def __init__(self, free_mb: int, reserve_mb: int = 0) -> None:
         self.free = free_mb * MIB
         self.held: dict[int, int] = {}
         self.generation: dict[int, float] = {}
-        self.book = MemoryBook(reserve_mb * MIB, held=self.held.get, begun=self.generation.get)
+        self.book = MemoryBook(reserve_mb * MIB, private_bytes=self.held.get, started_at=self.generation.get)
 
     def start(self, pid: int, **fields: object) -> MemoryGrant:
         self.generation[pid] = self.generation.get(pid, 0.0) + 1
@@ -41,35 +41,35 @@ class Machine:
         del self.generation[pid]
 
 
-def test_two_that_load_at_the_same_time_do_not_count_on_the_same_memory() -> None:
+def test_concurrent_loads_do_not_share_free_memory() -> None:
     machine = Machine(3000)
     first = machine.start(1)
     assert first.total == 1000 * MIB + 200 * MIB + 425 * MIB
-    with pytest.raises(DoesNotFitError) as refused:
+    with pytest.raises(DoesNotFitError) as rejected:
         machine.start(2)
-    assert refused.value.details["free_mb"] == 3000 - 200 - 1625
+    assert rejected.value.details["free_mb"] == 3000 - 200 - 1625
     roomy = Machine(10_000)
     assert [roomy.start(1).total, roomy.start(2).total] == [MOST, MOST]
 
 
-def test_what_was_taken_is_not_counted_twice() -> None:
+def test_allocated_memory_is_not_counted_twice() -> None:
     machine = Machine(4000)
-    taken = machine.start(1).total // MIB
-    assert taken == 1712
-    machine.take(1, taken)
+    granted_mb = machine.start(1).total // MIB
+    assert granted_mb == 1712
+    machine.take(1, granted_mb)
     assert machine.start(2).total >= LEAST
 
 
-def test_what_an_engine_was_promised_ends_with_it() -> None:
+def test_grant_ends_with_the_process() -> None:
     machine = Machine(3000)
     machine.start(1)
     machine.end(1)
     machine.start(2)
     machine.end(2)
-    machine.start(1)  # the number comes again
+    machine.start(1)  # the process id is reused
 
 
-def test_who_is_refused_holds_nothing_and_may_ask_again() -> None:
+def test_rejected_engine_holds_no_grant_and_may_retry() -> None:
     machine = Machine(1500)
     with pytest.raises(DoesNotFitError):
         machine.start(1, weights=1400 * MIB)
@@ -78,88 +78,88 @@ def test_who_is_refused_holds_nothing_and_may_ask_again() -> None:
     assert machine.start(1).total <= 1500 * MIB
 
 
-def test_a_limit_is_for_all_together_whatever_they_have_taken() -> None:
+def test_limit_covers_the_grants_of_all_engines() -> None:
     machine = Machine(100_000)
     limit = {"limit": 3000 * MIB}
     first = machine.start(1, **limit)
     machine.take(1, 500)
     assert first.total <= 3000 * MIB
-    with pytest.raises(DoesNotFitError) as refused:
+    with pytest.raises(DoesNotFitError) as rejected:
         machine.start(2, weights=1400 * MIB, **limit)
-    assert refused.value.details["free_mb"] == (3000 * MIB - first.total) // MIB
+    assert rejected.value.details["free_mb"] == (3000 * MIB - first.total) // MIB
 
 
-def test_the_reserve_is_kept_free_but_is_no_part_of_a_limit() -> None:
+def test_reserve_stays_free_and_does_not_lower_the_limit() -> None:
     assert Machine(2000, reserve_mb=0).start(1).pages > Machine(2000, reserve_mb=500).start(1).pages
     with pytest.raises(DoesNotFitError):
         Machine(1800, reserve_mb=500).start(1)
     assert Machine(9000, reserve_mb=500).start(1, limit=LEAST).pages == 32
 
 
-def test_devices_have_memory_of_their_own() -> None:
+def test_each_device_has_its_own_memory() -> None:
     machine = Machine(3000)
     machine.start(1, device="cuda:0")
     machine.start(2, device="cuda:1")
     machine.start(3)
     with pytest.raises(DoesNotFitError):
-        machine.start(4, device="mps")  # Apple's accelerator shares that of the CPU
+        machine.start(4, device="mps")  # Apple's GPU shares the host's memory
     with pytest.raises(DoesNotFitError):
-        machine.start(5, device="cuda")  # the first that there is
+        machine.start(5, device="cuda")  # the first GPU
 
 
-def test_an_accelerators_memory_is_taken_at_once() -> None:
+def test_settled_gpu_engine_holds_its_whole_grant() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
     machine.free -= MOST
     with pytest.raises(DoesNotFitError):
-        machine.start(2, device="cuda:0")  # the first may still be loading
-    machine.held[1] += MOST  # of the host's memory, by which weights pass through
+        machine.start(2, device="cuda:0")  # the first engine may still be loading
+    machine.held[1] += MOST  # host memory, through which the weights are copied
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")
     machine.book.settle(1)
     machine.start(2, device="cuda:0")
 
 
-def test_what_an_accelerator_has_given_while_a_model_loads_is_not_counted_twice() -> None:
+def test_gpu_memory_reported_while_loading_is_not_counted_twice() -> None:
     machine = Machine(4000)
     promised = machine.start(1, device="cuda:0").total
     machine.free -= 1000 * MIB
     with pytest.raises(DoesNotFitError):
         machine.start(2, device="cuda:0")
-    machine.book.took(1, 1000 * MIB)
+    machine.book.record_allocated(1, 1000 * MIB)
     granted = machine.start(2, device="cuda:0")
     assert granted.total <= machine.free - (promised - 1000 * MIB)
 
 
-def test_an_engine_that_asks_again_has_still_taken_what_it_had() -> None:
+def test_second_request_keeps_the_reported_gpu_memory() -> None:
     machine = Machine(4000)
     machine.start(1, device="cuda:0")
-    machine.book.took(1, 1100 * MIB)
+    machine.book.record_allocated(1, 1100 * MIB)
     machine.free -= 1100 * MIB
-    again = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
-    promised = machine.book.grant(1, again).total
+    second_request = needs(device="cuda:0", free=machine.free + 1100 * MIB, weights=1050 * MIB, loading=0)
+    promised = machine.book.grant(1, second_request).total
     second = machine.start(2, device="cuda:0", weights=700 * MIB)
     assert second.total + promised - 1100 * MIB <= machine.free + 100 * MIB
-    machine.book.took(99, 5)  # nobody knows it
+    machine.book.record_allocated(99, 5)  # unknown process: ignored
 
 
-def test_what_the_machine_cannot_give_any_more_is_missing() -> None:
+def test_grant_beyond_free_memory_is_reported_as_missing() -> None:
     machine = Machine(4000)
     promised = machine.start(1).total
     machine.take(1, 1300)
-    left = promised - 1300 * MIB
+    outstanding = promised - 1300 * MIB
     machine.book.observe(machine.free)
     assert machine.book.missing(1) == 0
-    machine.book.observe(left - 7 * MIB)  # somebody else has taken it
+    machine.book.observe(outstanding - 7 * MIB)  # another process has taken 7 MiB
     assert machine.book.missing(1) == 7 * MIB
-    machine.book.observe(left)
+    machine.book.observe(outstanding)
     assert machine.book.missing(1) == 0
     assert machine.book.missing(99) == 0
     machine.book.observe(0)
-    assert machine.book.missing(1) == left
+    assert machine.book.missing(1) == outstanding
 
 
-def test_several_share_what_is_missing() -> None:
+def test_shortage_is_divided_in_proportion_to_outstanding_grants() -> None:
     machine = Machine(10_000)
     machine.start(1)
     machine.start(2)
@@ -172,29 +172,29 @@ def test_several_share_what_is_missing() -> None:
     assert [machine.book.missing(pid) for pid in (1, 2, 3)] == [50 * MIB, 150 * MIB, 0]
 
 
-def test_a_step_of_the_systems_clock_ends_no_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_of_the_system_clock_ends_no_grant(monkeypatch: pytest.MonkeyPatch) -> None:
     book, me = MemoryBook(), os.getpid()
     book.grant(me, needs(held=own_bytes(me)))
-    if hasattr(psutil, "_pslinux"):  # elsewhere, a process keeps its time
+    if hasattr(psutil, "_pslinux"):  # on other systems, psutil does not use the boot time
         monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: 0.0)
     book.observe(0)
     assert book.missing(me) > 0
 
 
-def test_real_processes() -> None:
+def test_grant_follows_the_memory_of_a_real_process() -> None:
     script = "import sys; b = b'x' * (64 << 20); print(flush=True); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
     child.stdout.readline()
     book = MemoryBook()
-    asked = needs(free=3000 * MIB, weights=0, step=0, loading=0)
-    taken = own_bytes(child.pid)
-    assert taken is not None
-    assert 64 * MIB < taken < 120 * MIB
-    promised = book.grant(child.pid, asked).total
+    request = needs(free=3000 * MIB, weights=0, step=0, loading=0)
+    allocated = own_bytes(child.pid)
+    assert allocated is not None
+    assert 64 * MIB < allocated < 120 * MIB
+    promised = book.grant(child.pid, request).total
     book.observe(1)
-    assert book.missing(child.pid) == pytest.approx(promised - taken, abs=MIB)
+    assert book.missing(child.pid) == pytest.approx(promised - allocated, abs=MIB)
     child.stdin.close()
     child.wait()
     child.stdout.close()

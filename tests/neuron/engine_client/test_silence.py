@@ -1,12 +1,12 @@
-"""When an engine counts as hung."""
+"""The watchdog: the number of checks without news after which an engine counts as hung."""
 
 import pytest
 
-from helexa.neuron.engine_client.watchdog import Silence
+from helexa.neuron.engine_client.watchdog import HangDetector
 
 
 @pytest.mark.parametrize(
-    ("looks", "hangs"),
+    ("checks", "hangs"),
     [
         ([(0, True), (0, True), (0, True)], [False, False, False]),
         ([(0, True), (0, True), (0, True), (0, True)], [False, False, False, True]),
@@ -14,8 +14,8 @@ from helexa.neuron.engine_client.watchdog import Silence
         ([(0, True), (0, True), (0, True), (1, True), (1, True)], [False] * 5),
         ([(5, False), (5, True), (5, True), (5, False), (5, True), (5, True)], [False] * 6),
     ],
-    ids=["three looks", "four looks", "idle", "news", "work ended"],
+    ids=["three checks", "four checks", "idle", "news", "work ended"],
 )
-def test_an_engine_hangs_that_has_work_and_says_nothing(looks: list[tuple[int, bool]], hangs: list[bool]):
-    silence = Silence(patience=3)
-    assert [silence.look(news, working) for news, working in looks] == hangs
+def test_working_engine_without_news_counts_as_hung(checks: list[tuple[int, bool]], hangs: list[bool]):
+    detector = HangDetector(patience=3)
+    assert [detector.check(news, working) for news, working in checks] == hangs

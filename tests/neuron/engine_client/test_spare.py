@@ -1,4 +1,4 @@
-"""Engine processes that are started ahead: real ones that hold no model."""
+"""Warm standby processes: real engine processes without a model."""
 
 import os
 import signal
@@ -17,50 +17,50 @@ from neuron.fake_models import ENGINE, make_model, starts
 
 
 @pytest.fixture
-async def spare() -> AsyncIterator[WarmStandby]:
-    spare = WarmStandby(partial(Child.spawn, ENGINE))
-    yield spare
-    await spare.close()
+async def standby() -> AsyncIterator[WarmStandby]:
+    standby = WarmStandby(partial(Child.spawn, ENGINE))
+    yield standby
+    await standby.close()
 
 
 def engines() -> set[int]:
     return {child.pid for child in psutil.Process().children() if ENGINE[-1] in child.cmdline()}
 
 
-async def test_a_process_that_was_begun_loads_whatever_comes_first(spare: WarmStandby, tmp_path: Path):
-    before = engines()
-    await spare.begin()
-    await spare.begin()
-    (begun,) = engines() - before
+async def test_standby_process_loads_the_first_model(standby: WarmStandby, tmp_path: Path):
+    existing = engines()
+    await standby.begin()
+    await standby.begin()
+    (pid,) = engines() - existing
     model = make_model(tmp_path)
     for expected in (True, False):
-        client = await EngineClient.start(model, EngineOptions(), spawn=spare.take)
-        assert (client._child.pid == begun) == expected
+        client = await EngineClient.start(model, EngineOptions(), spawn=standby.take)
+        assert (client._child.pid == pid) == expected
         await client.close()
     assert starts(model) == 2
-    assert engines() == before
+    assert engines() == existing
 
 
-async def test_one_that_has_died_meanwhile_is_replaced(spare: WarmStandby):
-    before = engines()
-    await spare.begin()
-    (begun,) = engines() - before
-    os.kill(begun, signal.SIGKILL)
-    psutil.Process(begun).wait(20)
-    child = await spare.take()
+async def test_dead_standby_process_is_replaced(standby: WarmStandby):
+    existing = engines()
+    await standby.begin()
+    (pid,) = engines() - existing
+    os.kill(pid, signal.SIGKILL)
+    psutil.Process(pid).wait(20)
+    child = await standby.take()
     assert child.alive
     await child.end(grace=0.0)
 
 
-async def test_one_that_nobody_takes_is_ended(spare: WarmStandby):
-    before = engines()
-    await spare.begin()
-    await spare.close()
-    await spare.close()
-    assert engines() == before
+async def test_unused_standby_process_is_ended_by_close(standby: WarmStandby):
+    existing = engines()
+    await standby.begin()
+    await standby.close()
+    await standby.close()
+    assert engines() == existing
 
 
-async def test_an_engine_that_is_never_told_what_to_load_ends_with_its_socket():
+async def test_engine_without_a_load_message_ends_with_its_socket():
     child = await Child.spawn()
     child.writer.close()
     await child.wait(60)

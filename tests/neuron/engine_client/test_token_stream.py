@@ -1,4 +1,4 @@
-"""A request's outputs: merged while nobody reads, and gathered for whoever wants them all."""
+"""Token streams: outputs are merged until they are read, and gathered for non-streaming requests."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ REQUEST = Generate(id=1, prompt=[1], max_tokens=9, sampling=SamplingParams())
 
 
 class Client:
-    """Notes what is asked of it."""
+    """A client that records canceled requests."""
 
     def __init__(self) -> None:
         self.cancelled: list[int] = []
@@ -24,7 +24,7 @@ class Client:
 
 
 async def read(gather: int, tokens: int) -> list[list[int]]:
-    """What a consumer gets each time that it is woken, of tokens that come one by one."""
+    """Return the tokens that a consumer reads at each wake-up. Tokens arrive one by one."""
     stream = TokenStream(Client(), REQUEST, gather)  # type: ignore[arg-type]
     reading = asyncio.create_task(_all(stream))
     for token in range(tokens):
@@ -38,20 +38,20 @@ async def _all(stream: TokenStream) -> list[list[int]]:
     return [output.tokens async for output in stream]
 
 
-async def test_each_token_comes_alone_for_whoever_streams() -> None:
+async def test_gather_of_one_yields_each_token() -> None:
     assert await read(1, 4) == [[0], [1], [2], [3]]
 
 
 @pytest.mark.parametrize(
     "tokens, woken", [(1, [1]), (2, [1, 1]), (4, [1, 3]), (5, [1, 3, 1]), (9, [1, 3, 3, 2]), (10, [1, 3, 3, 3])]
 )
-async def test_whoever_gathers_is_woken_for_the_first_for_so_many_and_for_the_end(tokens, woken) -> None:
-    found = await read(3, tokens)
-    assert [len(part) for part in found] == woken
-    assert [token for part in found for token in part] == list(range(tokens))
+async def test_consumer_wakes_for_first_token_every_gather_tokens_and_end(tokens, woken) -> None:
+    chunks = await read(3, tokens)
+    assert [len(chunk) for chunk in chunks] == woken
+    assert [token for chunk in chunks for token in chunk] == list(range(tokens))
 
 
-async def test_nothing_is_kept_back_of_an_answer_that_was_given_up() -> None:
+async def test_aclose_drops_undelivered_tokens() -> None:
     client = Client()
     stream = TokenStream(client, REQUEST, 3)  # type: ignore[arg-type]
     reading = asyncio.create_task(_all(stream))

@@ -270,7 +270,7 @@ def test_qwen3_rows_keep_their_order_and_norms_are_translated(write_gguf: WriteG
             assert torch.equal(dense(checkpoint.read(name)), torch.from_numpy(original[source]))
 
 
-def test_unknown_architecture_is_rejected_by_name(write_gguf: WriteGguf) -> None:
+def test_unknown_architecture_is_named_in_the_error(write_gguf: WriteGguf) -> None:
     supported = "llama, qwen2, qwen3, qwen3moe, qwen3next, qwen35, qwen35moe, gemma3, gpt-oss"
     with pytest.raises(
         ModelFileError, match=rf"^model\.gguf: unsupported architecture 'mamba'; supported: {supported}$"

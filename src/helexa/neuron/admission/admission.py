@@ -1,4 +1,4 @@
-"""Admission control of one model: the gate with a clock, waiting tasks and error messages for rejected requests."""
+"""Admission control of one model: a fair queue with a clock, waiting tasks and error messages for rejected requests."""
 
 import asyncio
 import math
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 from helexa.core.errors import ApiError, overloaded
 from helexa.core.fleet import ModelLoad
-from helexa.neuron.admission.fair_queue import ANONYMOUS, Gate, Limits, Reason, Ticket, share_of
+from helexa.neuron.admission.fair_queue import ANONYMOUS, FairQueue, Limits, Reason, Ticket, share_of
 from helexa.neuron.config import AdmissionConfig
 from helexa.neuron.engine_client.client import EngineClient
 
-_OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer answers may be preempted
+_OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; requests with longer output may be preempted
 
 
 class Admission:
@@ -29,14 +29,14 @@ class Admission:
     ) -> None:
         self._engine = engine
         self._clock = clock
-        self._gate = Gate(limits_of(config, engine))
+        self._queue = FairQueue(limits_of(config, engine))
         self._waiters: dict[Ticket, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
         self._closed: ApiError | None = None
 
     @asynccontextmanager
-    async def seat(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["Seat"]:
+    async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmissionSlot"]:
         """Wait for a slot and hold the slot while the context is open.
 
         Args:
@@ -52,47 +52,47 @@ class Admission:
         ticket = Ticket(
             principal=principal,
             pages=self._pages(prompt_tokens + min(max_tokens, _OUTPUT_TOKENS)),
-            least=self._pages(prompt_tokens + 1),
+            min_pages=self._pages(prompt_tokens + 1),
         )
         try:
-            self._look()
-            self._settle(self._gate.arrive(ticket, self._clock()))
+            self._update_free_pages()
+            self._settle(self._queue.arrive(ticket, self._clock()))
             if ticket.waiting:
                 await self._wait(ticket)
-            if ticket.refused is not None:
-                raise self._refusal(ticket, ticket.refused)
-            if not ticket.inside:
+            if ticket.rejected is not None:
+                raise self._rejection(ticket, ticket.rejected)
+            if not ticket.admitted:
                 self._require_open()
-            yield Seat(self._gate, ticket, self._pages)
+            yield AdmissionSlot(self._queue, ticket, self._pages)
         finally:
-            self._look()
-            self._settle(self._gate.leave(ticket, self._clock()))
+            self._update_free_pages()
+            self._settle(self._queue.leave(ticket, self._clock()))
 
     def close(self, error: ApiError) -> None:
         """Reject waiting and later requests with `error`. Admitted requests continue."""
         self._closed = error
-        self._settle(self._gate.close())
+        self._settle(self._queue.close())
 
     def load(self, model: str) -> ModelLoad:
-        """Return the current load of `model`, without changing state. Other fields keep their defaults."""
-        gate, limits = self._gate, self._gate.limits
-        self._look()
+        """Return the current load, with `model` as its id. Fields that do not concern admission keep their defaults."""
+        queue, limits = self._queue, self._queue.limits
+        self._update_free_pages()
         return ModelLoad(
             id=model,
-            in_flight=gate.inside,
-            queue_depth=gate.waiting,
-            max_in_flight=limits.seats,
+            in_flight=queue.admitted,
+            queue_depth=queue.waiting,
+            max_in_flight=limits.slots,
             max_queue_depth=limits.queue,
-            anon_in_flight=gate.seated(ANONYMOUS),
-            anon_max_in_flight=limits.anon_seats,
+            anon_in_flight=queue.admitted_of(ANONYMOUS),
+            anon_max_in_flight=limits.anon_slots,
             kv_budget_mb=self._mb(limits.pages),
-            kv_available_mb=self._mb(gate.available),
-            rejected_queue_full=gate.refusals[Reason.QUEUE_FULL],
-            rejected_timeout=gate.refusals[Reason.TIMEOUT],
-            rejected_per_principal=gate.refusals[Reason.PER_PRINCIPAL],
-            rejected_anon_yield=gate.refusals[Reason.ANON_YIELD],
-            rejected_kv_timeout=gate.refusals[Reason.KV_TIMEOUT],
-            rejected_kv_unservable=gate.refusals[Reason.KV_UNSERVABLE],
+            kv_available_mb=self._mb(queue.available),
+            rejected_queue_full=queue.rejections[Reason.QUEUE_FULL],
+            rejected_timeout=queue.rejections[Reason.TIMEOUT],
+            rejected_per_principal=queue.rejections[Reason.PER_PRINCIPAL],
+            rejected_anon_yield=queue.rejections[Reason.ANON_YIELD],
+            rejected_kv_timeout=queue.rejections[Reason.KV_TIMEOUT],
+            rejected_kv_unservable=queue.rejections[Reason.KV_UNSERVABLE],
         )
 
     async def _wait(self, ticket: Ticket) -> None:
@@ -109,7 +109,7 @@ class Admission:
             if waiter is not None and not waiter.done():
                 waiter.set_result(None)
         now = self._clock()
-        due = self._gate.next_tick(now)
+        due = self._queue.next_tick(now)
         if self._timer is not None and (due is None or due < self._due):
             self._timer.cancel()
             self._timer = None
@@ -119,15 +119,15 @@ class Admission:
 
     def _tick(self) -> None:
         self._timer = None
-        self._look()
-        self._settle(self._gate.tick(self._clock()))
+        self._update_free_pages()
+        self._settle(self._queue.tick(self._clock()))
 
     def _require_open(self) -> None:
         if self._closed is not None:
             raise self._closed.with_traceback(None)  # shared error: its traceback must not grow with each raise
 
-    def _look(self) -> None:
-        self._gate.free = self._engine.free_pages
+    def _update_free_pages(self) -> None:
+        self._queue.free = self._engine.free_pages
 
     def _pages(self, tokens: int) -> int:
         return -(-tokens // self._engine.ready.page_size)
@@ -136,10 +136,10 @@ class Admission:
         ready = self._engine.ready
         return math.ceil(pages * ready.kv_bytes / max(ready.kv_pages, 1) / 2**20)
 
-    def _refusal(self, ticket: Ticket, reason: Reason) -> ApiError:
-        gate, limits = self._gate, self._gate.limits
-        retry = gate.retry_after(self._clock())
-        now = f"{gate.inside} of {limits.seats} requests run, {gate.waiting} of {limits.queue} wait"
+    def _rejection(self, ticket: Ticket, reason: Reason) -> ApiError:
+        queue, limits = self._queue, self._queue.limits
+        retry = queue.retry_after(self._clock())
+        now = f"{queue.admitted} of {limits.slots} requests run, {queue.waiting} of {limits.queue} wait"
         match reason:
             case Reason.QUEUE_FULL:
                 return overloaded(f"the model's queue is full: {now}", retry)
@@ -148,12 +148,12 @@ class Admission:
             case Reason.PER_PRINCIPAL:
                 text = f"one key may have {limits.per_principal} requests at a model at once"
                 return overloaded(text, retry, status=429)
-            case Reason.ANON_YIELD if not limits.anon_seats:
+            case Reason.ANON_YIELD if not limits.anon_slots:
                 return overloaded("the model is for requests with an API key only", retry)
             case Reason.ANON_YIELD:
                 return overloaded(f"the model is busy, and requests with an API key go first: {now}", retry)
             case Reason.KV_TIMEOUT:
-                free, required = self._mb(gate.available), self._mb(ticket.pages)
+                free, required = self._mb(queue.available), self._mb(ticket.pages)
                 return ApiError(
                     503,
                     "insufficient_vram",
@@ -164,7 +164,7 @@ class Admission:
                     required_mb=required,
                 )
             case Reason.KV_UNSERVABLE:
-                budget, required = self._mb(limits.pages), self._mb(ticket.least)
+                budget, required = self._mb(limits.pages), self._mb(ticket.min_pages)
                 return ApiError(
                     413,
                     "prompt_too_long_for_vram",
@@ -175,32 +175,32 @@ class Admission:
                 )
 
 
-class Seat:
-    """A held slot."""
+class AdmissionSlot:
+    """The slot of an admitted request."""
 
-    def __init__(self, gate: Gate, ticket: Ticket, pages: Callable[[int], int]) -> None:
-        self._gate = gate
+    def __init__(self, queue: FairQueue, ticket: Ticket, pages: Callable[[int], int]) -> None:
+        self._queue = queue
         self._ticket = ticket
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine holds memory for `tokens` tokens. Their reservation ends."""
-        self._gate.hold(self._ticket, self._pages(tokens))
+        """Record that the engine holds KV pages for `tokens` tokens, which are then no longer reserved."""
+        self._queue.hold(self._ticket, self._pages(tokens))
 
 
 def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
     """Return the limits of a model: the configured limits, or defaults that follow from the engine's options."""
     most = engine.options.max_sequences
-    seats = min(config.max_in_flight or most, most)
-    anon_seats = share_of(seats) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, seats)
-    anon_pending = max(seats + config.max_queue_depth - 1, 1)
+    slots = min(config.max_in_flight or most, most)
+    anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)
+    anon_pending = max(slots + config.max_queue_depth - 1, 1)
     return Limits(
-        seats=seats,
+        slots=slots,
         queue=config.max_queue_depth,
         wait=config.max_wait_secs,
         kv_wait=config.kv_max_wait_secs,
         per_principal=config.max_per_principal,
-        anon_seats=anon_seats,
+        anon_slots=anon_slots,
         anon_pending=anon_pending if config.anon_max_pending is None else config.anon_max_pending,
         pages=engine.ready.kv_pages,
     )

@@ -1,10 +1,10 @@
-"""Admission gate of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
+"""The admission queue of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
 
 A request gets its slot and its memory at the same moment, and waiting requests hold neither. Requests therefore cannot
 deadlock over slots and memory.
 
 Principals take turns. A turn costs the memory of the request, so principals with large requests get fewer turns. A new
-principal starts without debt. If there are at least `_MANY_SEATS` slots, one principal can hold all slots but one.
+principal starts without debt. If there are at least `_MANY_SLOTS` slots, one principal can hold all slots but one.
 Anonymous requests count as one principal; they are admitted only if no request with a principal waits.
 """
 
@@ -16,11 +16,11 @@ from enum import StrEnum
 
 ANONYMOUS = ""
 
-_MANY_SEATS = 8
-_PASSES = 16  # how many smaller requests may be admitted ahead of a request that waits for memory
-_LOOK_SECONDS = 0.25  # interval of checks for memory that was freed without notice
+_MANY_SLOTS = 8
+_MAX_PASSES = 16  # how many smaller requests may be admitted ahead of a request that waits for memory
+_CHECK_SECONDS = 0.25  # interval of checks for memory that was freed without notice
 _RATE_SECONDS = 60.0
-_RATE_SEATS = 64
+_RATE_SLOTS = 64
 _FIRST_RATE = 2.0  # assumed seconds per freed slot, until a slot is freed
 _LONGEST_RETRY = 120
 
@@ -41,44 +41,44 @@ class Limits:
     """Limits of one model.
 
     Attributes:
-        seats: number of admitted requests.
+        slots: number of admitted requests.
         queue: number of waiting requests.
         wait, kv_wait: longest wait for a slot, and longest wait for memory after that, in seconds.
         per_principal: number of admitted and waiting requests of one principal; 0 for no limit.
-        anon_seats, anon_pending: number of admitted anonymous requests, and number of admitted and waiting anonymous
-            requests. 0 `anon_seats` rejects all anonymous requests.
+        anon_slots, anon_pending: number of admitted anonymous requests, and number of admitted and waiting anonymous
+            requests. 0 `anon_slots` rejects all anonymous requests.
         pages: number of KV pages in total.
     """
 
-    seats: int
+    slots: int
     queue: int
     wait: float
     kv_wait: float
     per_principal: int
-    anon_seats: int
+    anon_slots: int
     anon_pending: int
     pages: int
 
     @property
     def share(self) -> int:
         """Return the number of slots that one principal may hold."""
-        return share_of(self.seats)
+        return share_of(self.slots)
 
 
-def share_of(seats: int) -> int:
-    """Return how many of `seats` slots one principal may hold."""
-    return seats - 1 if seats >= _MANY_SEATS else seats
+def share_of(slots: int) -> int:
+    """Return how many of `slots` slots one principal may hold."""
+    return slots - 1 if slots >= _MANY_SLOTS else slots
 
 
 @dataclass(eq=False, kw_only=True)
 class Ticket:
-    """One request at the gate.
+    """One request in the admission queue.
 
     Attributes:
         principal: principal of the request; `ANONYMOUS` if it has none.
         pages: KV pages reserved at admission.
         least: fewest KV pages with which the request can be served.
-        refused: reason for the rejection, or None.
+        rejected: reason for the rejection, or None.
         number: position in the order of arrival.
         deadline: time at which the request stops waiting.
         starved: the request's turn came, but its memory was not free.
@@ -88,10 +88,10 @@ class Ticket:
 
     principal: str
     pages: int
-    least: int
+    min_pages: int
     waiting: bool = False
-    inside: bool = False
-    refused: Reason | None = None
+    admitted: bool = False
+    rejected: Reason | None = None
     number: int = 0
     deadline: float = math.inf
     starved: bool = False
@@ -109,7 +109,7 @@ class Ticket:
         return max(self.pages, self.held)
 
 
-class Gate:
+class FairQueue:
     """Decides which requests are admitted.
 
     Methods that may settle tickets return the settled tickets, each either admitted or rejected.
@@ -117,23 +117,23 @@ class Gate:
     Attributes:
         free: free KV pages at the last report of the engine.
         waiting, inside: number of waiting requests, and of admitted requests.
-        refusals: number of rejections by reason.
+        rejections: number of rejections by reason.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.free = limits.pages
         self.waiting = 0
-        self.inside = 0
-        self.refusals = dict.fromkeys(Reason, 0)
-        self._lines: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
-        self._seated: dict[str, int] = {}
+        self.admitted = 0
+        self.rejections = dict.fromkeys(Reason, 0)
+        self._queues: dict[str, deque[Ticket]] = {}  # waiting tickets by principal
+        self._admitted_by_principal: dict[str, int] = {}
         self._turns: dict[str, float] = {}  # cost of the turns that each present principal has had
         self._turn = 0.0  # starting value for new principals
         self._promised = 0  # pages reserved but not reported as held
         self._claimed = 0  # pages of admitted requests, held or reserved
         self._arrived = 0
-        self._freed: deque[float] = deque(maxlen=_RATE_SEATS)
+        self._freed: deque[float] = deque(maxlen=_RATE_SLOTS)
 
     @property
     def available(self) -> int:
@@ -142,53 +142,53 @@ class Gate:
         # pages twice. The second difference ignores pages that several requests share.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
-    def seated(self, principal: str) -> int:
+    def admitted_of(self, principal: str) -> int:
         """Return the number of admitted requests of `principal`."""
-        return self._seated.get(principal, 0)
+        return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Add a request. The gate admits it, queues it, or rejects it or another request in its place."""
-        limits, who = self.limits, ticket.principal
-        pending = self.seated(who) + len(self._lines.get(who, ()))
-        if ticket.least > limits.pages:
-            return [self._refuse(ticket, Reason.KV_UNSERVABLE)]
-        if limits.per_principal and who != ANONYMOUS and pending >= limits.per_principal:
-            return [self._refuse(ticket, Reason.PER_PRINCIPAL)]
-        if who == ANONYMOUS and (not limits.anon_seats or pending >= limits.anon_pending):
-            return [self._refuse(ticket, Reason.ANON_YIELD)]
+        """Add a request, which is admitted, queued or rejected. A full queue may reject another request instead."""
+        limits, principal = self.limits, ticket.principal
+        pending = self.admitted_of(principal) + len(self._queues.get(principal, ()))
+        if ticket.min_pages > limits.pages:
+            return [self._reject(ticket, Reason.KV_UNSERVABLE)]
+        if limits.per_principal and principal != ANONYMOUS and pending >= limits.per_principal:
+            return [self._reject(ticket, Reason.PER_PRINCIPAL)]
+        if principal == ANONYMOUS and (not limits.anon_slots or pending >= limits.anon_pending):
+            return [self._reject(ticket, Reason.ANON_YIELD)]
         self._arrived += 1
         ticket.number, ticket.deadline = self._arrived, now + limits.wait
         ticket.pages = min(ticket.pages, limits.pages)
-        if who not in self._lines:
-            self._turns[who] = max(self._turns.get(who, 0.0), self._turn)
-        self._lines.setdefault(who, deque()).append(ticket)
+        if principal not in self._queues:
+            self._turns[principal] = max(self._turns.get(principal, 0.0), self._turn)
+        self._queues.setdefault(principal, deque()).append(ticket)
         ticket.waiting = True
         self.waiting += 1
         settled = self._admit(now)
         if self.waiting > limits.queue:
-            settled.append(self._push_out(ticket))
+            settled.append(self._evict(ticket))
         return settled
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
         """Remove a request that ended or stopped waiting. Each request that arrived must leave once."""
-        if ticket.inside:
-            ticket.inside = False
-            self.inside -= 1
-            self._seated[ticket.principal] -= 1
+        if ticket.admitted:
+            ticket.admitted = False
+            self.admitted -= 1
+            self._admitted_by_principal[ticket.principal] -= 1
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
             self._freed.append(now)
         elif ticket.waiting:
-            self._step_out(ticket)
+            self._dequeue(ticket)
         # forget principals without requests
-        if ticket.principal not in self._lines and not self.seated(ticket.principal):
-            self._seated.pop(ticket.principal, None)
+        if ticket.principal not in self._queues and not self.admitted_of(ticket.principal):
+            self._admitted_by_principal.pop(ticket.principal, None)
             self._turns.pop(ticket.principal, None)
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
         """Record that the engine holds `pages` pages for an admitted request."""
-        if ticket.inside and pages > ticket.held:
+        if ticket.admitted and pages > ticket.held:
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
             ticket.held = pages
@@ -199,8 +199,8 @@ class Gate:
         """Admit and expire requests after time passed or memory was freed."""
         settled = self._admit(now)
         for ticket in [ticket for ticket in self._waiters() if ticket.deadline <= now]:
-            self._step_out(ticket)
-            settled.append(self._refuse(ticket, Reason.KV_TIMEOUT if ticket.starved else Reason.TIMEOUT))
+            self._dequeue(ticket)
+            settled.append(self._reject(ticket, Reason.KV_TIMEOUT if ticket.starved else Reason.TIMEOUT))
         return settled + self._admit(now)
 
     def next_tick(self, now: float) -> float | None:
@@ -208,10 +208,10 @@ class Gate:
         if not self.waiting:
             return None
         deadline = min(ticket.deadline for ticket in self._waiters())
-        return min(deadline, now + _LOOK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
+        return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return whole seconds until the gate could probably admit a request, from the recent rate of freed slots."""
+        """Return whole seconds until a new request would probably be admitted, from the recent rate of freed slots."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE
@@ -221,17 +221,17 @@ class Gate:
         """Remove all waiting requests and return them. The caller chooses their error."""
         waiters = list(self._waiters())
         for ticket in waiters:
-            self._step_out(ticket)
+            self._dequeue(ticket)
         return waiters
 
     def _admit(self, now: float) -> list[Ticket]:
         """Admit all requests that fit, the first request of each principal in the order of turns."""
         admitted: list[Ticket] = []
-        while self.inside < self.limits.seats and (ticket := self._next(now)) is not None:
-            self._step_out(ticket)
-            ticket.inside = True
-            self.inside += 1
-            self._seated[ticket.principal] = self.seated(ticket.principal) + 1
+        while self.admitted < self.limits.slots and (ticket := self._next(now)) is not None:
+            self._dequeue(ticket)
+            ticket.admitted = True
+            self.admitted += 1
+            self._admitted_by_principal[ticket.principal] = self.admitted_of(ticket.principal) + 1
             self._promised += ticket.owed
             self._claimed += ticket.claimed
             turn = self._turns[ticket.principal]
@@ -243,56 +243,56 @@ class Gate:
 
     def _next(self, now: float) -> Ticket | None:
         """Return the next request in the order of turns whose memory is available."""
-        known = [line[0] for who, line in self._lines.items() if line and who != ANONYMOUS]
-        anonymous = self._lines.get(ANONYMOUS)
+        known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
+        anonymous = self._queues.get(ANONYMOUS)
         heads = known or ([anonymous[0]] if anonymous else [])
-        behind: list[Ticket] = []
+        passed_over: list[Ticket] = []
         for ticket in sorted(heads, key=lambda ticket: (self._turns[ticket.principal], ticket.number)):
-            if self.seated(ticket.principal) >= self._ceiling(ticket.principal):
+            if self.admitted_of(ticket.principal) >= self._ceiling(ticket.principal):
                 continue
-            if not self.inside or ticket.pages <= self.available:
-                for other in behind:
-                    other.passed += 1
+            if not self.admitted or ticket.pages <= self.available:
+                for earlier in passed_over:
+                    earlier.passed += 1
                 return ticket
             if not ticket.starved:
                 ticket.starved, ticket.deadline = True, now + self.limits.kv_wait
-            if ticket.passed >= _PASSES:
+            if ticket.passed >= _MAX_PASSES:
                 return None
-            behind.append(ticket)
+            passed_over.append(ticket)
         return None
 
     def _ceiling(self, principal: str) -> int:
-        return self.limits.anon_seats if principal == ANONYMOUS else self.limits.share
+        return self.limits.anon_slots if principal == ANONYMOUS else self.limits.share
 
-    def _push_out(self, newcomer: Ticket) -> Ticket:
+    def _evict(self, newcomer: Ticket) -> Ticket:
         """Reject one request of an overlong queue: the newest anonymous request, else the newest of the principal with
         most requests.
         """
-        anonymous = self._lines.get(ANONYMOUS)
+        anonymous = self._queues.get(ANONYMOUS)
         if anonymous and newcomer.principal != ANONYMOUS:
             victim, reason = anonymous[-1], Reason.ANON_YIELD
         elif newcomer.principal == ANONYMOUS:
             victim, reason = newcomer, Reason.QUEUE_FULL
         else:
-            longest = max(self._lines, key=lambda who: (len(self._lines[who]), who == newcomer.principal))
-            victim, reason = self._lines[longest][-1], Reason.QUEUE_FULL
-        self._step_out(victim)
-        return self._refuse(victim, reason)
+            longest = max(self._queues, key=lambda name: (len(self._queues[name]), name == newcomer.principal))
+            victim, reason = self._queues[longest][-1], Reason.QUEUE_FULL
+        self._dequeue(victim)
+        return self._reject(victim, reason)
 
-    def _refuse(self, ticket: Ticket, reason: Reason) -> Ticket:
-        ticket.refused = reason
-        self.refusals[reason] += 1
+    def _reject(self, ticket: Ticket, reason: Reason) -> Ticket:
+        ticket.rejected = reason
+        self.rejections[reason] += 1
         return ticket
 
-    def _step_out(self, ticket: Ticket) -> None:
+    def _dequeue(self, ticket: Ticket) -> None:
         """Remove a ticket from its principal's queue."""
-        line = self._lines[ticket.principal]
-        line.remove(ticket)
-        if not line:
-            del self._lines[ticket.principal]
+        queue = self._queues[ticket.principal]
+        queue.remove(ticket)
+        if not queue:
+            del self._queues[ticket.principal]
         ticket.waiting = False
         self.waiting -= 1
 
     def _waiters(self) -> Iterator[Ticket]:
-        for line in self._lines.values():
-            yield from line
+        for queue in self._queues.values():
+            yield from queue

@@ -61,7 +61,7 @@ class Fault:
         numbered = when in ("step", "every", "token") and argument.isdecimal() and int(argument) > 0
         is_valid = numbered or (when == "load" and not argument and kind != "nan") or (when == "file" and argument)
         if kind not in get_args(Kind) or not is_valid:
-            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is no fault")
+            raise HelexaError(f"{DEBUG_FAULT}: '{text}' is not a fault; use [MODEL:]KIND@WHEN")
         return cls(cast(Kind, kind), when, argument)
 
     def due(self, number: int, marked: bool) -> bool:
@@ -101,11 +101,11 @@ class Fault:
                     time.sleep(_CRAWL_PIECE_SECONDS)
                     heartbeat.beat()
             case "oom":
-                raise torch.OutOfMemoryError("no memory, on purpose")
+                raise torch.OutOfMemoryError("injected: out of memory")
             case "fault":
-                raise torch.AcceleratorError("a device's fault, on purpose")
+                raise torch.AcceleratorError("injected: device error")
             case "error":
-                raise ValueError("an error, on purpose")
+                raise ValueError("injected: error")
 
 
 class Faults:
@@ -117,7 +117,7 @@ class Faults:
         self._loaded = False
 
     @classmethod
-    def of(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
+    def from_environment(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
         """Return the faults for `model` in the environment.
 
         Raises:

@@ -50,13 +50,13 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
         reserved = torch.cuda.memory_reserved() if options.device.startswith("cuda") else 0
         _send(connection, Progress(stage=stage, done=done, total=total, taken=reserved))
 
-    def ask(needs: MemoryRequest) -> MemoryGrant:
-        _send(connection, needs)
+    def ask(request: MemoryRequest) -> MemoryGrant:
+        _send(connection, request)
         return receive(connection, MemoryGrant)
 
     torch.set_num_threads(options.threads or physical_cores())
     try:
-        faults = Faults.of(model, os.environ)
+        faults = Faults.from_environment(model, os.environ)
         runner = load(model, options, on_progress, ask)
         runner.warm_up(lambda done, total: report("graphs", done, total))
         faults.afflict(runner)

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, let_go
+from helexa.neuron.engine.execution.device_errors import Strikes, is_device_fault, is_out_of_memory, release_frames
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.execution.step_builder import build_step
 from helexa.neuron.engine.execution.step_in_flight import StepInFlight
@@ -94,10 +94,10 @@ class Steps:
             outcome = step.read()
         except Exception as error:
             out_of_memory = is_out_of_memory(error)
-            if is_device_fault(error) or (out_of_memory and self._strikes.out()):
+            if is_device_fault(error) or (out_of_memory and self._strikes.strike()):
                 raise
             _log.error("a step of %d sequences failed", len(plan), exc_info=error)
-            let_go(error)  # releases the step's tensors
+            release_frames(error)  # releases the step's tensors
             if out_of_memory and self._runner.device.type == "cuda":
                 torch.cuda.empty_cache()
             next_step, self._ahead = self._ahead, None
@@ -105,9 +105,9 @@ class Steps:
             return self._scheduler.isolate(plan, message, None if next_step is None else next_step.plan)
         start_time, self._read = max(step.begun, self._read), time.perf_counter()
         seconds = self._read - start_time
-        finite = _sound_tokens(plan, outcome) + _sound_vectors(plan, outcome)
+        finite = _finite_tokens(plan, outcome) + _finite_vectors(plan, outcome)
         if any(finite):  # `finite` is empty for chunks of prompts
-            self._strikes.sound()
+            self._strikes.reset()
         elif finite:
             probe_sequence = next(entry.sequence for entry in plan if entry.completes and entry.sequence.pages)
             if not self._runner.computes_finite_logits(probe_sequence.pages[-1], probe_sequence.slot):
@@ -121,7 +121,7 @@ class Steps:
         return outputs
 
 
-def _sound_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
+def _finite_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
     """Return for each sampled token whether its logits were finite.
 
     Tokens of sequences that ended before are left out.
@@ -130,13 +130,13 @@ def _sound_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
     return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
-def _sound_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
+def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
     """Return for each vector that this step completes whether all its numbers are finite.
 
     Vectors of sequences that ended before are left out.
     """
     return [
-        pooled.is_sound(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
+        pooled.stays_finite(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))
         for entry in plan
         if entry.completes and entry.sequence.pages and (pooled := entry.sequence.pooled) is not None
     ]

@@ -35,7 +35,7 @@ from helexa.neuron.engine.ipc.messages import (
 from helexa.neuron.engine_client.child import Child, Spawn
 from helexa.neuron.engine_client.memory_book import MemoryBook
 from helexa.neuron.engine_client.token_stream import TokenStream
-from helexa.neuron.engine_client.watchdog import Silence
+from helexa.neuron.engine_client.watchdog import HangDetector
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ OVERLOADED = "overloaded"
 _ENDED = "the model was unloaded, or the node is shutting down"
 _LOAD_SECONDS = 600.0
 _STEP_SECONDS = 120.0
-_LOOKS = 8  # checks of a working engine within the time that it may take without progress
+_CHECKS = 8  # checks of a working engine within the time that it may take without progress
 _FORENSICS_SECONDS = 0.5
 _READ_BYTES = 1 << 16
 
@@ -86,10 +86,10 @@ class EngineClient:
         self._on_exit = on_exit
         self._memory = memory
         self._decoder = FrameDecoder(FromEngine)
-        self._room = asyncio.Lock()
+        self._drain_lock = asyncio.Lock()
         self._ids = itertools.count(1)
         self._streams: dict[int, TokenStream] = {}
-        self._owed = False  # a message was sent since the last report
+        self._expects_report = False  # a message was sent since the last report
         self._closing = False
         self._death: str | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -136,7 +136,7 @@ class EngineClient:
             raise
         client._stop_watching_progress()
         client._watcher = asyncio.create_task(client._watch(), context=Context())  # not the loading request's context
-        client._watch_progress(step_seconds, lambda: bool(client._streams) or client._owed)
+        client._watch_progress(step_seconds, lambda: bool(client._streams) or client._expects_report)
         return client
 
     @property
@@ -168,7 +168,7 @@ class EngineClient:
         stop_ids: Sequence[int] = (),
         salt: str = "",
         turn: int = 0,
-        said: int = 0,
+        prior_output: int = 0,
         grammar: str = "",
         prompt_logprobs: int | None = None,
         reports_start: bool = False,
@@ -176,7 +176,7 @@ class EngineClient:
     ) -> TokenStream:
         """Return a stream that continues `prompt`. The request is sent when the stream is first awaited.
 
-        See `Generate` and `TokenStream` for the arguments.
+        `TokenStream` describes `gather`; the message `Generate` describes the other arguments.
 
         Raises:
             ApiError: 503, the engine is not running.
@@ -190,7 +190,7 @@ class EngineClient:
             stop_ids=list(stop_ids),
             salt=salt,
             turn=turn,
-            said=said,
+            prior_output=prior_output,
             grammar=grammar,
             prompt_logprobs=prompt_logprobs,
             reports_start=reports_start,
@@ -198,7 +198,7 @@ class EngineClient:
         return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """Return the embedding of `prompt`, or the error. See `Embed` for the arguments.
+        """Return the embedding of `prompt`, or an `Embedding` with an error. `Embed` describes the arguments.
 
         If the wait is canceled, the engine drops the request.
 
@@ -225,7 +225,7 @@ class EngineClient:
 
     async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
         """Send a stream's request after the socket's write buffer has drained; for `TokenStream` only."""
-        async with self._room:
+        async with self._drain_lock:
             with suppress(ConnectionError):
                 await self._writer.drain()
         if not self.alive:
@@ -247,7 +247,7 @@ class EngineClient:
         # One call writes one whole frame, so frames of concurrent writers never interleave.
         if not self._writer.is_closing():
             self._writer.write(encode(message))
-            self._owed = self._owed or isinstance(message, Generate | Embed | Cancel)
+            self._expects_report = self._expects_report or isinstance(message, Generate | Embed | Cancel)
 
     async def _loaded(self, on_progress: Callable[[Progress], None] | None) -> None:
         while data := await self._read():
@@ -255,7 +255,7 @@ class EngineClient:
                 self.reports += 1
                 match message:
                     case Progress():
-                        self._memory.took(self._child.pid, message.taken)
+                        self._memory.record_allocated(self._child.pid, message.taken)
                         if on_progress is not None:
                             on_progress(message)
                     case MemoryRequest():
@@ -309,12 +309,12 @@ class EngineClient:
 
     async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
         """Kill the engine if it neither reports nor makes progress for `seconds` while `works` returns True."""
-        silence = Silence(_LOOKS + 1)  # the first check may come right after the work
+        detector = HangDetector(_CHECKS + 1)  # the first check may come right after the work
         while self._child.alive and not self._closing:
-            await self._child.wait(seconds / _LOOKS)
-            if silence.look(self.reports + self._child.progress, works()):
+            await self._child.wait(seconds / _CHECKS)
+            if detector.check(self.reports + self._child.progress, works()):
                 self._child.verdict = f"the engine made no progress for {seconds:g} s and was killed"
-                log.error("engine %d hangs; what its threads are doing:", self._child.pid)
+                log.error("engine %d hangs; its stack traces follow", self._child.pid)
                 self._child.signal(signal.SIGUSR1)
                 await asyncio.sleep(_FORENSICS_SECONDS)
                 self._child.signal(signal.SIGKILL)
@@ -322,7 +322,7 @@ class EngineClient:
 
     def _take(self, report: StepReport) -> None:
         self.reports += 1
-        self._owed = False
+        self._expects_report = False
         self.running, self.waiting, self.free_pages = report.running, report.waiting, report.free_pages
         self.prompt_tokens, self.cached_tokens = report.prompt_tokens, report.cached_tokens
         for output in report.outputs:

@@ -21,18 +21,18 @@ class _Holding:
     Attributes:
         device: the engine's device.
         promised: granted bytes.
-        begun: start time of the process; distinguishes processes with the same id.
+        start_time: start time of the process; distinguishes processes with the same id.
         base: bytes that the process held when it requested memory.
-        taken: bytes of GPU memory that the engine reported to hold.
+        allocated: bytes of GPU memory that the engine reported to hold.
         settled: the engine holds all granted memory.
         missing: granted bytes that the machine could not provide at the last reading.
     """
 
     device: str
     promised: int
-    begun: float
+    start_time: float
     base: int
-    taken: int = 0
+    allocated: int = 0
     settled: bool = False
     missing: int = 0
 
@@ -41,29 +41,29 @@ class MemoryBook:
     """Grants memory to engines. The grants of an engine end with its process.
 
     A CPU engine allocates granted memory gradually, and the server reads the size of its process. The server cannot
-    read the GPU memory of a process, so a GPU engine reports its memory while it loads (`took`). After `settle`, the
-    engine counts as holding its whole grant. Memory beyond the grant that its steps allocate later comes out of the
-    reserve.
+    read the GPU memory of a process, so a GPU engine reports its memory while it loads (see `record_allocated`). After
+    `settle`, the engine counts as holding its whole grant. Memory that its steps allocate beyond the grant comes out of
+    the reserve.
 
     Args:
         reserve: bytes of free memory that are never granted.
-        held: returns the private memory of a process in bytes, or None if the process does not exist.
-        begun: returns the start time of a process, or None if the process does not exist.
+        private_bytes: returns the private memory of a process in bytes, or None if the process does not exist.
+        started_at: returns the start time of a process, or None if the process does not exist.
     """
 
     def __init__(
         self,
         reserve: int = 0,
         *,
-        held: Callable[[int], int | None] | None = None,
-        begun: Callable[[int], float | None] | None = None,
+        private_bytes: Callable[[int], int | None] | None = None,
+        started_at: Callable[[int], float | None] | None = None,
     ) -> None:
         self._reserve = reserve
-        self._held = held or own_bytes
-        self._begun = begun or _begun
+        self._private_bytes = private_bytes or own_bytes
+        self._started_at = started_at or _start_time_of
         self._holdings: dict[int, _Holding] = {}
 
-    def grant(self, pid: int, needs: MemoryRequest) -> MemoryGrant:
+    def grant(self, pid: int, request: MemoryRequest) -> MemoryGrant:
         """Grant the engine `pid` memory for its request, and return the grant.
 
         A new grant replaces an earlier grant to the engine.
@@ -72,24 +72,28 @@ class MemoryBook:
             DoesNotFitError: the free memory is too small.
         """
         previous = self._holdings.pop(pid, None)
-        others = [(other_pid, other) for other_pid, other in self._living() if _same_memory(other.device, needs.device)]
-        available = needs.free - self._reserve - sum(self._outstanding(other_pid, other) for other_pid, other in others)
-        if needs.limit:
-            available = min(available, needs.limit - sum(other.promised for _, other in others))
-        granted = divide(needs, max(available, 0))
-        start_time = self._begun(pid)
+        others = [
+            (other_pid, other) for other_pid, other in self._living() if _same_memory(other.device, request.device)
+        ]
+        available = (
+            request.free - self._reserve - sum(self._outstanding(other_pid, other) for other_pid, other in others)
+        )
+        if request.limit:
+            available = min(available, request.limit - sum(other.promised for _, other in others))
+        granted = divide(request, max(available, 0))
+        start_time = self._started_at(pid)
         if start_time is not None:
-            allocated = previous.taken if previous is not None and previous.begun == start_time else 0
-            self._holdings[pid] = _Holding(needs.device, granted.total, start_time, needs.held, allocated)
-        positions = granted.pages * needs.page_size
-        if positions < min(needs.context, needs.pages * needs.page_size):
-            log.warning("memory is short: a context of %d tokens instead of %d", positions, needs.context)
+            allocated = previous.allocated if previous is not None and previous.start_time == start_time else 0
+            self._holdings[pid] = _Holding(request.device, granted.total, start_time, request.held, allocated)
+        positions = granted.pages * request.page_size
+        if positions < min(request.context, request.pages * request.page_size):
+            log.warning("memory is short: a context of %d tokens instead of %d", positions, request.context)
         return granted
 
-    def took(self, pid: int, taken: int) -> None:
-        """Record that the engine holds `taken` bytes of GPU memory."""
+    def record_allocated(self, pid: int, allocated: int) -> None:
+        """Record that the engine holds `allocated` bytes of GPU memory."""
         if (holding := self._holdings.get(pid)) is not None:
-            holding.taken = taken
+            holding.allocated = allocated
 
     def settle(self, pid: int) -> None:
         """Record that the engine is ready. A GPU engine then counts as holding its whole grant."""
@@ -120,18 +124,18 @@ class MemoryBook:
 
     def _living(self) -> list[tuple[int, _Holding]]:
         for pid, holding in list(self._holdings.items()):
-            if self._begun(pid) != holding.begun:
+            if self._started_at(pid) != holding.start_time:
                 del self._holdings[pid]
         return list(self._holdings.items())
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
         """Return the granted bytes that the engine has not taken yet."""
         if holding.device != "cpu":
-            return 0 if holding.settled else max(holding.promised - holding.taken, 0)
-        return max(holding.promised - max((self._held(pid) or 0) - holding.base, 0), 0)
+            return 0 if holding.settled else max(holding.promised - holding.allocated, 0)
+        return max(holding.promised - max((self._private_bytes(pid) or 0) - holding.base, 0), 0)
 
 
-def _begun(pid: int) -> float | None:
+def _start_time_of(pid: int) -> float | None:
     """Return the start time of a process from a clock that is never adjusted; None if there is no such process."""
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
@@ -142,7 +146,7 @@ def _begun(pid: int) -> float | None:
             return None
 
 
-def _same_memory(device: str, other: str) -> bool:
+def _same_memory(device: str, other_device: str) -> bool:
     """Return whether two devices share memory. Apple's GPU (`mps`) uses the host's memory."""
     names = {"mps": "cpu", "cuda": "cuda:0"}
-    return names.get(device, device) == names.get(other, other)
+    return names.get(device, device) == names.get(other_device, other_device)

@@ -8,7 +8,8 @@ from helexa.neuron.engine_client.child import Child, Spawn
 class WarmStandby:
     """Holds at most one warm standby process, from `begin` until `take` or `close`.
 
-    Most of a process's start does not depend on the model. As a context manager, the class calls `begin` and `close`.
+    A standby process has already done the part of its start that does not depend on the model. The context manager
+    calls `begin` on entry and `close` on exit.
 
     Args:
         spawn: starts a process.

@@ -1,10 +1,10 @@
 """Detects an engine that hangs."""
 
 
-class Silence:
-    """Detects an engine that hangs: counts consecutive checks without news.
+class HangDetector:
+    """Counts consecutive checks at which a working engine has reported nothing new.
 
-    It counts checks, not seconds, so a suspended server process does not take its engine for hung.
+    Counting checks instead of seconds avoids a false alarm after the server process itself was suspended.
 
     Args:
         patience: number of consecutive checks without news, while there is work, at which the engine counts as hung.
@@ -12,16 +12,16 @@ class Silence:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._seen = -1
-        self._looks = 0
+        self._last_count = -1
+        self._silent_checks = 0
 
-    def look(self, news: int, working: bool) -> bool:
+    def check(self, news: int, working: bool) -> bool:
         """Check the engine; return whether it hangs.
 
         Args:
             news: a count that grows with each report or progress of the engine.
             working: whether the engine has work.
         """
-        self._looks = self._looks + 1 if working and news == self._seen else 0
-        self._seen = news
-        return self._looks >= self._patience
+        self._silent_checks = self._silent_checks + 1 if working and news == self._last_count else 0
+        self._last_count = news
+        return self._silent_checks >= self._patience

@@ -109,7 +109,7 @@ async def _run_choice(
             stop_ids=sorted(stop_ids),
             salt=principal,
             turn=turn,
-            said=len(reader.written),
+            prior_output=len(reader.written),
             grammar="" if constraint is None else constraint.cut if reader.written else constraint.grammar,
             prompt_logprobs=sampling.logprobs if request.scores_prompt else None,
             reports_start=counts_prompt,
@@ -117,7 +117,7 @@ async def _run_choice(
         )
 
     try:
-        async with model.admission.seat(principal, len(prompt), max(limit, 1)) as admitted:
+        async with model.admission.admit(principal, len(prompt), max(limit, 1)) as slot:
             outputs = generate()
             yield end.started()
             while True:
@@ -125,7 +125,7 @@ async def _run_choice(
                     while True:
                         output = await anext(outputs)
                         events = reader.read(output)
-                        admitted.hold(end.count(output))
+                        slot.hold(end.count(output))
                         if counts_prompt and output.finish != "error":
                             counts_prompt = False
                             yield end.prompt_counted()

@@ -94,7 +94,7 @@ class _Batch:
                 prompt = self._prompts[index]
                 async with AsyncExitStack() as stack:
                     try:
-                        await stack.enter_async_context(self._model.admission.seat(self._principal, len(prompt), 0))
+                        await stack.enter_async_context(self._model.admission.admit(self._principal, len(prompt), 0))
                     except ApiError:
                         if self._working == 1:
                             raise

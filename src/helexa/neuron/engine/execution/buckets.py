@@ -7,7 +7,7 @@ from helexa.neuron.ops.constants import MAX_DRAFTS
 
 _MOST_DRAFTING = 4  # sequences in a captured graph with drafts
 
-FEW = 1 + MAX_DRAFTS
+MAX_DRAFT_ROWS = 1 + MAX_DRAFTS
 """Maximum rows of a span with drafts."""
 
 
@@ -20,7 +20,9 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
     """
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
-    draft_rows = [rows for rows in (8, 16, 32) if drafting < rows < drafting * FEW] + [drafting * FEW] * bool(drafting)
+    draft_rows = [rows for rows in (8, 16, 32) if drafting < rows < drafting * MAX_DRAFT_ROWS] + [
+        drafting * MAX_DRAFT_ROWS
+    ] * bool(drafting)
     return [Bucket(size, size) for size in sizes] + [Bucket(rows, drafting) for rows in draft_rows]
 
 
@@ -33,7 +35,7 @@ def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Buc
         among: the buckets to choose from.
     """
     for bucket in among:
-        max_span_rows = 1 if bucket.rows == bucket.spans else FEW
+        max_span_rows = 1 if bucket.rows == bucket.spans else MAX_DRAFT_ROWS
         if longest <= max_span_rows and spans <= bucket.spans and rows <= bucket.rows:
             return bucket
     return None

@@ -18,10 +18,12 @@ def is_device_fault(error: BaseException) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether the device or the host ran out of memory."""
-    return any(isinstance(link, torch.OutOfMemoryError | MemoryError) or _no_room(link) for link in _chain(error))
+    return any(
+        isinstance(link, torch.OutOfMemoryError | MemoryError) or _is_allocator_error(link) for link in _chain(error)
+    )
 
 
-def let_go(error: BaseException) -> None:
+def release_frames(error: BaseException) -> None:
     """Release the local variables that an exception holds through its traceback."""
     for link in _chain(error):
         link.__traceback__ = None
@@ -36,11 +38,11 @@ class Strikes:
     def __init__(self) -> None:
         self._count = 0
 
-    def sound(self) -> None:
+    def reset(self) -> None:
         """Reset the count after a successful step."""
         self._count = 0
 
-    def out(self) -> bool:
+    def strike(self) -> bool:
         """Count a failed step; return whether the limit is reached."""
         self._count += 1
         return self._count >= _MOST_STRIKES
@@ -55,6 +57,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _no_room(error: BaseException) -> bool:
+def _is_allocator_error(error: BaseException) -> bool:
     # Torch's CPU allocator raises a plain RuntimeError.
     return type(error) is RuntimeError and "allocate memory" in str(error)

@@ -31,7 +31,7 @@ class Runner:
 
     Args:
         ops: the kernels that the model was built with.
-        asked: the memory request of the model, for its sizes.
+        request: the memory request of the model, for its sizes.
         grant: number of KV pages, sequences and snapshots to allocate.
 
     Attributes:
@@ -42,7 +42,7 @@ class Runner:
     facts: ModelFacts
 
     def __init__(
-        self, model: Decoder, ops: Ops, options: EngineOptions, asked: MemoryRequest, grant: MemoryGrant
+        self, model: Decoder, ops: Ops, options: EngineOptions, request: MemoryRequest, grant: MemoryGrant
     ) -> None:
         self.device = ops.device
         self.ops = ops
@@ -50,11 +50,11 @@ class Runner:
         self._model = model
         self._most_scored = min(MOST_ROWS, options.max_sequences)
         mixers = [block.mixer for block in model.blocks]
-        slots = grant.sequences + grant.snapshots if asked.state else 0
+        slots = grant.sequences + grant.snapshots if request.state else 0
         self._caches = [mixer.new_cache(grant.pages, slots) for mixer in mixers]
         self._states = [cache for mixer, cache in zip(mixers, self._caches, strict=True) if mixer.state_bytes]
         rows = max(options.max_step_tokens, grant.sequences) + MAX_DRAFTS * grant.sequences
-        width = min(-(-asked.context // PAGE_SIZE) + 1, grant.pages)
+        width = min(-(-request.context // PAGE_SIZE) + 1, grant.pages)
         self._buffers = StepBuffers(Capacity(rows, grant.sequences, width), ops.device, packed=ops.tabled)
         if ops.tabled and options.graphs and (model.capturable or ops.captures_state):
             drafting = options.speculation_max_sequences if options.speculation else 0
@@ -124,7 +124,7 @@ class Runner:
                 capture_unsupported = "captur" in str(error)  # the pass cannot be captured; the device still works
                 if not capture_unsupported and is_device_fault(error):
                     raise
-                _log.warning("steps of this model cannot be captured as graphs and run slower: %s", error)
+                _log.warning("the steps of this model cannot be captured as graphs, and are slower: %s", error)
                 self.buckets = []
                 self.ops.forget()
                 return

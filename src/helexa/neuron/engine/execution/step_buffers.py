@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from helexa.neuron.engine.execution.buckets import FEW
+from helexa.neuron.engine.execution.buckets import MAX_DRAFT_ROWS
 from helexa.neuron.engine.step.step_input import Int32, StepInput
 from helexa.neuron.ops.batch import Batch, Capacity, SpanTable
 
@@ -27,8 +27,8 @@ class StepBuffers:
         self._capacity = capacity
         self._packed = packed
         spans = capacity.sequences if packed else 0
-        parts = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
-        size = sum(_rounded(part) for part in parts)
+        sizes = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
+        size = sum(_rounded(array_size) for array_size in sizes)
         pinned = packed and device.type == "cuda"
         # Two if packed: the device may still copy from one buffer while the host fills the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(1 + packed)]
@@ -47,23 +47,23 @@ class StepBuffers:
         else:
             (rows, spans), samples, width = bucket, bucket.rows, capacity.pages_per_sequence
             singles = spans if rows == spans else 0
-            most_rows = 0 if singles else FEW
+            most_rows = 0 if singles else MAX_DRAFT_ROWS
         axes = step.positions.shape[:-1]
-        parts = _Parts(self._next_host(), self._device, self._packed)
-        tokens = parts.add(step.tokens, rows, capacity.rows)
-        slots = parts.add(step.slots, rows, capacity.rows, _NOWHERE)
-        sample_rows = parts.add(step.sample_rows, samples, capacity.rows)
-        positions = parts.add(step.positions.ravel(), rows * (*axes, 1)[0], capacity.rows * _AXES)
+        layout = _Layout(self._next_host(), self._device, self._packed)
+        tokens = layout.add(step.tokens, rows, capacity.rows)
+        slots = layout.add(step.slots, rows, capacity.rows, _NOWHERE)
+        sample_rows = layout.add(step.sample_rows, samples, capacity.rows)
+        positions = layout.add(step.positions.ravel(), rows * (*axes, 1)[0], capacity.rows * _AXES)
         table = None
         if self._packed:
             table = SpanTable(
-                starts=parts.add(step.starts, spans + 1, capacity.sequences + 1, int(step.starts[-1])),
-                prefixes=parts.add(step.prefixes, spans, capacity.sequences),
-                settled=parts.add(step.settled, spans, capacity.sequences),
-                state_slots=parts.add(step.state_slots, spans, capacity.sequences),
-                pages=parts.add_table(step.pages, spans, _rounded(width)),
+                starts=layout.add(step.starts, spans + 1, capacity.sequences + 1, int(step.starts[-1])),
+                prefixes=layout.add(step.prefixes, spans, capacity.sequences),
+                settled=layout.add(step.settled, spans, capacity.sequences),
+                state_slots=layout.add(step.state_slots, spans, capacity.sequences),
+                pages=layout.add_table(step.pages, spans, _rounded(width)),
             )
-            parts.send()
+            layout.send()
         if self._copied:
             self._copied[self._turn].record()
         on_device = self._device.device
@@ -91,7 +91,7 @@ class StepBuffers:
         return self._hosts[self._turn]
 
 
-class _Parts:
+class _Layout:
     """Allocates the parts of a step at the same offsets on the host and on the device.
 
     Args:

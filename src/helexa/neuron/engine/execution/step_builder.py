@@ -94,7 +94,7 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
             repetition.add(row, sequence.distinct.array(), p.repetition_penalty)
             repetition.add(row, [token for token in (sequence.tokens[-1],) if token < 0], p.repetition_penalty)
             repetition.add(row, drafts, p.repetition_penalty)
-        if (p.frequency_penalty or p.presence_penalty) and (output := [*sequence.said, *drafts]):
+        if (p.frequency_penalty or p.presence_penalty) and (output := [*sequence.output_tokens, *drafts]):
             tokens, counts = np.unique(output, return_counts=True)
             presence.add(row, tokens, p.presence_penalty + p.frequency_penalty * counts)
     return Sampling(
@@ -112,22 +112,24 @@ class _Adjusting:
     """Gathers the adjustments of one kind, row by row."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[int, Int32, NDArray[np.float32]]] = []
+        self._adjustments: list[tuple[int, Int32, NDArray[np.float32]]] = []
 
     def add(
         self, row: int, tokens: Rows[int] | NDArray[np.int64], values: Rows[float] | NDArray[np.floating] | float
     ) -> None:
         """Add adjustments for distinct tokens of one row."""
         if len(tokens):
-            self._parts.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
+            self._adjustments.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
 
     def joined(self) -> Adjustments:
         """Return all adjustments as arrays."""
-        if not self._parts:
+        if not self._adjustments:
             return _NONE
-        rows, tokens, values = zip(*self._parts, strict=True)
+        rows, tokens, values = zip(*self._adjustments, strict=True)
         return Adjustments(
-            np.repeat(int32(rows), [len(part) for part in tokens]), np.concatenate(tokens), np.concatenate(values)
+            np.repeat(int32(rows), [len(row_tokens) for row_tokens in tokens]),
+            np.concatenate(tokens),
+            np.concatenate(values),
         )
 
 

@@ -35,14 +35,14 @@ class StepInFlight:
         """Wait for this step only, and return its output.
 
         Args:
-            refused: see `Sampled.read`.
+            refused: returns masks for tokens that a grammar rejects; None accepts all tokens.
         """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
         if self.sampled is None or self.logprobs is None:
             return StepOutput([], hidden=sums, scores=scores)
         tokens = self.sampled.read(refused)
-        return StepOutput(tokens, self.logprobs.of(tokens), sums, scores)
+        return StepOutput(tokens, self.logprobs.read(tokens), sums, scores)
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
@@ -54,5 +54,5 @@ def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readb
     """
     if hidden is None:
         return {}
-    parts = zip(rows, hidden.split([part.count for part in rows]), strict=True)
-    return {part.sequence: Readback(states.float().sum(0)) for part, states in parts if part.followers is None}
+    pairs = zip(rows, hidden.split([entry.count for entry in rows]), strict=True)
+    return {entry.sequence: Readback(states.float().sum(0)) for entry, states in pairs if entry.followers is None}

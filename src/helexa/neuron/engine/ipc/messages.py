@@ -123,7 +123,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
             only sequences of the same principal share pages of the KV cache.
         turn: number of leading prompt tokens that stay if the client replaces the last turn; 0 if unknown. A model with
             recurrent layers saves a snapshot there.
-        said: number of tokens at the prompt's end that are output of an earlier request.
+        prior_output: number of tokens at the prompt's end that are output of an earlier request.
         grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
             complete.
         prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports
@@ -138,7 +138,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
     stop_ids: list[int] = []
     salt: Annotated[str, msgspec.Meta(max_length=64)] = ""
     turn: Annotated[int, msgspec.Meta(ge=0)] = 0
-    said: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prior_output: Annotated[int, msgspec.Meta(ge=0)] = msgspec.field(default=0, name="said")
     grammar: str = ""
     prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     reports_start: bool = False
@@ -150,7 +150,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
     Attributes:
         pooling: which hidden states after the last norm form the vector: the mean of all tokens, the last token or the
             first token (`cls`). The vector is not normalized.
-        salt: see `Generate`.
+        salt: the principal as one word, as in `Generate`.
     """
 
     id: int
@@ -160,7 +160,7 @@ class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """Server -> engine, as the first message: which model to load, and how to run it.
+    """Server -> engine, as the first message: the path of the model to load, and the options to run it with.
 
     Attributes:
         model: path of the model's file or folder.
@@ -188,7 +188,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
     Attributes:
         stage: `weights`, counted in bytes, or `graphs`, counted in captured graphs.
-        done, total: the finished part of the stage, and the whole stage.
+        done, total: finished and total amount of the stage, in the unit of `stage`.
         taken: bytes of GPU memory that the engine holds now.
     """
 
@@ -319,7 +319,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         prompt_logprobs: log-probabilities of the next prompt tokens, if the request asks for them. The first token of a
             prompt has none.
         cached_tokens: prompt tokens found in the KV cache; in the output with the first tokens or with `started`.
-        started: the first part of the prompt is computed; see `Generate.reports_start`.
+        started: True in the output after the first step of a prompt that takes several steps, if the request has
+            `reports_start`.
         vector: the embedding of an `Embed` request; in the output with `finish`.
         retry: the request did not cause the error, and may succeed if it is repeated.
         bad_grammar: the request's grammar caused the error: it cannot be compiled, or exceeds a limit while it is
@@ -345,7 +346,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         vector: float32 values in the model's hidden size; empty after an error.
-        retry: see `TokenOutput`.
+        retry: the request did not cause the error, and may succeed if it is repeated.
     """
 
     id: int

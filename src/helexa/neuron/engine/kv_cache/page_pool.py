@@ -17,7 +17,7 @@ class PagePool:
         self.total = total
         self.page_size = page_size
         self._empty = list(range(total - 1, -1, -1))
-        self._kept: dict[int, None] = {}  # registered pages without a holder, least recently used first
+        self._cached: dict[int, None] = {}  # registered pages without a holder, least recently used first
         self._holders = [0] * total
         self._hashes: dict[int, bytes] = {}
         self._pages: dict[bytes, int] = {}
@@ -25,7 +25,7 @@ class PagePool:
     @property
     def free(self) -> int:
         """Number of pages without a holder, which `take` can hand out."""
-        return len(self._empty) + len(self._kept)
+        return len(self._empty) + len(self._cached)
 
     def pages_for(self, positions: int) -> int:
         """Return the number of pages that hold `positions` positions."""
@@ -36,7 +36,7 @@ class PagePool:
 
         The caller must check `free` first.
         """
-        assert count <= self.free, f"{count} pages asked, {self.free} free"
+        assert count <= self.free, f"{count} pages requested, {self.free} free"
         pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for page in pages:
             self._holders[page] = 1
@@ -54,7 +54,7 @@ class PagePool:
             if self._holders[page]:
                 continue
             if page in self._hashes:
-                self._kept[page] = None
+                self._cached[page] = None
             else:
                 self._empty.append(page)
 
@@ -81,18 +81,18 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def held(self, pages: list[int]) -> int:
+    def count_held(self, pages: list[int]) -> int:
         """Return how many of `pages` have a holder; sharing these does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def share(self, pages: list[int]) -> None:
         """Add one hold to each of the registered `pages`, with or without other holders."""
         for page in pages:
-            self._kept.pop(page, None)
+            self._cached.pop(page, None)
             self._holders[page] += 1
 
     def _evict(self) -> int:
-        page = next(iter(self._kept))
-        del self._kept[page]
+        page = next(iter(self._cached))
+        del self._cached[page]
         del self._pages[self._hashes.pop(page)]
         return page

@@ -19,12 +19,12 @@ class StatePool:
     def __init__(self, live: int, snapshots: int) -> None:
         self._live = list(range(live - 1, -1, -1))
         self._empty = list(range(live + snapshots - 1, live - 1, -1))
-        self._kept: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
+        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # hash -> slot, least recently used first
 
     @property
     def snapshots(self) -> int:
         """Number of snapshots in the pool."""
-        return len(self._kept)
+        return len(self._snapshots)
 
     def take(self) -> int:
         """Return a slot for a sequence. There is a slot for each sequence that can run."""
@@ -45,15 +45,15 @@ class StatePool:
             The number of pages in the prefix and the slot of the snapshot; (0, None) without a snapshot.
         """
         for count in range(len(hashes), 0, -1):
-            slot = self._kept.get(hashes[count - 1])
+            slot = self._snapshots.get(hashes[count - 1])
             if slot is not None:
-                self._kept.move_to_end(hashes[count - 1])
+                self._snapshots.move_to_end(hashes[count - 1])
                 return count, slot
         return 0, None
 
     def holds(self, page_hash: bytes) -> bool:
         """Return whether there is a snapshot at the end of the page with this hash."""
-        return page_hash in self._kept
+        return page_hash in self._snapshots
 
     def reserve(self) -> int | None:
         """Return a slot for a snapshot that the next step takes, or None if the pool has no snapshot slots.
@@ -62,7 +62,7 @@ class StatePool:
         """
         if self._empty:
             return self._empty.pop()
-        return self._kept.popitem(last=False)[1] if self._kept else None
+        return self._snapshots.popitem(last=False)[1] if self._snapshots else None
 
     def unreserve(self, slot: int) -> None:
         """Release a reserved slot whose step was not computed."""
@@ -73,14 +73,14 @@ class StatePool:
 
         If a snapshot with this hash exists already, it stays and the new slot is released.
         """
-        if page_hash in self._kept:
+        if page_hash in self._snapshots:
             self._empty.append(slot)
-            self._kept.move_to_end(page_hash)
+            self._snapshots.move_to_end(page_hash)
         else:
-            self._kept[page_hash] = slot
+            self._snapshots[page_hash] = slot
 
     def forget(self, page_hash: bytes) -> None:
         """Drop the snapshot with this hash, if there is one."""
-        slot = self._kept.pop(page_hash, None)
+        slot = self._snapshots.pop(page_hash, None)
         if slot is not None:
             self._empty.append(slot)

@@ -16,10 +16,10 @@ from helexa.neuron.engine.execution.model_facts import ModelFacts
 from helexa.neuron.engine.execution.runner import Runner
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_device
-from helexa.neuron.engine.loading.fit import alone
-from helexa.neuron.engine.loading.memory_estimate import outline
+from helexa.neuron.engine.loading.fit import divide_free_memory
+from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
-from helexa.neuron.engine.loading.memory_request import needs
+from helexa.neuron.engine.loading.memory_request import memory_request
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
 from helexa.neuron.ops.constants import PAGE_SIZE
@@ -36,7 +36,7 @@ def load(
     model_path: Path,
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ask: Callable[[MemoryRequest], MemoryGrant] = alone,
+    ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
 ) -> Runner:
     """Return a runner of a model. If its logits are not finite in the chosen dtype, load the model again in float32.
 
@@ -67,7 +67,7 @@ def load_once(
     model_path: Path,
     options: EngineOptions,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-    ask: Callable[[MemoryRequest], MemoryGrant] = alone,
+    ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
 ) -> Runner:
     """Return a runner of a model in the dtype of the options. See `load` for the arguments.
 
@@ -82,7 +82,7 @@ def load_once(
         try:
             ops = kernels_for(device, options, config, architecture.half)
             policy = policy_for(options, checkpoint, int(config.get("num_hidden_layers") or 0), ops)
-            request = needs(outline(checkpoint, architecture, config, ops, policy), options, ops)
+            request = memory_request(estimate_memory(checkpoint, architecture, config, ops, policy), options, ops)
             grant = ask(request)
             store = ops.store(model_path, policy.quant)
 
@@ -91,7 +91,7 @@ def load_once(
 
             model = architecture(config, Loader(checkpoint, ops, on_read, store, policy))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{model_path.name}: its configuration is not sound: {error!r}") from error
+            raise ModelFileError(f"{model_path.name}: its configuration is invalid: {error!r}") from error
         if store is not None:
             store.save()
         weight_bytes = checkpoint.total_bytes

@@ -52,7 +52,7 @@ class MemoryEstimate:
     context: int
 
 
-def outline(
+def estimate_memory(
     checkpoint: Checkpoint,
     architecture: Callable[[dict[str, Any], Loader], Decoder],
     config: dict[str, Any],
@@ -69,8 +69,8 @@ def outline(
     mixers = [block.mixer for block in model.blocks]
     settings = model.settings
     return MemoryEstimate(
-        weights=sizes.held,
-        loading=sizes.peak - sizes.held,
+        weights=sizes.allocated,
+        loading=sizes.peak - sizes.allocated,
         page=sum(mixer.page_bytes for mixer in mixers),
         state=sum(mixer.state_bytes for mixer in mixers),
         hidden=settings.hidden,
@@ -102,19 +102,19 @@ class _WeightSizes(Loader):
     """A loader that reads no weight, and counts the bytes that loading the model would allocate and free.
 
     Attributes:
-        held: bytes allocated now.
-        peak: maximum of `held` and temporary bytes so far.
+        allocated: bytes allocated now.
+        peak: maximum of `allocated` and temporary bytes so far.
         widest: maximum number of values that a product reads and writes per row, without the output head.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
         super().__init__(checkpoint, ops, lambda done: None)
-        self.held = self.peak = self.widest = 0
+        self.allocated = self.peak = self.widest = 0
         self._quantization = policy
         self._embedding: Embedding | None = None
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
-        """See `Loader`."""
+        """Count the bytes of a matrix in the kernels' format and return a placeholder. `read` is not called."""
         weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
         transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
@@ -126,19 +126,19 @@ class _WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """See `Loader`; returns ones that share the memory of one number."""
+        """Count the bytes of a tensor that kernels use unchanged; return ones that share the memory of one number."""
         require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self._take(ones.nbytes)
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """See `Loader`."""
+        """Return the embedding layer; its matrix is never counted as freed."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 
     def product(self, parts: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """See `Loader`."""
+        """Count the memory of a product with concatenated matrices; return a function that computes nothing."""
         outputs = _outputs(parts)
         if self._embedding is None or outputs != self._embedding.vocab_size:
             self.widest = max(self.widest, outputs + parts[0].weight.shape[1])
@@ -146,8 +146,11 @@ class _WeightSizes(Loader):
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """See `Loader`."""
-        gate_ups, downs = [part for expert in experts for part in expert.gate_up], [expert.down for expert in experts]
+        """Count the memory of a mixture of experts; return a function that computes nothing."""
+        gate_ups, downs = (
+            [matrix for expert in experts for matrix in expert.gate_up],
+            [expert.down for expert in experts],
+        )
         self.widest = max(self.widest, routing.chosen * (_outputs(experts[0].gate_up) + _outputs(downs[:1])))
         self._multiply(gate_ups, downs)
         return lambda x, scores: x
@@ -156,12 +159,12 @@ class _WeightSizes(Loader):
         """Count the memory of products, then free the matrices that products copy; the embedding keeps its matrix."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         embedding_matrix = None if self._embedding is None else self._embedding.matrix
-        self.held -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
+        self.allocated -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
-    def _take(self, size: int, beside: int = 0) -> int:
-        """Allocate `size` bytes and temporarily `beside` bytes more; return `size`."""
-        self.held += size
-        self.peak = max(self.peak, self.held + beside)
+    def _take(self, size: int, temporary: int = 0) -> int:
+        """Allocate `size` bytes and temporarily `temporary` bytes more; return `size`."""
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated + temporary)
         return size
 
 

@@ -26,9 +26,9 @@ _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 
 
 def measured(
-    asked: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
+    memory_request: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
 ) -> MemoryRequest:
-    """Return `asked` with the measured size of the weights and of the largest step.
+    """Return `memory_request` with the measured size of the weights and of the largest step.
 
     Args:
         weights: bytes allocated after the model was loaded.
@@ -44,7 +44,7 @@ def measured(
     step = int((cuda.max_memory_allocated() - allocated_before) * _ALLOWANCE)
     cuda.empty_cache()
     return msgspec.structs.replace(
-        asked,
+        memory_request,
         free=cuda.mem_get_info()[0] + cuda.memory_reserved(),
         weights=weights,
         loading=0,
@@ -58,7 +58,7 @@ def measured_on_device(
     model: Decoder,
     ops: Ops,
     options: EngineOptions,
-    asked: MemoryRequest,
+    memory_request: MemoryRequest,
     sequences: int,
     on_step: Callable[[], None] = lambda: None,
 ) -> MemoryRequest:
@@ -71,9 +71,11 @@ def measured_on_device(
         on_step: called after each step. The first run of a step compiles kernels and may take minutes.
     """
     weights = torch.cuda.memory_allocated()
-    tokens = min(options.max_step_tokens, asked.context)
-    pages = max(asked.pages_for(tokens), asked.pages_for(min(asked.context, LEAST_CONTEXT)))
-    runner = Runner(model, ops, options, asked, MemoryGrant(total=0, pages=pages, sequences=sequences, snapshots=0))
+    tokens = min(options.max_step_tokens, memory_request.context)
+    pages = max(memory_request.pages_for(tokens), memory_request.pages_for(min(memory_request.context, LEAST_CONTEXT)))
+    runner = Runner(
+        model, ops, options, memory_request, MemoryGrant(total=0, pages=pages, sequences=sequences, snapshots=0)
+    )
 
     def run() -> None:
         for step in largest(tokens, sequences):
@@ -81,12 +83,14 @@ def measured_on_device(
             on_step()
 
     graphs = bool(runner.buckets)
-    request = measured(asked, weights, run, graphs)
+    request = measured(memory_request, weights, run, graphs)
     settings = model.settings  # measured contexts are short; long contexts have more partial results
-    parts = ops.partials_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
-    request = msgspec.structs.replace(request, step=request.step + parts * (2 if graphs else 1))
+    partials = ops.partials_bytes(sequences, settings.heads, settings.kv_heads, settings.head_dim)
+    request = msgspec.structs.replace(request, step=request.step + partials * (2 if graphs else 1))
     if ops.gathers:
-        request = msgspec.structs.replace(request, page_step=asked.page_step, position_step=asked.position_step)
+        request = msgspec.structs.replace(
+            request, page_step=memory_request.page_step, position_step=memory_request.position_step
+        )
     mebibytes = [size >> 20 for size in (weights, request.step, request.free)]
     _log.info("measured: weights %d MiB, steps %d MiB, of %d MiB free", *mebibytes)
     return request

@@ -18,7 +18,7 @@ _MOST_SNAPSHOTS = 4096
 _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
 
-def needs(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
+def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
     """Return the memory request.
 
     The KV cache has the size in the options, if they have one. Otherwise a CPU engine requests pages for four contexts,
@@ -26,35 +26,35 @@ def needs(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequ
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     available = min(free, limit or free)
-    context = min(options.context_length or found.context, found.context)
+    context = min(options.context_length or estimate.context, estimate.context)
     cuda = ops.device.type == "cuda"
     if options.kv_cache_mb:
-        pages, share = options.kv_cache_mb * 2**20 // found.page, 1.0
+        pages, share = options.kv_cache_mb * 2**20 // estimate.page, 1.0
     elif cuda:
-        pages, share = available // found.page, _CUDA_SHARE
+        pages, share = available // estimate.page, _CUDA_SHARE
     else:
         pages, share = _CONTEXTS * -(-context // PAGE_SIZE), _SHARE
     snapshots = 0
-    if found.state and options.prefix_reuse != "off":
-        snapshots = min((options.snapshot_mb * 2**20 or available // _SNAPSHOT_PART) // found.state, _MOST_SNAPSHOTS)
+    if estimate.state and options.prefix_reuse != "off":
+        snapshots = min((options.snapshot_mb * 2**20 or available // _SNAPSHOT_PART) // estimate.state, _MOST_SNAPSHOTS)
     rows = max(options.max_step_tokens, options.max_sequences)
-    page_step, position_step = _attention(found, ops, rows)
+    page_step, position_step = _attention(estimate, ops, rows)
     return MemoryRequest(
         device=str(ops.device),
         free=free,
         limit=limit,
         held=own_bytes(os.getpid()) or 0,
-        weights=found.weights,
-        loading=found.loading,
-        step=_step(found, options, ops, rows),
+        weights=estimate.weights,
+        loading=estimate.loading,
+        step=_step(estimate, options, ops, rows),
         page_step=page_step,
         position_step=position_step,
-        page=found.page,
+        page=estimate.page,
         page_size=PAGE_SIZE,
         pages=max(pages, 1),
         share=share,
         context=context,
-        state=found.state,
+        state=estimate.state,
         sequences=options.max_sequences,
         snapshots=snapshots,
     )
@@ -65,27 +65,29 @@ def free_memory(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
-def _step(found: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
+def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
     """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
-    parts = ops.partials_bytes(options.max_sequences, found.heads, found.kv_heads, found.head_dim)
-    return _RUNTIME + rows * 4 * (3 * found.widest + 6 * found.hidden) + _logits(found, options, ops) + parts
+    partials = ops.partials_bytes(options.max_sequences, estimate.heads, estimate.kv_heads, estimate.head_dim)
+    return (
+        _RUNTIME + rows * 4 * (3 * estimate.widest + 6 * estimate.hidden) + _logits(estimate, options, ops) + partials
+    )
 
 
-def _logits(found: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
+def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
     """Return the bytes of the logits of the largest step, and of the arrays that sampling allocates."""
     drafting = min(options.speculation_max_sequences, options.max_sequences) if options.speculation else 0
     rows = (1 + _SAMPLING) * max(options.max_sequences, drafting * (1 + MAX_DRAFTS))
     if ops.quantised:
         rows += options.max_sequences  # the workspace rounds sizes up to powers of two
-    return rows * found.vocab_size * 4
+    return rows * estimate.vocab_size * 4
 
 
-def _attention(found: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
+def _attention(estimate: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
     """Return the bytes that attention takes in a step: per KV page in use, and per position of one sequence."""
     if not ops.gathers:
-        return 0, -(-SPLIT_ROWS * found.heads * (found.head_dim + 2) * 4 // SEGMENT_POSITIONS)
+        return 0, -(-SPLIT_ROWS * estimate.heads * (estimate.head_dim + 2) * 4 // SEGMENT_POSITIONS)
     # Plain torch copies the pages of one layer with padding, repeats K and V for each query head, and allocates scores
     # and a mask.
-    gathered = 2 * found.page // max(found.layers, 1) + 12 * found.heads * PAGE_SIZE
-    repeated = 2 * (found.heads + found.kv_heads) * found.head_dim * ops.dtype.itemsize
-    return gathered, repeated + rows * (5 + 12 * found.sinks)
+    gathered = 2 * estimate.page // max(estimate.layers, 1) + 12 * estimate.heads * PAGE_SIZE
+    repeated = 2 * (estimate.heads + estimate.kv_heads) * estimate.head_dim * ops.dtype.itemsize
+    return gathered, repeated + rows * (5 + 12 * estimate.sinks)

@@ -34,7 +34,7 @@ class RecordedScheduler(Scheduler):
     """
 
     def __init__(self, setup: Setup, folder: Path) -> None:
-        super().__init__(*setup.parts())
+        super().__init__(*setup.arguments())
         self._principals = {"": ""}
         self._bytes_left = _MAX_BYTES
         folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class RecordedScheduler(Scheduler):
         self._write(setup)
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """See `Scheduler`."""
+        """Record the request and queue its sequence; return None, or an error output."""
         salt = self._principals.setdefault(sequence.principal, f"principal-{len(self._principals)}")
         request = msgspec.structs.replace(sequence.request, salt=salt, grammar="", sampling=SamplingParams())
         pooled, guided = sequence.pooled is not None, sequence.guide is not None
@@ -53,20 +53,20 @@ class RecordedScheduler(Scheduler):
         return super().add(sequence)
 
     def cancel(self, sequence_id: int) -> bool:
-        """See `Scheduler`."""
+        """Cancel a sequence and record the cancellation; return whether the scheduler had it."""
         self._write(Cancel(sequence_id))
         return super().cancel(sequence_id)
 
     def plan(self) -> Plan:
-        """See `Scheduler`."""
+        """Make the next plan, record it and return it."""
         plan = super().plan()
-        self._write(Planned.of(plan, ahead=False))
+        self._write(Planned.from_plan(plan, ahead=False))
         return plan
 
     def plan_after(self) -> Plan:
-        """See `Scheduler`."""
+        """Make the plan after the step in flight, record it and return it."""
         plan = super().plan_after()
-        self._write(Planned.of(plan, ahead=True))
+        self._write(Planned.from_plan(plan, ahead=True))
         return plan
 
     def commit(
@@ -78,7 +78,7 @@ class RecordedScheduler(Scheduler):
         hidden: Mapping[int, Float32] = MappingProxyType({}),
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
-        """See `Scheduler`."""
+        """Record the results of the oldest step and commit it; return the new outputs."""
         guides = {
             entry.sequence.id: (guide, guide.ahead)
             for entry in plan
@@ -97,7 +97,7 @@ class RecordedScheduler(Scheduler):
         return outputs
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """See `Scheduler`."""
+        """Record the failure of the oldest step and isolate its sequences; return the new outputs."""
         self._write(Failed())
         return super().isolate(plan, error, after)
 
@@ -120,4 +120,4 @@ class RecordedScheduler(Scheduler):
 def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
     """Return a scheduler, which writes a log if the environment has the variable."""
     folder = environ.get(PLAN_LOG)
-    return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.parts())
+    return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.arguments())

@@ -27,7 +27,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
         pages: number of pages of the KV cache.
         page_size: positions per page.
         snapshots: snapshot slots for recurrent state; None for a model without recurrent layers.
-        step_seconds, token_seconds: see `StepController`.
+        step_seconds: seconds without progress after which the engine counts as hung.
+        token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
 
     options: EngineOptions
@@ -37,7 +38,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     step_seconds: float = float("inf")
     token_seconds: float = 0.0
 
-    def parts(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
+    def arguments(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
         """Return new constructor arguments for a scheduler."""
         states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
         controller = StepController(self.options, self.step_seconds, self.token_seconds)
@@ -83,7 +84,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_def
     ahead: bool = False
 
     @classmethod
-    def of(cls, plan: Plan, *, ahead: bool) -> "Planned":
+    def from_plan(cls, plan: Plan, *, ahead: bool) -> "Planned":
         """Return the record of a plan. Call it before the plan's sequences change."""
         return cls(
             entries=[
@@ -108,7 +109,7 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
     """The effect of a step's tokens on the grammar of a sequence.
 
     Attributes:
-        ahead: see `GrammarMatcher`.
+        ahead: `GrammarMatcher.ahead` after the tokens were checked.
         kept: number of tokens that were appended to the sequence.
         ended: the grammar is complete.
         failed: the sequence ended with a grammar error.
@@ -125,7 +126,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
     """The oldest step in flight was committed.
 
     Attributes:
-        sampled, seconds: see `Scheduler.commit`.
+        sampled, seconds: arguments of `Scheduler.commit`.
         grammars: one result per sequence with a grammar.
         not_finite: ids of sequences that ended because of non-finite values.
     """

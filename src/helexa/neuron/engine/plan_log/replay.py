@@ -87,7 +87,7 @@ class _Repeated:
     """A new scheduler, and its plans in flight."""
 
     def __init__(self, setup: Setup) -> None:
-        self.scheduler = Scheduler(*setup.parts())
+        self.scheduler = Scheduler(*setup.arguments())
         self._guides: dict[int, _RecordedMatcher] = {}
         self._launched: deque[Plan] = deque()
 
@@ -106,7 +106,7 @@ class _Repeated:
                 self._guides[entry.id].planned = entry
         with as_after(self._launched[0]) if record.ahead else nullcontext():
             plan = self.scheduler.plan_after() if record.ahead else self.scheduler.plan()
-            replayed = Planned.of(plan, ahead=record.ahead)
+            replayed = Planned.from_plan(plan, ahead=record.ahead)
         if plan:
             self._launched.append(plan)
         return replayed

@@ -46,9 +46,9 @@ class GrammarMatcher:
         self.error = ""
         self.bad_grammar = False
         self.ahead = 0
-        self._beginning = matcher
+        self._initial = matcher
         self._matcher = matcher.deep_copy()
-        self._taken: list[int] = []
+        self._output: list[int] = []
         self._looks_ahead = True
         self._clock = clock
         self._on_limit = on_limit
@@ -65,10 +65,10 @@ class GrammarMatcher:
         if not self._matcher.consume_token(token) and not self.error:
             if self._exceeded_by(token):
                 self._on_limit()
-                self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)
+                self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)
             else:
                 self._fail(f"the engine chose token {token}, which the grammar does not allow", bad_grammar=False)
-        self._taken.append(token)
+        self._output.append(token)
         self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class GrammarMatcher:
                 if matcher.is_error() or not mask.any():
                     self.ahead = max(row - 1, 0)
                     if row == 0:
-                        error = f"cannot be followed: {said(matcher)}" if matcher.is_error() else _NO_TOKEN
+                        error = f"cannot be followed: {error_line(matcher)}" if matcher.is_error() else _NO_TOKEN
                         self._fail(f"the grammar {error}", bad_grammar=True)
                     break
                 if not _has(mask, token):
@@ -160,13 +160,13 @@ class GrammarMatcher:
         self._on_limit()
         self._matcher = self._replayed()
         if self._matcher.is_error():
-            self._fail(f"the grammar cannot be followed: {said(self._matcher)}", bad_grammar=True)
+            self._fail(f"the grammar cannot be followed: {error_line(self._matcher)}", bad_grammar=True)
         return False
 
     def _replayed(self) -> "LLMatcher":
         """Return a new matcher that has consumed the output."""
-        matcher = self._beginning.deep_copy()
-        matcher.consume_tokens(self._taken)
+        matcher = self._initial.deep_copy()
+        matcher.consume_tokens(self._output)
         return matcher
 
     def _exceeded_by(self, token: int) -> bool:
@@ -200,6 +200,6 @@ def _has(mask: Mask, token: int) -> bool:
     return token >> 3 < len(mask) and bool(mask[token >> 3] >> (token & 7) & 1)
 
 
-def said(matcher: "LLMatcher") -> str:
+def error_line(matcher: "LLMatcher") -> str:
     """Return the matcher's error in one line."""
     return matcher.get_error().strip().partition("\n")[0]

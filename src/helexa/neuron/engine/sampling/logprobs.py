@@ -34,9 +34,9 @@ class Logprobs:
         if self._alternatives:
             top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
             chosen_logprobs = self._of_tokens(chosen[self._rows])
-            self._begun = [Readback(part) for part in (chosen, chosen_logprobs, top.indices, top.values)]
+            self._begun = [Readback(tensor) for tensor in (chosen, chosen_logprobs, top.indices, top.values)]
 
-    def of(self, tokens: list[int]) -> dict[int, Logprob]:
+    def read(self, tokens: list[int]) -> dict[int, Logprob]:
         """Return the log-probability of each requesting row's token, and the likeliest tokens, by row.
 
         Args:
@@ -45,7 +45,7 @@ class Logprobs:
         """
         if not self._alternatives:
             return {}
-        chosen, logprobs, *top = (part.wait().tolist() for part in self._begun)
+        chosen, logprobs, *top = (copy.wait().tolist() for copy in self._begun)
         if tokens != chosen:
             logprobs = self._of_tokens(torch.tensor(tokens, device=self._table.device)[self._rows]).tolist()
         return {

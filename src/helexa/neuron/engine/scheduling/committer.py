@@ -38,7 +38,7 @@ class Committer:
         hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
-        """See `Scheduler.commit`."""
+        """Apply the results of a finished step, and return the new outputs; see `Scheduler.commit` for arguments."""
         row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:
@@ -101,7 +101,7 @@ class Committer:
         """
         sequence = entry.sequence
         ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
-        accepted = _kept(entry.drafts[:ahead], sampled)
+        accepted = _accepted(entry.drafts[:ahead], sampled)
         self._queues.clear_suspicion(sequence)
         if accepted[-1] == NON_FINITE:
             return self._end_non_finite(sequence)
@@ -156,7 +156,7 @@ class Committer:
         return sequence.failure(guide.error, bad_grammar=guide.bad_grammar)
 
 
-def _kept(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
+def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
     """Return the sampled tokens up to and including the first one after the accepted drafts; at least one token."""
     matched = 0
     while matched < len(drafts) and sampled[matched] == drafts[matched]:

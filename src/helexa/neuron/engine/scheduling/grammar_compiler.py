@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from helexa.core.errors import HelexaError
-from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, said
+from helexa.neuron.engine.sampling.grammar_matcher import GrammarMatcher, error_line
 from helexa.neuron.engine.scheduling.sequence import Sequence
 from helexa.neuron.processes import heartbeat
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-_KEPT = 8  # compiled grammars in the cache; some take tens of megabytes
+_MAX_CACHED = 8  # compiled grammars in the cache; some take tens of megabytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Grammars:
         self._new: dict[int, Sequence] = {}
         self._exhausted: set[str] = set()  # grammars whose matchers have reached a limit
         self._closed = False
-        self._done: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | Failure]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Sequence, GrammarMatcher | Failure]] = queue.SimpleQueue()
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
@@ -82,8 +82,8 @@ class Grammars:
         with suppress(BlockingIOError):
             self._ours.recv(4096)
         ready: list[tuple[Sequence, Failure | None]] = []
-        while not self._done.empty():
-            sequence, result = self._done.get()
+        while not self._results.empty():
+            sequence, result = self._results.get()
             if sequence.id not in self._open:
                 continue
             self._open.remove(sequence.id)
@@ -113,17 +113,17 @@ class Grammars:
                 matcher = cache.pop(grammar, None) or compiled(grammar)
                 heartbeat.beat()
                 cache[grammar] = matcher
-                if len(cache) > _KEPT:
+                if len(cache) > _MAX_CACHED:
                     cache.popitem(last=False)
                 if matcher.is_error():
-                    result = Failure(f"the grammar cannot be compiled: {said(matcher)}", bad_grammar=True)
+                    result = Failure(f"the grammar cannot be compiled: {error_line(matcher)}", bad_grammar=True)
                 else:
                     result = GrammarMatcher(matcher, on_limit=partial(self._discard, grammar))
             except HelexaError as error:
                 result = Failure(str(error))
             except BaseException as error:  # a Rust panic in llguidance is not an Exception
                 result = Failure(f"the grammar cannot be compiled: {type(error).__name__}")
-            self._done.put((sequence, result))
+            self._results.put((sequence, result))
             with suppress(OSError):  # closed, or full: the reader wakes anyway
                 self._theirs.send(b"\0")
 
@@ -145,14 +145,14 @@ class Grammars:
         with self._changed:
             self._exhausted.add(grammar)
 
-    def _next(self, kept: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
+    def _next(self, cache: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
         """Wait for a sequence and return it, or None after `close`. Sequences with cached grammars come first."""
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:
                 return None
             while self._exhausted:
-                kept.pop(self._exhausted.pop(), None)
-            cached = (sequence for sequence in self._new.values() if sequence.request.grammar in kept)
+                cache.pop(self._exhausted.pop(), None)
+            cached = (sequence for sequence in self._new.values() if sequence.request.grammar in cache)
             sequence = next(cached, None) or next(iter(self._new.values()))
             return self._new.pop(sequence.id)

@@ -34,7 +34,7 @@ class Planner:
         self._memory = queues.memory
         self._most_tokens = most_tokens
         self._controller = controller
-        self._apart = False  # the current step is for suspects
+        self._suspect_turn = False  # the current step is for suspects
         self._ahead = False  # the plan is made before the previous step is committed
         self._left_out = False  # the last plan omits a sequence for lack of pages
         self._most_drafting = options.speculation_max_sequences if options.speculation else 0
@@ -47,8 +47,8 @@ class Planner:
         """
         self._left_out = False
         if self._queues.suspects:
-            self._apart = not self._apart
-            if not self._apart and (plan := self._plan_together()):
+            self._suspect_turn = not self._suspect_turn
+            if not self._suspect_turn and (plan := self._plan_together()):
                 return plan
             if suspect_plan := self._plan_suspect():
                 return suspect_plan
@@ -183,15 +183,15 @@ class Planner:
         candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
-    def _add_shortest(self, room: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Give `room` tokens to prompts other than `cut`, the shortest first; return the number of tokens planned."""
-        remaining = room
+    def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
+        """Give `budget` tokens to prompts other than `cut`, the shortest first; return the number of tokens planned."""
+        remaining = budget
         shortest = self._shortest(cut, plan, limits)
         while remaining and (sequence := next(shortest, None)):
             remaining -= self._take(
                 sequence, min(sequence.pending, remaining, limits.tokens_for(sequence)), plan, limits
             )
-        return room - remaining
+        return budget - remaining
 
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
         """Yield prompts other than `cut` that are not in `plan`; prompts with the fewest tokens to compute come first.
@@ -203,8 +203,8 @@ class Planner:
             other for other in self._queues.running if not other.decoding and other is not cut and other not in plan
         ]
         may_start = bool(self._queues.waiting) and self._prefix_to_start(self._queues.waiting[0]) is not None
-        missing = {one: self._memory.missing(one) for one in self._queues.waiting} if may_start else {}
-        for sequence in sorted([*prefilling, *missing], key=lambda one: missing.get(one, one.pending)):
+        missing = {waiting: self._memory.missing(waiting) for waiting in self._queues.waiting} if may_start else {}
+        for sequence in sorted([*prefilling, *missing], key=lambda prompt: missing.get(prompt, prompt.pending)):
             if not limits.tokens_for(sequence):
                 continue
             if sequence in missing:
@@ -256,13 +256,13 @@ class Planner:
         save = self._memory.place_for_snapshot(sequence, sequence.computed + count)
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
-    def _draft(self, sequence: Sequence, room: int) -> tuple[tuple[int, ...], Drafter | None]:
-        """Return drafts for a planned sequence and their drafter, within `room` tokens and the free pages.
+    def _draft(self, sequence: Sequence, budget: int) -> tuple[tuple[int, ...], Drafter | None]:
+        """Return drafts for a planned sequence and their drafter, within `budget` tokens and the free pages.
 
         The drafter is None for tokens that a grammar forces.
         """
         tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
-        limit = min(room, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
+        limit = min(budget, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
         if limit <= 0:
             return (), None
         drafts, drafter = () if sequence.guide is None else sequence.guide.forced(limit), None

@@ -1,9 +1,9 @@
 """The scheduler: which sequences advance by how many tokens in the next step.
 
-One rule: every sequence has `computed` chasing `tokens`. A step is a plan of (sequence, n) under one token budget,
-running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets `computed` to 0 and puts the sequence at
-the head of the queue. A cached prefix only advances `computed`. There is no second code path. (The rule is vLLM V1's;
-the pages follow Kwon et al., 2023.)
+One rule: each sequence has a list of `tokens`, of which the first `computed` are computed. A step is a plan of
+(sequence, n) under one token budget, running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets
+`computed` to 0 and puts the sequence at the head of the queue. A cached prefix only advances `computed`. There is no
+second code path. (The rule is vLLM V1's; the pages follow Kwon et al., 2023.)
 
 The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps,
 `committer` applies their results.
@@ -95,15 +95,15 @@ class Scheduler:
         return self.queues.cancel(sequence_id)
 
     def plan(self) -> Plan:
-        """See `Planner.plan`."""
+        """Return the plan of the next step: decoding sequences first, then prompt tokens up to the token budget."""
         return self.planner.plan()
 
     def plan_after(self) -> Plan:
-        """See `Planner.plan_after`."""
+        """Return the plan of the step after the uncommitted step in flight; call it within `overlap.as_after`."""
         return self.planner.plan_after()
 
     def foresees(self, plan: Plan) -> bool:
-        """See `Planner.foresees`."""
+        """Return whether `plan_after` may be called while the step of `plan` is in flight."""
         return self.planner.foresees(plan)
 
     def commit(

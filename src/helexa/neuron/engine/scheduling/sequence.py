@@ -12,7 +12,7 @@ from helexa.neuron.engine.step.pooling import PooledVector
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. `computed` chases `len(tokens)`.
+    """A request inside the engine. Steps advance `computed` until it reaches the number of `tokens`.
 
     Attributes:
         tokens: prompt and output.
@@ -105,9 +105,9 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def said(self) -> list[int]:
-        """The output tokens so far, after the output tokens at the end of the prompt (see `Generate.said`)."""
-        return self.tokens[len(self.request.prompt) - self.request.said :]
+    def output_tokens(self) -> list[int]:
+        """The output tokens so far, after the output tokens at the end of the prompt (see `Generate.prior_output`)."""
+        return self.tokens[len(self.request.prompt) - self.request.prior_output :]
 
     def append(self, token: int) -> FinishReason | None:
         """Append a sampled token; return the finish reason if the token ends the sequence, else None."""

@@ -13,7 +13,7 @@ from helexa.neuron.engine.kv_cache.state_pool import StatePool
 from helexa.neuron.engine.scheduling.plan import PlanEntry
 from helexa.neuron.engine.scheduling.sequence import Sequence
 
-_APART = 2048  # positions between snapshots within a prompt
+_SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 
 
 class Memory:
@@ -55,7 +55,7 @@ class Memory:
         Free pages that running sequences still need for their known tokens do not count as free.
         """
         reserved = sum(max(self._needed(other) - len(other.pages), 0) for other in running)
-        return self._needed(sequence) - self._pages.held(prefix) <= self._pages.free - reserved
+        return self._needed(sequence) - self._pages.count_held(prefix) <= self._pages.free - reserved
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
         """Give a sequence its cached pages `prefix` and a state slot."""
@@ -105,7 +105,7 @@ class Memory:
             for hash_of_page in sequence.chain:
                 self._states.forget(hash_of_page)
         self.release(sequence)
-        return [page for page in pages if not self._pages.held([page])]  # shared pages have finite values
+        return [page for page in pages if not self._pages.count_held([page])]  # shared pages have finite values
 
     def until_mark(self, sequence: Sequence, count: int) -> int:
         """Return `count`, reduced so that a prefill step ends at the next snapshot position."""
@@ -155,14 +155,14 @@ class Memory:
 
         * the end of the prompt's last full page, where the next turn of the conversation continues
         * the end of the last full page before the prompt's last turn, which the client may replace
-        * every multiple of `_APART`
+        * every multiple of `_SNAPSHOT_INTERVAL`
         """
         page_size, position = self._pages.page_size, sequence.computed
         request = sequence.request
         ends = (
             (len(request.prompt) - 1) // page_size * page_size,
             request.turn // page_size * page_size,
-            (position // _APART + 1) * _APART,
+            (position // _SNAPSHOT_INTERVAL + 1) * _SNAPSHOT_INTERVAL,
         )
         return min(end for end in ends if end > position)
 

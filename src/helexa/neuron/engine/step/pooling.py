@@ -35,10 +35,10 @@ class PooledVector:
         if total is not None:
             self._sum = total if self._sum is None else self._sum + total
 
-    def is_sound(self, start: int, total: Float32 | None) -> bool:
+    def stays_finite(self, start: int, total: Float32 | None) -> bool:
         """Return whether the sum after `add(start, total)` would be finite."""
-        parts = [part for part in (self._sum if start else None, total) if part is not None]
-        return bool(parts) and all(bool(np.isfinite(part).all()) for part in parts)
+        sums = [array for array in (self._sum if start else None, total) if array is not None]
+        return bool(sums) and all(bool(np.isfinite(array).all()) for array in sums)
 
     def finish(self) -> list[float]:
         """Return the vector, after the last token is computed; empty if the vector is not finite."""

@@ -20,18 +20,18 @@ class ScoresReadback:
     """Scores of one sequence while they are copied to the host.
 
     Attributes:
-        own: float32 [R], the log-probabilities of the prompt's tokens.
+        logprobs: float32 [R], the log-probabilities of the prompt's tokens.
         ids: int64 [R, alternatives], the likeliest tokens at each position, the likeliest first.
         values: float32 [R, alternatives], the log-probabilities of `ids`.
     """
 
-    own: Readback
+    logprobs: Readback
     ids: Readback
     values: Readback
 
     def wait(self) -> list[Logprob]:
         """Wait for the copies; return the scores in the order of the prompt."""
-        logprobs, ids, values = (part.wait().tolist() for part in (self.own, self.ids, self.values))
+        logprobs, ids, values = (copy.wait().tolist() for copy in (self.logprobs, self.ids, self.values))
         tops = [list(zip(*top, strict=True)) for top in zip(ids, values, strict=True)]
         return list(zip(logprobs, tops, strict=True))
 
@@ -50,11 +50,11 @@ def begin_scores(
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:
         return scores
-    for part, part_hidden in zip(rows, hidden.split([part.count for part in rows]), strict=True):
-        if part.followers is not None:
-            next_tokens = torch.from_numpy(part.followers).to(hidden.device, torch.int64)
-            score_parts = zip(*_scored(part_hidden, next_tokens, head, part.alternatives, most_rows), strict=True)
-            scores[part.sequence] = ScoresReadback(*(Readback(torch.cat(tensors)) for tensors in score_parts))
+    for entry, states in zip(rows, hidden.split([entry.count for entry in rows]), strict=True):
+        if entry.followers is not None:
+            next_tokens = torch.from_numpy(entry.followers).to(hidden.device, torch.int64)
+            tensors_by_field = zip(*_scored(states, next_tokens, head, entry.alternatives, most_rows), strict=True)
+            scores[entry.sequence] = ScoresReadback(*(Readback(torch.cat(tensors)) for tensors in tensors_by_field))
     return scores
 
 
