@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cortex.raw import CHUNKED, GET, read_response, chunked, post
+from cortex.raw import CHUNKED, GET, chunked, post, read_response
 from helexa.http.connections import call, connection
 from helexa.http.listener import Listener, bind
 from helexa.neuron.config import read_config

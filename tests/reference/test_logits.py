@@ -177,7 +177,7 @@ def test_text_model_of_multimodal_gemma3_matches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "setting", "named"),
+    ("model", "setting", "name_in_error"),
     [
         ("llama", {"quantization_config": {"quant_method": "awq"}}, "awq|quantization_config"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act"),

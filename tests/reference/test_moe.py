@@ -118,7 +118,7 @@ def test_experts_are_read_from_mxfp4_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wrong", "named"),
+    ("settings", "wrong", "name_in_error"),
     [
         (QWEN3_MOE, {"num_experts_per_tok": 9}, "num_experts_per_tok"),
         (QWEN3_MOE, {"num_local_experts": 7}, "mlp.gate"),

@@ -9,7 +9,7 @@ from helexa.cli.commands.completion import ModelName
 from helexa.cli.conversation.answer_printer import print_answers, report
 from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
 from helexa.cli.opening import opened
-from helexa.cli.question import question
+from helexa.cli.prompt_input import prompt_text
 
 
 def chat(
@@ -40,7 +40,7 @@ def chat(
         verbose: Print where the model runs on stderr.
     """
     talking = prompt is None and sys.stdin.isatty() and sys.stdout.isatty()
-    prompt_text = "" if talking else question(prompt)
+    text = "" if talking else prompt_text(prompt)
     ready, target = opened(where, model, checked=talking, quiet=quiet, verbose=verbose)
     if talking:
         from helexa.cli.conversation.conversation import Conversation
@@ -48,6 +48,6 @@ def chat(
 
         conversation = Conversation(ready, system, sampling.sampling(), think)
         return Repl(conversation, where, target, stats=stats).run()
-    answers = print_answers(ready, prompt_text, {"sampling": sampling.sampling(), "system": system, "think": think})
+    answers = print_answers(ready, text, {"sampling": sampling.sampling(), "system": system, "think": think})
     report(answers, stats=stats, quiet=quiet)
     return 0

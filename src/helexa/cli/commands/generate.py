@@ -11,7 +11,7 @@ from helexa.cli.conversation.answer_printer import Form, print_answers, report
 from helexa.cli.failure import USAGE, CommandError
 from helexa.cli.flags import Quiet, SamplingFlags, Switch, Verbose, Where
 from helexa.cli.opening import opened
-from helexa.cli.question import question
+from helexa.cli.prompt_input import prompt_text
 from helexa.generation.model import AskOptions
 from helexa.generation.request import Ask
 from helexa.generation.schema import AnswerSchema
@@ -86,10 +86,10 @@ def generate(
         return answer_file(ready, prompts, output, ask, parallel=parallel, stats=stats, quiet=quiet)
     if output is not None or parallel is not None:
         raise CommandError("--output and --parallel need --prompts", USAGE)
-    prompt_text = question(prompt, file or ())
+    text = prompt_text(prompt, file or ())
     ready, _ = opened(where, name, quiet=quiet, verbose=verbose)
     form: Form = "json" if as_json else "jsonl" if as_jsonl else "text"
-    answers = print_answers(ready, prompt_text, options, n=n, form=form, stream=not no_stream)
+    answers = print_answers(ready, text, options, n=n, form=form, stream=not no_stream)
     report(answers, stats=stats, quiet=quiet)
     return 0
 

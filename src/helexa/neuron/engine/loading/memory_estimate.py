@@ -137,12 +137,12 @@ class _WeightSizes(Loader):
         self._embedding = super().embedding(name, width)
         return self._embedding
 
-    def product(self, parts: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
+    def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Count the memory of a product with concatenated matrices; return a function that computes nothing."""
-        outputs = _outputs(parts)
+        outputs = _outputs(matrices)
         if self._embedding is None or outputs != self._embedding.vocab_size:
-            self.widest = max(self.widest, outputs + parts[0].weight.shape[1])
-        self._multiply(parts)
+            self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
+        self._multiply(matrices)
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
