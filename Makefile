@@ -24,7 +24,7 @@ nightly:
 
 # Outside programs against the whole stack; not in CI. PART=sdk or ONLY=codex runs some of them: see CONTRIBUTING.md.
 outside: $(VENV)/.installed-test
-	PYTHONPATH=tests $(BIN)/python outside/run.py --environments $(VENV)/outside \
+	PYTHONPATH=tests:tests/unit:tests/integration:tests/e2e $(BIN)/python outside/run.py --environments $(VENV)/outside \
 		$(if $(PART),--part $(PART)) $(if $(ONLY),--only "$(ONLY)"); \
 	status=$$?; $(BIN)/python outside/clients_table.py && exit $$status
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from driving import GREEDY, scheduler_of
+from scheduler_runs import GREEDY, scheduler_of
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 

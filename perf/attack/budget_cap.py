@@ -2,10 +2,10 @@
 
 usage: python perf/attack/budget_cap.py [--seeds 10] [--requests 2000] [--parallel 16]
 
-The script runs the test `tests/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in front of
-a node and a third-party backend. Both use as many tokens as the forwarded body permits. One line per seed has the
-statuses (0: the client closed the connection), ledger entries and charged tokens. The script fails if an entry is
-charged more than its hold, if a node uses more tokens than the hold, or if a key exceeds its cap.
+The script runs the test `tests/unit/cortex/test_budget_property.py` at larger counts: a gateway with capped keys in
+front of a node and a third-party backend. Both use as many tokens as the forwarded body permits. One line per seed
+has the statuses (0: the client closed the connection), ledger entries and charged tokens. The script fails if an
+entry is charged more than its hold, if a node uses more tokens than the hold, or if a key exceeds its cap.
 """
 
 import argparse
@@ -16,9 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/unit"))
 
-from cortex.spender import random_attack
+from cortex.budget_attack import random_attack
 
 
 def main() -> None:

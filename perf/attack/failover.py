@@ -22,7 +22,8 @@ from typing import Any
 
 import aiohttp
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/unit"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests/e2e"))
 
 from cortex.fake_node import FakeNode
 from cortex.postgres import Postgres, running_postgres

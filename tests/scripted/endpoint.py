@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from scripted.asked import Asked
-from scripted.steps import Refuse, Say
-from scripted.wires import WIRES
+from scripted.received_request import Asked
+from scripted.script_steps import Refuse, Say
+from scripted.wire_formats import WIRES
 
 Step = Say | Refuse | Callable[[Asked], Say | Refuse]
 

@@ -1,0 +1,123 @@
+"""`cortex keys` run as a process, on both databases."""
+
+import json
+import stat
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cortex.cortex_process import run
+from cortex.running_gateway import eventually
+from helexa.core.errors import ApiError
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.ledger.storage.backends import open_database
+
+
+@pytest.fixture
+def config(tmp_path: Path, url: str) -> str:
+    (tmp_path / "models.toml").write_text('[[models]]\nid = "Org/M"\n[aliases]\nsmall = "Org/M"\n')
+    path = tmp_path / "cortex.toml"
+    path.write_text(
+        f'models_config = "models.toml"\n[ledger]\nurl = "{url}"\n'
+        '[[entitlements.keys]]\nkey = "static-s3cret"\naccount_id = "ops"\n'
+    )
+    return str(path)
+
+
+@asynccontextmanager
+async def watching_gatekeeper(url: str) -> AsyncIterator[Gatekeeper]:
+    """Yield the gatekeeper of a gateway that is the only user of the ledger."""
+    database = await open_database(url)
+    try:
+        await database.migrate()
+        await database.claim()
+        keyring = Keyring(KeyStore(database), Gatekeeper(True))
+        async with keyring.watching():
+            yield keyring.gatekeeper
+    finally:
+        await database.close()
+
+
+def is_rejected(gatekeeper: Gatekeeper, secret: str) -> bool:
+    try:
+        gatekeeper.admit([(b"authorization", f"Bearer {secret}".encode())])
+    except ApiError:
+        return True
+    return False
+
+
+async def test_first_key_is_created_before_any_gateway_ran(config: str, url: str) -> None:
+    code, out, err = await run("keys", "list", "-c", config)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[1].split()[:3] == ["ops", "ops", "user"]
+    code, out, err = await run("keys", "create", "--account", "ops", "--name", "root", "--admin", "-c", config)
+    assert (code, err) == (0, "")
+    secret = out.splitlines()[0]
+    async with watching_gatekeeper(url) as gatekeeper:
+        assert gatekeeper.admit_admin([(b"x-api-key", secret.encode())]).key_id == "root"
+    if url.startswith("sqlite:"):
+        file = Path(url.removeprefix("sqlite:"))
+        assert str(file) in out
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    else:
+        assert "the ledger test_" in out
+
+
+async def test_running_gateway_sees_created_and_revoked_keys(config: str, url: str) -> None:
+    async with watching_gatekeeper(url) as gatekeeper:
+        code, out, err = await run(
+            *("keys", "create", "-c", config, "--account", "bob", "--key-id", "bob-1", "--models", "small, Org/X"),
+            *("--cap", "1000", "--window", "24h", "--rpm", "5", "--tpm", "6", "--concurrency", "7"),
+            *("--expires", "30d", "--json"),
+        )
+        assert (code, err) == (0, "")
+        created = json.loads(out)
+        secret = created.pop("key")
+        assert created["models"] == ["Org/M", "Org/X"]
+        assert created["window"] == {"kind": "rolling", "seconds": 86400}
+        assert (created["hard_cap"], created["requests_per_minute"], created["tokens_per_minute"]) == (1000, 5, 6)
+        assert created["expires_at"] - created["created_at"] == pytest.approx(30 * 86400, abs=60)
+        await eventually(lambda: not is_rejected(gatekeeper, secret))
+
+        code, out, err = await run("keys", "list", "-c", config, "--json")
+        listed = json.loads(out)
+        assert (code, err, listed[1:]) == (0, "", [created | {"spent": 0}])
+        assert listed[0]["source"] == "config"
+        assert "s3cret" not in out and secret not in out
+
+        code, out, err = await run("keys", "revoke", "bob-1", "-c", config)
+        assert (code, err) == (0, "")
+        await eventually(lambda: is_rejected(gatekeeper, secret))
+        code, out, _ = await run("keys", "list", "-c", config)
+        assert out.splitlines()[2].split()[-1] == "revoked"
+        assert secret not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["create", "--account", "a b"], "account_id: "),
+        (["create", "--account", "a", "--window", "soon"], "'soon' is not a duration"),
+        (["create", "--account", "a", "--expires", "0d"], "'0d' is not a duration"),
+        (["create", "--account", "a", "--cap", "-1"], "hard_cap: "),
+        (["create", "--account", "a", "--key-id", "ops"], "is defined in cortex.toml"),
+        (["revoke", "ops"], "is defined in cortex.toml"),
+        (["revoke", "nobody"], "key 'nobody' not found"),
+    ],
+)
+async def test_errors_print_one_line_and_exit_with_1(config: str, arguments: list[str], message: str) -> None:
+    code, out, err = await run("keys", *arguments, "-c", config)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert message in err
+
+
+async def test_missing_database_prints_one_line_without_the_password(tmp_path: Path) -> None:
+    path = tmp_path / "cortex.toml"
+    for url in ("postgresql://me:pa55@127.0.0.1:9/x", "mysql://me:pa55@h/x", f"sqlite:{tmp_path}"):
+        path.write_text(f'[ledger]\nurl = "{url}"\n')
+        code, out, err = await run("keys", "list", "-c", str(path))
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert "pa55" not in err

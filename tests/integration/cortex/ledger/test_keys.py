@@ -1,0 +1,223 @@
+"""API keys in the database, and gateways that watch for changes of them."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+
+from cortex.postgres import Postgres
+from cortex.running_gateway import eventually
+from helexa.core.errors import ApiError
+from helexa.cortex.access.auth import Gatekeeper
+from helexa.cortex.access.key import digest_of
+from helexa.cortex.access.principal import Principal, Window
+from helexa.cortex.ledger import keys
+from helexa.cortex.ledger.keys import Keyring, KeyStore
+from helexa.cortex.ledger.storage.backends import open_database
+from helexa.cortex.ledger.storage.database import Database
+
+FULL = Principal(
+    "alice",
+    "alice-1",
+    role="admin",
+    models=frozenset({"Org/M", "Org/Ü"}),
+    hard_cap=10**15,
+    window=Window("rolling", 3600),
+    requests_per_minute=1,
+    tokens_per_minute=2,
+    concurrency=3,
+    expires_at=2000.5,
+)
+BARE = Principal("bob", "bob-1")
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
+    opened = await open_database(url)
+    try:
+        await opened.migrate()
+        yield opened
+    finally:
+        await opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> KeyStore:
+    return KeyStore(database, count(1000.0).__next__)
+
+
+async def test_stored_key_equals_the_created_key(store: KeyStore) -> None:
+    for principal in (FULL, BARE, replace(BARE, key_id="none", models=frozenset())):
+        key, secret = await store.create(principal)
+        assert key.principal == principal
+        assert key.digest == digest_of(secret.get_secret_value().encode())
+        assert secret.get_secret_value().startswith(key.hint)
+        assert key in await store.list()
+    assert [key.principal.key_id for key in await store.list()] == ["alice-1", "bob-1", "none"]
+
+
+async def test_key_ids_are_never_reused(store: KeyStore) -> None:
+    await store.create(BARE)
+    for _ in range(2):
+        with pytest.raises(ApiError) as caught:
+            await store.create(replace(BARE, account_id="somebody-else"))
+        assert (caught.value.status, caught.value.code) == (409, "key_exists")
+        await store.revoke("bob-1")
+    outcomes = await asyncio.gather(*(store.create(FULL) for _ in range(10)), return_exceptions=True)
+    assert sum(isinstance(outcome, tuple) for outcome in outcomes) == 1
+    assert all(outcome.status == 409 for outcome in outcomes if isinstance(outcome, ApiError))
+
+
+async def test_keys_are_changed_and_revoked(store: KeyStore) -> None:
+    await store.create(FULL)
+    key = await store.change("alice-1", lambda principal: replace(principal, hard_cap=None, models=None))
+    assert key.principal == replace(FULL, hard_cap=None, models=None)
+    assert await store.list() == [key]
+    key = await store.revoke("alice-1")
+    assert key.revoked_at == 1001.0
+    assert await store.revoke("alice-1") == key
+    assert await store.list() == [key]
+    unknown: list[Any] = [store.revoke("nobody"), store.change("nobody", lambda principal: principal)]
+    for attempt in unknown:
+        with pytest.raises(ApiError) as caught:
+            await attempt
+        assert (caught.value.status, caught.value.code) == (404, "key_not_found")
+
+
+async def test_concurrent_changes_are_all_applied(store: KeyStore) -> None:
+    await store.create(replace(BARE, hard_cap=0))
+
+    def raise_cap(principal: Principal) -> Principal:
+        return replace(principal, hard_cap=(principal.hard_cap or 0) + 1)
+
+    await asyncio.gather(*(store.change("bob-1", raise_cap) for _ in range(20)))
+    (key,) = await store.list()
+    assert key.principal.hard_cap == 20
+    assert await store.changes() == 21
+
+
+async def test_rejected_change_changes_nothing(store: KeyStore) -> None:
+    count_before = await store.changes()
+    with pytest.raises(ApiError):
+        await store.revoke("nobody")
+    assert await store.changes() == count_before
+
+
+async def test_only_key_changes_wait_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    levels: list[int] = []  # SQLite's `synchronous` at each commit: 1 is NORMAL, 2 is FULL
+
+    class RecordingConnection(sqlite3.Connection):
+        def commit(self) -> None:
+            levels.append(self.execute("PRAGMA synchronous").fetchone()[0])
+            super().commit()
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=RecordingConnection))
+    database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
+    try:
+        await database.migrate()
+        levels.clear()
+        store = KeyStore(database)
+        await store.create(BARE)
+        await store.change(BARE.key_id, lambda principal: replace(principal, hard_cap=5))
+        await store.revoke(BARE.key_id)
+        assert levels == [2, 2, 2]
+        with pytest.raises(ApiError):
+            await store.revoke("nobody")  # rolled back
+        async with database.transaction() as sql:
+            await sql.execute("UPDATE key_changes SET count = count + 1")
+        await database.write(("UPDATE key_changes SET count = count + 1", ()), [])
+        assert levels == [2, 2, 2, 1, 1]
+    finally:
+        await database.close()
+
+
+async def test_durable_transaction_commits_synchronously_on_postgres(postgres: Postgres) -> None:
+    database = await open_database(postgres.new_database() + "&synchronous_commit=off")
+    try:
+        for durable, expected in ((False, "off"), (True, "on"), (False, "off")):
+            async with database.transaction(durable=durable) as sql:
+                (row,) = await sql.fetch("SHOW synchronous_commit")
+            assert row["synchronous_commit"] == expected
+    finally:
+        await database.close()
+
+
+async def test_every_gateway_sees_key_changes(url: str, store: KeyStore) -> None:
+    gatekeepers = [Gatekeeper(True, clock=lambda: 1000.0) for _ in range(3)]
+    _, first_secret = await store.create(FULL)
+
+    def admitted(secret: SecretStr) -> list[Principal | None]:
+        return [_admitted(keeper, secret.get_secret_value()) for keeper in gatekeepers]
+
+    async with _watching(url, gatekeepers[0]), _watching(url, gatekeepers[1]), _watching(url, gatekeepers[2]):
+        assert admitted(first_secret) == [FULL] * 3
+        _, secret = await store.create(BARE)
+        await eventually(lambda: admitted(secret) == [BARE] * 3)
+        await store.change("bob-1", lambda principal: replace(principal, concurrency=7))
+        await eventually(lambda: admitted(secret) == [replace(BARE, concurrency=7)] * 3)
+        await store.revoke("bob-1")
+        await eventually(lambda: admitted(secret) == [None] * 3)
+    assert admitted(first_secret) == [FULL] * 3
+
+
+async def test_known_keys_are_accepted_while_the_database_is_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "POLL_SECS", 0.001)
+    database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
+    await database.migrate()
+    keyring = Keyring(KeyStore(database), Gatekeeper(True))
+    _, secret = await keyring.store.create(BARE)
+    _, other = await keyring.store.create(replace(BARE, key_id="other"))
+    try:
+        async with keyring.watching():
+            await database.execute("ALTER TABLE key_changes RENAME TO gone")
+            await eventually(lambda: "changes of keys cannot be read" in caplog.text)
+            await asyncio.sleep(0.05)  # several polls
+            assert _admitted(keyring.gatekeeper, secret.get_secret_value()) == BARE
+            await database.execute("ALTER TABLE gone RENAME TO key_changes")
+            await keyring.store.revoke("other")
+            await eventually(lambda: _admitted(keyring.gatekeeper, other.get_secret_value()) is None)
+            assert caplog.text.count("changes of keys") == 1
+    finally:
+        await database.close()
+
+
+def test_secrets_never_enter_the_database(tmp_path: Path) -> None:
+    async def create_key() -> SecretStr:
+        database = await open_database(f"sqlite:{tmp_path / 'cortex.db'}")
+        await database.migrate()
+        _, secret = await KeyStore(database).create(FULL)
+        await database.close()
+        return secret
+
+    secret = asyncio.run(create_key())
+    stored = b"".join(file.read_bytes() for file in tmp_path.iterdir())
+    assert b"alice-1" in stored
+    assert secret.get_secret_value()[:9].encode() not in stored
+
+
+def _admitted(keeper: Gatekeeper, secret: str) -> Principal | None:
+    try:
+        return keeper.admit([(b"x-api-key", secret.encode())])
+    except ApiError:
+        return None
+
+
+@asynccontextmanager
+async def _watching(url: str, gatekeeper: Gatekeeper) -> AsyncIterator[None]:
+    """Run a keyring with its own database connection, which updates `gatekeeper` as a gateway does."""
+    database = await open_database(url)
+    try:
+        async with Keyring(KeyStore(database), gatekeeper).watching():
+            yield
+    finally:
+        await database.close()

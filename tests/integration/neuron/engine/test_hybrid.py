@@ -1,0 +1,160 @@
+"""A model with recurrent layers: scheduling does not change the tokens or the state of a sequence."""
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from scheduler_runs import GREEDY, generate, scheduler_of
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+from helexa.neuron.engine.step.step_input import StepInput
+
+TOKENS = 24
+PROMPTS = [
+    [(900 + 37 * n + 7 * i * i) % 311 for i in range(length)] for n, length in enumerate((1, 5, 63, 64, 65, 200))
+]
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    config = AutoConfig.for_model(
+        "qwen3_5_text",
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:  # larger than trained weights, so that tokens depend on distant tokens
+                parameter.normal_(0, 0.1)
+            elif "A_log" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    yield load_once(folder, EngineOptions(dtype="float32", kv_cache_mb=16, snapshot_mb=8, max_sequences=8))
+
+
+def scheduler(runner: Runner, **options: Any) -> Scheduler:
+    return scheduler_of(runner, **{"max_sequences": 8, **options})
+
+
+@pytest.fixture(scope="module")
+def expected_tokens(runner: Runner) -> list[list[int]]:
+    off = {"prefix_reuse": "off", "speculation": False}
+    return [generate(runner, scheduler(runner, **off), [prompt], TOKENS)[0] for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"speculation": False}, {"pages": 9}])
+def test_scheduling_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+    assert generate(runner, scheduler(runner, **options), PROMPTS, TOKENS) == expected_tokens
+
+
+@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 16}, {"pages": 9}])
+def test_overlap_keeps_the_tokens(runner: Runner, expected_tokens: list[list[int]], options: dict[str, int]) -> None:
+    overlapping = scheduler(runner, speculation=False, **options)
+    assert generate(runner, overlapping, PROMPTS, TOKENS, overlap=True) == expected_tokens
+    longer = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
+    from_snapshots = generate(runner, overlapping, longer, TOKENS, overlap=True)
+    assert from_snapshots == generate(runner, scheduler(runner, prefix_reuse="off", speculation=False), longer, TOKENS)
+
+
+class PresetDrafter:
+    """A drafter whose first two tokens are always right and whose third token is wrong."""
+
+    completions: ClassVar[list[list[int]]] = []
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def draft(self, limit: int) -> tuple[int, ...]:
+        (completion,) = [tokens for tokens in self.completions if tokens[: len(self._tokens)] == self._tokens]
+        next_tokens = completion[len(self._tokens) :]
+        return tuple([*next_tokens[:2], (next_tokens[2:3] or [0])[0] ^ 1][:limit])
+
+    def learn(self, drafted: int, accepted: int) -> None:
+        pass
+
+
+def test_drafts_keep_the_tokens(
+    runner: Runner, expected_tokens: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("helexa.neuron.engine.scheduling.planner.Drafter", PresetDrafter)
+    PresetDrafter.completions = [prompt + tokens for prompt, tokens in zip(PROMPTS, expected_tokens, strict=True)]
+    speculating = scheduler(runner, speculation_max_sequences=8)
+    steps = 0
+    plan_step = speculating.plan
+
+    def spy() -> Plan:
+        nonlocal steps
+        steps += 1
+        return plan_step()
+
+    speculating.plan = spy  # type: ignore[method-assign]
+    assert generate(runner, speculating, PROMPTS, TOKENS) == expected_tokens
+    assert steps < TOKENS, "no draft was accepted"
+
+
+def prefill(
+    runner: Runner, scheduler: Scheduler, prompt: list[int], monkeypatch: pytest.MonkeyPatch, turn: int = 0
+) -> tuple[int, Tensor, list[Tensor]]:
+    """Compute a prompt; return its cached tokens, its logits and its recurrent state."""
+    sequence = Sequence(Generate(id=0, prompt=prompt, max_tokens=1, sampling=GREEDY, turn=turn))
+    assert scheduler.add(sequence) is None
+    computed: list[Tensor] = []
+
+    def spy(step: StepInput, last: Tensor | None) -> tuple[Tensor, None]:
+        computed.append(Runner.compute(runner, step, last)[0].clone())
+        return computed[-1], None
+
+    while True:
+        plan = scheduler.plan()
+        slot, ends = sequence.slot, plan[0].samples
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, "compute", spy)
+            sampled = runner.run(build_step(plan)).tokens
+        scheduler.commit(plan, sampled)
+        if ends:
+            state = [tensor[slot].clone() for cache in runner._states for tensor in (cache.conv, cache.state)]
+            return sequence.cached, computed[-1], state
+
+
+@pytest.mark.parametrize(
+    ("case", "cached"), [("second turn", 192), ("same turn again", 192), ("changed last turn", 128)]
+)
+def test_prefix_hit_has_the_state_of_a_cold_run(
+    runner: Runner, case: str, cached: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt, turn = PROMPTS[-1], 150
+    warm = scheduler(runner, speculation=False)
+    prefill(runner, warm, prompt, monkeypatch, turn)
+    continued = {
+        "second turn": [*prompt, *PROMPTS[2]],
+        "same turn again": prompt,
+        "changed last turn": [*prompt[:turn], *PROMPTS[2]],
+    }[case]
+    warm_cached, logits, state = prefill(runner, warm, continued, monkeypatch)
+    cold = scheduler(runner, prefix_reuse="off")
+    cold_cached, cold_logits, cold_state = prefill(runner, cold, continued, monkeypatch)
+    assert (warm_cached, cold_cached) == (cached, 0)
+    for actual, expected in zip([logits, *state], [cold_logits, *cold_state], strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)

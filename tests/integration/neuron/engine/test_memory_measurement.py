@@ -1,0 +1,109 @@
+"""Measured GPU memory, with a simulated GPU that only counts bytes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from page_table_ops import TabledOps
+
+from helexa.core.errors import DoesNotFitError
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.messages import EngineOptions
+from helexa.neuron.engine.loading import device
+from helexa.neuron.engine.loading.fit import divide_free_memory
+from helexa.neuron.engine.loading.load import load_once
+from helexa.neuron.engine.loading.memory_measurement import largest, measured, measured_on_device
+from helexa.neuron.ops.choice import Choice
+from helexa.neuron.ops.constants import PAGE_SIZE
+from neuron.memory_requests import MIB, needs
+from tiny_models import tiny_model
+
+
+class SimulatedGpu:
+    """A GPU with 8000 MiB, of which 1200 are allocated. 1000 of these are weights."""
+
+    def __init__(self, free_mb: int = 8000) -> None:
+        self.allocated = self.peak = 1200 * MIB
+        self.cached = 50 * MIB
+        self._size = free_mb * MIB
+
+    def use(self, *sizes_mb: int) -> None:
+        """Allocate and free each of `sizes_mb`, one after another."""
+        self.peak = max(self.peak, *(self.allocated + size * MIB for size in sizes_mb))
+        self.cached = self.peak - self.allocated
+
+    def empty_cache(self) -> None:
+        self.cached = 0
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peak = self.allocated
+
+    def synchronize(self) -> None: ...
+
+    def memory_allocated(self) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self) -> int:
+        return self.peak
+
+    def memory_reserved(self) -> int:
+        return self.allocated + self.cached
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return self._size - self.memory_reserved(), self._size
+
+
+def test_request_follows_measured_peaks_and_the_cache_gets_the_remainder() -> None:
+    gpu = SimulatedGpu()
+    gpu.use(3000)  # peak while loading
+    estimate = needs(weights=900 * MIB, step=700 * MIB, share=0.8, pages=100_000, page_step=7, position_step=7)
+    measurement = measured(estimate, 1000 * MIB, lambda: gpu.use(200, 300), graphs=False, cuda=gpu)
+    assert (measurement.weights, measurement.loading) == (1000 * MIB, 0)
+    assert measurement.step == int(300 * 1.1 * MIB)
+    assert measurement.free == 8000 * MIB, "memory that the engine holds counts as free for it"
+    assert (measurement.page_step, measurement.position_step) == (0, 0)
+    with_graphs = measured(estimate, 1000 * MIB, lambda: gpu.use(300), graphs=True, cuda=gpu)
+    assert with_graphs.step == 2 * measurement.step
+    assert (
+        divide_free_memory(measurement).pages
+        > divide_free_memory(with_graphs).pages
+        > divide_free_memory(estimate).pages // 2
+    )
+    with pytest.raises(DoesNotFitError) as rejected:
+        divide_free_memory(measured(estimate, 1000 * MIB, lambda: gpu.use(8000), graphs=False, cuda=gpu))
+    assert rejected.value.details["activations_mb"] == 8800
+
+
+def test_runner_measures_the_largest_steps_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 256}
+    tiny_model(tmp_path, model_type="llama", vocab_size=64, num_attention_heads=2, num_key_value_heads=2, **shape)
+    monkeypatch.setattr(
+        device, "choose", lambda *a, **k: Choice(TabledOps(torch.device("cpu"), torch.float32), "small")
+    )
+    options = EngineOptions(dtype="float32", kv_cache_mb=1, max_sequences=5, max_step_tokens=100)
+    runner = load_once(tmp_path, options)
+    gpu = SimulatedGpu()
+    for name in ("empty_cache", "reset_peak_memory_stats", "synchronize", "mem_get_info", "memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    for name in ("memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
+    monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # workspace that short contexts do not need
+    steps: list[None] = []
+    estimate = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
+    measurement = measured_on_device(runner._model, runner.ops, options, estimate, 5, lambda: steps.append(None))
+    assert len(steps) == len(largest(100, 5)), "one progress call per measured step"
+    assert (measurement.weights, measurement.free) == (gpu.allocated, 8000 * MIB)
+    assert measurement.step == 2 * 1000, "once for captured steps, once for other steps"
+    runner = Runner(runner._model, runner.ops, options, measurement, divide_free_memory(measurement))
+    short, prompt, tokens = largest(100, 5)
+    assert [len(runner.run(step).tokens) for step in (short, prompt, tokens)] == [1, 1, 5]
+    assert [len(step.tokens) for step in (short, prompt)] == [32, 100]
+
+
+def test_measured_steps_cover_all_sampling_kernels() -> None:
+    settings = [step.sampling for step in largest(2048, 2) if step.sampling is not None]
+    assert {(sampling.temperature[0] > 0, sampling.top_p[0] < 1) for sampling in settings} == {
+        (False, False),
+        (True, False),
+        (True, True),
+    }

@@ -1,0 +1,156 @@
+"""Recurrent states on a simulated cache that records each state's tokens: snapshots, reuse, preemption, drafts."""
+
+import random
+
+import pytest
+from simulated_cache import SimulatedCache
+
+from helexa.neuron.engine.ipc.messages import EngineOptions, Generate, SamplingParams
+from helexa.neuron.engine.kv_cache.page_pool import PagePool
+from helexa.neuron.engine.kv_cache.state_pool import StatePool
+from helexa.neuron.engine.scheduling.plan import Plan
+from helexa.neuron.engine.scheduling.scheduler import Scheduler
+from helexa.neuron.engine.scheduling.sequence import Sequence
+
+PAGE = 4
+
+
+class Simulation:
+    """A scheduler with state slots and a simulated cache; tokens repeat with `period`."""
+
+    def __init__(self, *, pages: int = 200, snapshots: int = 50, period: int = 1000, **options: object) -> None:
+        options = {"speculation": False, "max_sequences": 8} | options
+        engine_options = EngineOptions(**options)  # type: ignore[arg-type]
+        self.states = StatePool(engine_options.max_sequences, snapshots)
+        self.scheduler = Scheduler(engine_options, PagePool(pages, PAGE), self.states)
+        self.cache = SimulatedCache(self.scheduler, lambda tokens: 500 + len(tokens) % period)
+        self.plans: list[Plan] = []
+        self.added = 0
+
+    def add(self, prompt: list[int], max_tokens: int = 2, turn: int = 0, salt: str = "") -> Sequence:
+        request = Generate(
+            id=self.added,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=SamplingParams(temperature=0),
+            turn=turn,
+            salt=salt,
+        )
+        self.added += 1
+        sequence = Sequence(request)
+        assert self.scheduler.add(sequence) is None
+        return sequence
+
+    def step(self) -> None:
+        plan = self.scheduler.plan()
+        self.plans.append(plan)
+        assert len(self.plans) < 20_000, "the requests do not end"
+        self.scheduler.commit(plan, self.cache.run(plan))
+        self.scheduler.check_idle()
+
+    def finish(self) -> None:
+        while not self.scheduler.idle:
+            self.step()
+
+    def run(self, prompt: list[int], max_tokens: int = 2, turn: int = 0, salt: str = "") -> Sequence:
+        sequence = self.add(prompt, max_tokens, turn, salt)
+        self.finish()
+        return sequence
+
+
+def token_range(count: int, start: int = 0) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_next_turn_starts_at_the_end_of_the_prompt() -> None:
+    simulation = Simulation()
+    first = simulation.run(token_range(30), max_tokens=2)
+    assert first.cached == 0
+    assert simulation.run([*first.tokens, *token_range(9, 900)]).cached == 7 * PAGE, "the last full page ends at 28"
+
+
+def test_output_adds_a_second_snapshot() -> None:
+    simulation = Simulation()
+    first = simulation.run(token_range(30), max_tokens=21)
+    assert simulation.states.snapshots == 2, "one after the prompt, one after the output"
+    assert simulation.run([*first.tokens, 7, 8, 9]).cached == 48
+
+
+def test_repeated_last_turn_starts_at_the_turn_boundary() -> None:
+    simulation = Simulation()
+    simulation.run(token_range(40), turn=22)
+    assert simulation.run([*token_range(22), *token_range(20, 700)]).cached == 20
+    assert simulation.run(token_range(40), turn=22).cached == 36, "a repeated prompt starts from its end"
+
+
+def test_long_prompt_saves_intermediate_snapshots() -> None:
+    simulation = Simulation(pages=3000)
+    simulation.run(token_range(5000))
+    assert simulation.run([*token_range(4500), 9999]).cached == 4096
+    assert simulation.run([*token_range(2100), 9999]).cached == 2048
+
+
+def test_pages_without_a_snapshot_are_computed_again() -> None:
+    simulation = Simulation()
+    simulation.run(token_range(30))
+    assert simulation.run([*token_range(20), 777]).cached == 0
+
+
+def test_salts_separate_snapshots() -> None:
+    simulation = Simulation()
+    simulation.run(token_range(30), salt="a")
+    assert simulation.run(token_range(30), salt="b").cached == 0
+    assert simulation.run(token_range(30), salt="a").cached == 28
+
+
+def test_least_recently_used_snapshot_is_evicted_first() -> None:
+    simulation = Simulation(snapshots=2)
+    for start in (0, 1000):
+        simulation.run(token_range(30, start), max_tokens=1)
+    simulation.run(token_range(30), max_tokens=1)
+    simulation.run(token_range(30, 2000), max_tokens=1)
+    assert simulation.run(token_range(30), max_tokens=1).cached == 28
+    assert simulation.run(token_range(30, 1000), max_tokens=1).cached == 0
+
+
+def test_without_snapshot_slots_prompts_are_computed_again() -> None:
+    simulation = Simulation(snapshots=0)
+    simulation.run(token_range(30))
+    assert simulation.run(token_range(30)).cached == 0
+
+
+def test_accepted_drafts_are_computed_again_without_changing_tokens() -> None:
+    prompt = [500 + n % 5 for n in range(43)]
+    plain = Simulation(period=5)
+    expected = plain.run(prompt, max_tokens=40).tokens
+    speculating = Simulation(period=5, speculation=True)
+    assert speculating.run(prompt, max_tokens=40).tokens == expected
+    assert len(speculating.plans) < len(plain.plans) / 2
+    assert max(entry.count for plan in speculating.plans[1:] for entry in plan) > 1, (
+        "accepted drafts were not recomputed"
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("speculation", [False, True])
+def test_random_traffic_reads_correct_states_and_leaks_none(seed: int, speculation: bool) -> None:
+    """Few pages and snapshots, common prefixes, cancellations; the simulated cache checks each state."""
+    rng = random.Random(seed)
+    simulation = Simulation(
+        pages=60, snapshots=5, period=6, speculation=speculation, max_step_tokens=24, max_sequences=4, max_waiting=99
+    )
+    stems = [token_range(rng.randint(10, 60), 1000 * n) for n in range(3)]
+    running: list[Sequence] = []
+    for _ in range(60):
+        stem = rng.choice(stems)
+        prompt = [*stem[: rng.randint(1, len(stem))], *(500 + n % 6 for n in range(rng.randint(0, 20)))]
+        running.append(simulation.add(prompt, rng.randint(1, 40), turn=rng.randint(0, len(prompt))))
+        for _ in range(rng.randint(0, 8)):
+            simulation.step()
+        if rng.random() < 0.2:
+            simulation.scheduler.cancel(rng.choice(running).id)
+    simulation.finish()
+    assert simulation.scheduler.queues.cached_tokens > 0
+    slots = [simulation.states.take() for _ in range(4)]
+    assert sorted(slots) == [0, 1, 2, 3], "a state slot leaked"
+    assert len({simulation.states.reserve() for _ in range(5)} - {None}) == 5, "a snapshot slot leaked"

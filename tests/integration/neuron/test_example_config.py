@@ -1,0 +1,110 @@
+"""docs/neuron.example.toml is valid and complete, and shows the true defaults."""
+
+from pathlib import Path
+
+import pytest
+
+from helexa.core.errors import ConfigError
+from helexa.core.source import ModelSource
+from helexa.neuron.config import (
+    AdmissionConfig,
+    ContextLimitConfig,
+    NeuronConfig,
+    ResponsesConfig,
+    SourceConfig,
+    TorchConfig,
+    read_config,
+)
+
+EXAMPLE = Path(__file__).parents[3] / "docs" / "neuron.example.toml"
+
+
+@pytest.fixture
+def config() -> NeuronConfig:
+    return read_config(EXAMPLE, environ={})
+
+
+def test_example_is_valid(config: NeuronConfig) -> None:
+    assert [model.model_id for model in config.default_models] == ["helexa/small", "qwen3-8b"]
+    source = config.default_models[1].source
+    assert source is not None
+    assert ModelSource.parse(source) == ModelSource("huggingface", "Qwen/Qwen3-8B-GGUF")
+    assert config.harness.torch.sources["mirror"].endpoint == "https://hub.example.com"
+
+
+def test_example_shows_the_defaults(config: NeuronConfig) -> None:
+    ours = {"default_models": ..., "harness": {"torch": {"sources"}}}
+    assert config.model_dump(exclude=ours) == NeuronConfig().model_dump(exclude=ours)
+
+
+@pytest.mark.parametrize("section", [TorchConfig, AdmissionConfig, ContextLimitConfig, ResponsesConfig, SourceConfig])
+def test_example_contains_every_key(
+    section: type[TorchConfig | AdmissionConfig | ContextLimitConfig | ResponsesConfig | SourceConfig],
+) -> None:
+    lines = [line.removeprefix("# ") for line in EXAMPLE.read_text().splitlines()]
+    tables = {"admission", "context_limit", "sources"}  # documented as separate tables
+    missing = [key for key in section.model_fields if not any(line.startswith(f"{key} = ") for line in lines)]
+    assert set(missing) <= tables
+
+
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [
+        ("max_in_flight", "NEURON_HARNESS__TORCH__ADMISSION__MAX_IN_FLIGHT"),
+        ("restart_window_secs", "NEURON_RECOVERY__RESTART_WINDOW_SECS"),
+    ],
+    ids=["batch size 0", "restart window 0"],
+)
+def test_useless_value_is_rejected(name: str, variable: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read_config(None, environ={variable: "0"})
+
+
+def test_debugging_options_reach_engines() -> None:
+    off = {"NEURON_HARNESS__TORCH__OVERLAP": "false", "NEURON_HARNESS__TORCH__GRAPHS": "false"}
+    engines = [read_config(None, environ=environ).harness.torch.engine_options("cuda:0") for environ in ({}, off)]
+    assert [(options.graphs, options.overlap) for options in engines] == [(True, None), (False, False)]
+
+
+def test_default_step_size_is_larger_on_gpus() -> None:
+    stated = read_config(None, environ={"NEURON_HARNESS__TORCH__MAX_STEP_TOKENS": "64"}).harness.torch
+    unset = NeuronConfig().harness.torch
+    sizes = [
+        options.engine_options(device).max_step_tokens for options in (stated, unset) for device in ("cuda", "cpu")
+    ]
+    assert sizes == [64, 64, 2048, 512]
+    beside = [unset.engine_options(device).max_prefill_beside_decode for device in ("cuda:1", "mps")]
+    assert beside == [2048, 128]
+
+
+@pytest.mark.parametrize(
+    ("environ", "tokens"),
+    [
+        ({}, 100),
+        ({"NEURON_HARNESS__TORCH__MAX_SEQUENCES": "8"}, 100),
+        ({"NEURON_MAX_PROMPT_TOKENS": "200"}, 200),
+        ({"NEURON_HARNESS__CANDLE__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "300", "NEURON_MAX_PROMPT_TOKENS": "200"}, 300),
+        (
+            {
+                "NEURON_HARNESS__TORCH__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "400",
+                "NEURON_HARNESS__CANDLE__CONTEXT_LIMIT__MAX_PROMPT_TOKENS": "300",
+                "NEURON_MAX_PROMPT_TOKENS": "200",
+            },
+            400,
+        ),
+    ],
+)
+def test_variables_override_a_file_with_the_former_engine_name(
+    tmp_path: Path, environ: dict[str, str], tokens: int
+) -> None:
+    path = tmp_path / "neuron.toml"
+    path.write_text("[harness.candle]\nmax_sequences = 3\n[harness.candle.context_limit]\nmax_prompt_tokens = 100\n")
+    torch = read_config(path, environ).harness.torch
+    assert torch.context_limit.max_prompt_tokens == tokens
+    assert torch.max_sequences == int(environ.get("NEURON_HARNESS__TORCH__MAX_SEQUENCES", 3))
+
+
+def test_variables_of_kubernetes_and_aws_neuron_are_ignored() -> None:
+    links = {"NEURON_PORT": "tcp://10.0.0.1:13131", "NEURON_SERVICE_HOST": "10.0.0.1"}
+    links |= {"NEURON_PORT_13131_TCP": "tcp://10.0.0.1:13131", "NEURON_RT_VISIBLE_CORES": "0", "NEURON_CC_FLAGS": "-O1"}
+    assert read_config(None, links) == NeuronConfig()

@@ -1,0 +1,317 @@
+"""Management routes, health and error responses over a socket, and the `neuron` command."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+import aiohttp
+import psutil
+import pytest
+
+from neuron.fake_models import ENGINE, make_model, release, starts, until
+from neuron.running_node import Node, running
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    async with running({"NEURON_PORT": "4711"}) as node:
+        yield node
+
+
+# --- the node itself
+
+
+async def test_version_and_discovery(node: Node):
+    _, version = await node.get("/version")
+    assert version["package_version"] == "0.1.0"
+    assert version["git_sha"]
+    _, discovery = await node.get("/discovery")
+    assert discovery["harnesses"] == ["torch"]
+    assert discovery["hostname"] == socket.gethostname()
+    assert discovery["max_prompt_tokens"] > 0
+    assert discovery["memory_total_mb"] > 0
+
+
+async def test_health_of_a_node_without_models(node: Node):
+    code, health = await node.get("/health")
+    assert code == 200
+    assert health["activation"] == {"state": "ready", "pending": [], "completed": [], "failed": []}
+    assert health["models"] == []
+
+
+async def test_unknown_path_gets_the_error_envelope(node: Node):
+    code, body = await node.get("/nowhere")
+    assert (code, body["error"]["code"]) == (404, "not_found")
+    code, body = await node.post("/health", {})
+    assert (code, body["error"]["code"]) == (405, "method_not_allowed")
+
+
+# --- models
+
+
+async def test_model_is_loaded_described_and_unloaded(node: Node, tmp_path: Path):
+    assert await node.load(make_model(tmp_path)) == (200, {"status": "loaded"})
+    _, (model,) = await node.get("/models")
+    assert model == {
+        "id": "org/tiny",
+        "harness": "torch",
+        "status": "loaded",
+        "devices": [],
+        "capabilities": ["text"],
+        "limit": {"context": 1024, "input": 768, "output": 256},
+        "tool_call": False,
+        "reasoning": False,
+        "servable": {"ok": True},
+    }
+    _, health = await node.get("/health")
+    assert [load["id"] for load in health["models"]] == ["org/tiny"]
+    for written in ("org/tiny", quote("org/tiny", safe="")):
+        assert await node.get(f"/models/{written}/endpoint") == (200, {"url": "http://localhost:4711"})
+        assert await node.get(f"/models/{written}/capabilities") == (200, {"capabilities": ["text"]})
+    assert await node.post("/models/unload", {"model_id": "org/tiny"}) == (200, {"status": "unloaded"})
+    assert await node.get("/models") == (200, [])
+
+
+async def test_load_request_may_set_the_tool_call_format(node: Node, tmp_path: Path):
+    path = make_model(tmp_path)
+    spec = {"model_id": "org/tiny", "source": f"file:{path}"}
+    code, body = await node.post("/models/load", {**spec, "tool_parser": "latin"})
+    assert code == 400 and "'latin'" in body["error"] and "hermes" in body["error"]
+    assert (starts(path) if path.with_suffix(".starts").exists() else 0) == 0
+    for name, calls in (("hermes", True), ("none", False)):
+        assert (await node.post("/models/load", {**spec, "tool_parser": name}))[0] == 200
+        assert (await node.get("/models"))[1][0]["tool_call"] is calls
+        assert (await node.post("/models/unload", {"model_id": "org/tiny"}))[0] == 200
+
+
+async def test_ten_concurrent_loads_start_one_engine(node: Node, tmp_path: Path):
+    path = make_model(tmp_path)
+    answers = await asyncio.gather(*(node.load(path) for _ in range(10)))
+    assert sorted(code for code, _ in answers) == [200] + [400] * 9
+    assert all("already loaded" in body["error"] for code, body in answers if code == 400)
+    assert starts(path) == 1
+
+
+async def test_models_and_health_respond_during_a_load(node: Node, tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    loading = asyncio.create_task(node.load(slow))
+    await until(slow.with_suffix(".starts").exists)
+    _, (arriving,) = await node.get("/models")
+    assert (arriving["id"], arriving["status"]) == ("org/tiny", "loading") and arriving["stage"]
+    code, body = await node.get("/models/org/tiny/endpoint")
+    assert (code, "is loading" in body["error"]) == (503, True)
+    assert not loading.done()
+    release(slow)
+    assert (await loading)[0] == 200
+
+
+@pytest.mark.parametrize("behaviour", ["bad-file", "no-memory", "crash"])
+async def test_failed_load_has_a_flat_error_body(node: Node, tmp_path: Path, behaviour: str):
+    code, body = await node.load(make_model(tmp_path, behaviour))
+    assert code == 400
+    assert isinstance(body["error"], str)
+    assert "Traceback" not in body["error"]
+
+
+async def test_unavailable_source_has_its_error_kind(node: Node, tmp_path: Path):
+    code, body = await node.load(tmp_path / "absent.gguf")
+    assert code == 422
+    assert body["error"]["kind"] == "invalid_source"
+    assert "does not exist" in body["error"]["message"]
+
+
+async def test_unknown_model_is_404_with_a_flat_body(node: Node):
+    for code, body in (
+        await node.get("/models/org%2Ftiny/endpoint"),
+        await node.get("/models/org/tiny/capabilities"),
+        await node.post("/models/unload", {"model_id": "org/tiny"}),
+    ):
+        assert code == 404
+        assert "org/tiny" in body["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "code"),
+    [
+        (b"{", {}, 400, "malformed_json"),
+        (b"[]", {}, 400, "invalid_request_body"),
+        (b'{"model_id": ""}', {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "devices": "all"}', {}, 400, "invalid_request_body"),
+        (b'{"model_id": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "source": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
+        (b'{"model_id": "a", "quant": "%s"}' % (b"a" * 1001), {}, 400, "invalid_request_body"),
+        (b"{}", {"content-type": "text/plain"}, 415, "unsupported_media_type"),
+    ],
+)
+async def test_invalid_body_gets_the_error_envelope(node: Node, body: bytes, headers: dict, status: int, code: str):
+    answered, answer = await node.post("/models/load", body, **headers)
+    assert (answered, answer["error"]["code"]) == (status, code)
+
+
+async def test_node_responds_while_default_models_load(tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
+    async with running({"NEURON_DEFAULT_MODELS": models}) as node:
+        _, health = await node.get("/health")
+        assert health["activation"]["state"] == "pre_warming"
+        assert health["activation"]["in_progress"] == "org/slow"
+        release(slow)
+        while health["activation"]["state"] != "ready":
+            _, health = await node.get("/health")
+        assert health["activation"]["completed"] == ["org/slow"]
+
+
+async def test_stop_ends_the_load_of_a_default_model(tmp_path: Path):
+    slow = make_model(tmp_path, "slow")
+    models = f'[{{model_id = "org/slow", source = "file:{slow}"}}]'
+    async with running({"NEURON_DEFAULT_MODELS": models}):
+        await until(slow.with_suffix(".starts").exists)
+
+
+# --- the command
+
+
+def python(*arguments: str, fds: tuple[int, ...] = (), **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=fds,
+        env=os.environ | environ,
+    )
+
+
+def neuron(*arguments: str, **environ: str) -> subprocess.Popen[str]:
+    return python("-m", "helexa.neuron", *arguments, **environ)
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    output, errors = process.communicate(timeout=60)
+    return process.returncode, output, errors
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def test_port_in_use_is_one_error_line():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        code, _, errors = finished(neuron("--host", "127.0.0.1", "--port", str(port)))
+    assert code == 1
+    assert errors == f"neuron: port {port} is in use by another process; choose another with --port\n"
+
+
+def test_invalid_configuration_is_one_error_line(tmp_path: Path):
+    path = tmp_path / "neuron.toml"
+    path.write_text("[harness.torch]\nmax_sequence = 3\n")
+    code, _, errors = finished(neuron("-c", str(path)))
+    assert code == 1
+    assert "did you mean 'max_sequences'?" in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_the_node_with_exit_code_0(which: signal.Signals):
+    port = free_port()
+    process = neuron("--host", "127.0.0.1", "--port", str(port))
+    async with aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"http://127.0.0.1:{port}/health") as response:
+                    assert response.status == 200
+                break
+            except aiohttp.ClientConnectionError:
+                assert process.poll() is None, process.communicate()
+                await asyncio.sleep(0.05)
+    process.send_signal(which)
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+@asynccontextmanager
+async def node_with_an_endless_stream(
+    tmp_path: Path, model: str = "well-behaved"
+) -> AsyncIterator[tuple[subprocess.Popen[str], Node, aiohttp.ClientResponse]]:
+    """Run a node process with a fake engine and an open stream without end."""
+    script = (
+        "import socket, sys\n"
+        "from helexa.neuron.server import app\n"
+        "from helexa.neuron.config import read_config\n"
+        "app._DRAIN_SECONDS = 1\n"
+        "listener = socket.socket(fileno=int(sys.argv[1]))\n"
+        "node = app.create_app(read_config(None), engine_command=sys.argv[2:])\n"
+        "app.NodeServer(node).run(listener)\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        process = python("-c", script, str(listener.fileno()), *ENGINE, fds=(listener.fileno(),))
+    async with aiohttp.ClientSession() as session:
+        node = Node(url, session)
+        assert (await node.load(make_model(tmp_path, model)))[0] == 200
+        endless = {"model": "org/tiny", "prompt": [3], "stream": True}
+        async with session.post(f"{url}/v1/completions", json=endless) as response:
+            assert response.status == 200
+            await response.content.readany()
+            yield process, node, response
+
+
+async def test_endless_stream_is_ended_when_the_node_stops(tmp_path: Path):
+    async with node_with_an_endless_stream(tmp_path) as (process, node, response):
+        process.send_signal(signal.SIGTERM)
+        # New requests are rejected during the drain.
+        while (refused := await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
+            pass
+        assert (refused[0], refused[1]["error"]["code"]) == (503, "shutting_down")
+        rest = await response.content.read()
+    assert b"shutting down" in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 0, errors
+    assert "Traceback" not in errors
+
+
+async def test_second_signal_stops_at_once_without_orphans(tmp_path: Path):
+    async with node_with_an_endless_stream(tmp_path, "deaf") as (process, node, response):
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("fake_engine.py" in " ".join(child.cmdline()) for child in children)
+        process.send_signal(signal.SIGTERM)
+        while (await node.post("/v1/completions", {"model": "org/tiny", "prompt": [1, 3]}))[0] == 200:
+            pass
+        process.send_signal(signal.SIGTERM)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
+    code, _, errors = await asyncio.to_thread(finished, process)
+    assert code == 1, errors
+    _, left = await asyncio.to_thread(psutil.wait_procs, children, 60)
+    assert left == []
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from helexa.neuron.cli import app\n"
+        "app(['--help'], exit_on_error=False, result_action='return_value')\n"
+        "print([name for name in ('torch', 'pydantic', 'starlette', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("[]\n")
+
+
+def test_the_server_process_imports_neither_torch_nor_the_hub():
+    script = (
+        "import sys, helexa.neuron.server.app\n"
+        "print([name for name in ('torch', 'transformers', 'numpy', 'huggingface_hub') if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"

@@ -1,0 +1,149 @@
+"""Tool calls and reasoning in the formats of real chat templates, with a scripted engine."""
+
+import json
+from typing import Any
+
+import pytest
+
+from neuron.grammar.random_walks import Vocabulary, matcher
+from neuron.scripted_engine import answer, byte_tokenizer
+from neuron.scripted_node import CHAT, serve
+
+ROOM = 1 << 16  # prompts of real templates are long if a token is a byte
+PATH = "/v1/chat/completions"
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "of a place",
+        "parameters": {"type": "object", "properties": {"place": {"type": "string", "description": "where"}}},
+    },
+}
+HARMONY = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|return|>")
+
+# Template, control tokens, generated output, reasoning, text.
+ANSWERS: dict[str, tuple[str, tuple[str, ...], str, str, str]] = {
+    "harmony": (
+        "openai-gpt-oss-120b",
+        HARMONY,
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+        '<|constrain|>json<|message|>{"place": "Köln"}<|call|>',
+        "Hm.",
+        "",
+    ),
+    "hermes": (
+        "Qwen-Qwen3-0.6B",
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "weather", "arguments": {"place": "Köln"}}\n</tool_call>',
+        "Hm.",
+        "",
+    ),
+    "qwen_xml": (
+        "Qwen3.5-4B",
+        ("<think>", "</think>", "<tool_call>", "</tool_call>"),
+        "Looking.\n<tool_call>\n<function=weather>\n<parameter=place>\nKöln\n</parameter>\n</function>\n</tool_call>",
+        "",
+        "Looking.\n",
+    ),
+    "mistral": (
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        ("[THINK]", "[/THINK]", "[TOOL_CALLS]", "[ARGS]"),
+        '[THINK]Hm.[/THINK][TOOL_CALLS]weather[ARGS]{"place": "Köln"}',
+        "Hm.",
+        "",
+    ),
+    "llama3_json": (
+        "meta-llama-Llama-3.1-8B-Instruct",
+        ("<|python_tag|>",),
+        '{"name": "weather", "parameters": {"place": "Köln"}}',
+        "",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("family", ANSWERS)
+async def test_calls_and_reasoning_of_real_model_families(templates: dict[str, str], family: str) -> None:
+    template, control, output, thoughts, text = ANSWERS[family]
+    tokenizer = byte_tokenizer(*control)
+    async with serve(
+        answer(output, tokenizer=tokenizer), templates[template], tokenizer=tokenizer, context=ROOM
+    ) as node:
+        assert node.model.text.output_format.family is not None and node.model.text.output_format.family.name == family
+        status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL]})
+        assert status == 200, reply
+        (choice,) = reply["choices"]
+        message = choice["message"]
+        assert (message.get("reasoning_content", ""), message["content"]) == (thoughts, text or None)
+        (call,) = message["tool_calls"]
+        assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("weather", {"place": "Köln"})
+        assert choice["finish_reason"] == "tool_calls"
+        history = [
+            {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "abcdefghi"}]},
+            {"role": "tool", "tool_call_id": "abcdefghi", "content": "rain"},
+        ]
+        status, reply = await node.post(PATH, {**CHAT, "tools": [TOOL], "messages": [*CHAT["messages"], *history]})
+        assert status == 200, reply
+        prompt = tokenizer.decode(node.engine.requests[-1].prompt, skip_special=False)
+        for part in ("weather", "of a place", "place", "where", "Köln", "rain"):
+            assert part in prompt
+
+
+async def test_harmony_without_tools_respects_the_thinking_budget(templates: dict[str, str]) -> None:
+    tokenizer = byte_tokenizer(*HARMONY)
+    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
+
+    async def script(request: Any, say: Any) -> None:
+        ended = tokenizer.decode(request.prompt, skip_special=False).endswith(final)
+        await answer("Yes." if ended else f"<|channel|>analysis<|message|>Hm, so.{final}No.", tokenizer=tokenizer)(
+            request, say
+        )
+
+    async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
+        for budget, thoughts, text in ((None, "Hm, so.", "No."), (3, "Hm", "Yes.")):
+            status, reply = await node.post(PATH, {**CHAT, "thinking_budget": budget})
+            assert status == 200, reply
+            message = reply["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == (thoughts, text or None)
+
+
+async def test_harmony_calls_and_answers_after_the_reasoning_is_ended(templates: dict[str, str]) -> None:
+    tokenizer = byte_tokenizer(*HARMONY)
+    ended = "<|end|><|start|>assistant"
+    thought = "<|channel|>analysis<|message|>Hm, so."
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"place": "Oslo"}'
+
+    async def script(request: Any, say: Any) -> None:
+        prompt = tokenizer.decode(request.prompt, skip_special=False)
+        output = call if prompt.endswith("Hm" + ended) else f"{thought}{ended}{call}"
+        await answer(output, tokenizer=tokenizer)(request, say)
+
+    # As in the engine: control tokens of the grammar are tokens of the tokenizer.
+    ids = range(tokenizer.vocab_size)
+    spellings = [tokenizer.token_bytes(token, skip_special=False) for token in ids]
+    special = [token for token in ids if not tokenizer.token_bytes(token)]
+    vocabulary = Vocabulary(spellings, special, [tokenizer.eos_id or 0])
+
+    def accepts(grammar: str, text: str) -> bool:
+        made, tokens = matcher(vocabulary, grammar), tokenizer.encode(text)
+        return made.validate_tokens(tokens) == len(tokens) and made.consume_tokens(tokens) and made.is_accepting()
+
+    async with serve(script, templates["openai-gpt-oss-120b"], tokenizer=tokenizer, context=ROOM) as node:
+        for choice, free in (("auto", True), ("required", False)):
+            request_body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "thinking_budget": 3}
+            status, reply = await node.post(PATH, request_body)
+            assert status == 200, reply
+            message = reply["choices"][0]["message"]
+            assert message["reasoning_content"] == "Hm"
+            assert [one["function"]["arguments"] for one in message["tool_calls"]] == ['{"place": "Oslo"}']
+            first, after = node.engine.requests[-2:]
+            assert (first.grammar == "") == free
+            assert accepts(after.grammar, call)
+            assert accepts(after.grammar, "<|channel|>final<|message|>No.") == free
+            assert not accepts(after.grammar, f"{thought}{ended}{call}")
+        status, reply = await node.post(PATH, {**CHAT, "response_format": {"type": "json_object"}})
+        assert status == 200, reply
+        grammar = node.engine.requests[-1].grammar
+        for head in ("final", "final <|constrain|>json"):
+            assert accepts(grammar, f"{thought}{ended}<|channel|>{head}<|message|>{{}}")
+            assert not accepts(grammar, f"<|channel|>{head}<|message|>No.")

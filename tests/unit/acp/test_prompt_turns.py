@@ -1,0 +1,349 @@
+"""Complete tasks and their failures, with an agent in memory and a scripted endpoint."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from acp import schema
+from msgspec.structs import replace
+
+from editors.recording_client import Editor, ErrorResponse, agent_in_memory, allow, settings_for
+from helexa.acp.config import WireApi
+from helexa.acp.preferences import Preferences
+from scripted.endpoint import ScriptedEndpoint
+from scripted.received_request import Asked
+from scripted.script_steps import Call, Refuse, Say
+
+CHECK = f"{sys.executable} -B check.py"  # -B: a file edited within a second must not be loaded from stale bytecode
+
+
+def _project(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "shop.py").write_text("PRICE = 2\n\n\ndef total(count):\n    return count + PRICE\n")
+    (folder / "names.py").write_text("NAME = 'shpo'\n")
+    (folder / "notes.md").write_text("The shpo sells.\n")
+    (folder / "check.py").write_text(
+        "from shop import total\nfrom names import NAME\nassert total(3) == 6, total(3)\nassert NAME == 'shop', NAME\n"
+        "print('all good')\n"
+    )
+    (folder / "AGENTS.md").write_text("Spell everything right.\n")
+    return folder
+
+
+def _edit(path: str, old: str, new: str) -> Call:
+    return Call("edit_file", {"path": path, "old_text": old, "new_text": new})
+
+
+def _plan(*states: str) -> Call:
+    tasks = ["find", "mend", "check"]
+    entries = [{"content": task, "status": state} for task, state in zip(tasks, states, strict=True)]
+    return Call("todo", {"tasks": entries})
+
+
+STEPS = [
+    Say("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
+    Say(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
+    Say(calls=(Call("glob", {"pattern": "*.py"}),)),
+    Say(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
+    Say("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
+    Say(calls=(_edit("names.py", "shpo", "shop"),)),
+    Say(calls=(_edit("notes.md", "shpo", "shop"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say(calls=(_plan("completed", "completed", "completed"),)),
+    Say("All is mended."),
+]
+
+
+async def _run_task(wire: WireApi, home: Path) -> tuple[list[Any], dict[str, str], ScriptedEndpoint]:
+    work = _project(home / "work")
+    async with (
+        ScriptedEndpoint(*STEPS) as endpoint,
+        agent_in_memory(settings_for(endpoint.url, home, wire_api=wire)) as editor,
+    ):
+        await editor.initialize()
+        session = await editor.new(work)
+        assert await editor.prompt(session, "Mend the shop") == "end_turn"
+        for params in editor.requests("session/update"):
+            schema.SessionNotification.model_validate(params)
+        for params in editor.requests("session/request_permission"):
+            schema.RequestPermissionRequest.model_validate(params)
+        story = [_summary_of(message, work) for message in editor.received if "method" in message]
+        files = {path.name: path.read_text() for path in work.iterdir() if path.is_file()}
+    return [entry for entry in story if entry], files, endpoint
+
+
+def _summary_of(message: dict[str, Any], work: Path) -> Any:
+    """Return the content of a message without ids, paths and text chunks, to compare runs; None to ignore it."""
+    if message["method"] != "session/update":
+        return message["method"], str(message["params"].get("path", "")).replace(str(work), "")
+    update = message["params"]["update"]
+    match update["sessionUpdate"]:
+        case "tool_call" | "tool_call_update" as kind:
+            return kind, update.get("title"), update.get("status"), str(update.get("content")).replace(str(work), "")
+        case "plan":
+            return "plan", [entry["status"] for entry in update["entries"]]
+        case "usage_update":
+            return "usage", update["used"], update["size"]
+        case _:
+            return None
+
+
+async def test_task_runs_alike_with_all_wire_apis(tmp_path: Path):
+    wires: list[WireApi] = ["openai-chat", "openai-responses", "anthropic-messages"]
+    runs = {wire: await _run_task(wire, tmp_path / wire) for wire in wires}
+
+    story, files, _ = runs["openai-chat"]
+    assert files["shop.py"].endswith("return count * PRICE\n")
+    assert (files["names.py"], files["notes.md"]) == ("NAME = 'shop'\n", "The shop sells.\n")
+    commands = [
+        entry[3] for entry in story if entry[0] == "tool_call_update" and entry[2] == "completed" and "exit" in entry[3]
+    ]
+    assert "AssertionError" in commands[0] and "all good" in commands[1]
+    assert story.count(("session/request_permission", "")) == 5
+    assert [entry[1] for entry in story if entry[0] == "plan"][-1] == ["completed"] * 3
+    assert story[-1] == ("usage", 120, 32768)
+    for wire in wires:
+        assert runs[wire][0] == story
+        assert runs[wire][1] == files
+        assert len(runs[wire][2].asked) == len(STEPS)
+        assert "Spell everything right." in str(runs[wire][2].asked[0].body)
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    return _project(tmp_path / "work")
+
+
+async def _run_turn(endpoint: ScriptedEndpoint, home: Path, work: Path, **handlers: Any) -> tuple[Editor, str, str]:
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, home)) as editor:
+        editor.handlers |= handlers
+        await editor.initialize()
+        session = await editor.new(work)
+        return editor, session, await editor.prompt(session, "go")
+
+
+async def test_rejected_call_fails_and_changes_nothing(tmp_path: Path, work: Path):
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
+    deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
+    editor, session, stopped = await _run_turn(endpoint, tmp_path, work, **deny)
+    assert stopped == "end_turn" and editor.text(session) == "So be it."
+    assert (work / "notes.md").read_text() == "The shpo sells.\n"
+    assert [update["status"] for update in editor.updates(session, "tool_call_update") if "status" in update] == [
+        "failed"
+    ]
+
+
+@pytest.mark.parametrize("response", [None, {}, {"outcome": {"outcome": "selected", "optionId": "yes!"}}, "error"])
+async def test_invalid_permission_response_counts_as_rejection(response: Any, tmp_path: Path, work: Path):
+    def respond(params: Any) -> Any:
+        if response == "error":
+            raise RuntimeError("no window")
+        return response
+
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
+    _, _, stopped = await _run_turn(endpoint, tmp_path, work, **{"session/request_permission": respond})
+    assert stopped == "end_turn"
+    assert (work / "notes.md").read_text() == "The shpo sells.\n"
+
+
+async def test_always_allow_is_saved_for_the_project(tmp_path: Path, work: Path):
+    edit = Say(calls=(_edit("notes.md", "sells", "sells."),))
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, edit, Say("Done.")), tmp_path, work, **always)
+    assert len(editor.requests("session/request_permission")) == 1
+    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, Say("Done.")), tmp_path, work)
+    assert not editor.requests("session/request_permission")
+
+
+async def test_always_allow_of_unvetted_command_ends_with_the_session(tmp_path: Path, work: Path):
+    check = Say(calls=(Call("bash", {"command": CHECK}),))
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    editor, _, _ = await _run_turn(ScriptedEndpoint(check, check, Say("Done.")), tmp_path, work, **always)
+    (request,) = editor.requests("session/request_permission")
+    assert request["options"][1]["name"] == "Always allow exactly this command, in this session"
+    editor, _, _ = await _run_turn(ScriptedEndpoint(check, Say("Done.")), tmp_path, work)
+    assert len(editor.requests("session/request_permission")) == 1
+
+
+async def test_always_allow_of_vetted_command_is_saved_for_the_project(tmp_path: Path, work: Path):
+    always = {"session/request_permission": lambda params: allow(params, "allow_always")}
+    list_all, list_one = (Say(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
+    editor, _, _ = await _run_turn(ScriptedEndpoint(list_all, list_one, Say("Done.")), tmp_path, work, **always)
+    assert len(editor.requests("session/request_permission")) == 1
+    editor, _, _ = await _run_turn(ScriptedEndpoint(list_one, Say("Done.")), tmp_path, work)
+    assert not editor.requests("session/request_permission")
+
+
+@pytest.mark.parametrize(
+    ("subject", "command"),
+    [
+        ("touch *", "touch owned"),
+        ("=touch owned", "touch owned"),
+        ("cat *", "cat /dev/null"),
+        ("git *", "git --version"),
+    ],
+)
+async def test_broad_grants_of_earlier_versions_are_ignored(subject: str, command: str, tmp_path: Path, work: Path):
+    Preferences(tmp_path / "data").grant(str(work), "bash", subject, allowed=True)
+    deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
+    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": command}),)), Say("Done."))
+    editor, _, _ = await _run_turn(endpoint, tmp_path, work, **deny)
+    assert len(editor.requests("session/request_permission")) == 1
+    assert not (work / "owned").exists()
+
+
+async def test_client_file_error_fails_the_call_but_not_the_turn(tmp_path: Path, work: Path):
+    def refuse(params: Any) -> Any:
+        raise RuntimeError("not this file")
+
+    endpoint = ScriptedEndpoint(Say(calls=(Call("read_file", {"path": "notes.md"}),)), Say("A pity."))
+    editor, session, stopped = await _run_turn(endpoint, tmp_path, work, **{"fs/read_text_file": refuse})
+    assert stopped == "end_turn" and editor.text(session) == "A pity."
+    assert "not this file" in str(endpoint.asked[1].body["messages"])
+
+
+async def test_cancel_closes_the_stream_and_the_session_continues(tmp_path: Path, work: Path):
+    endpoint = ScriptedEndpoint(Say("It begins", hold_after=3), Say("Again."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
+        await editor.until(lambda: editor.text(session) == "It begins")
+        editor.notify("session/cancel", sessionId=session)
+        assert (await waiting)["result"] == {"stopReason": "cancelled"}
+        await endpoint.hung_up.wait()
+        assert await editor.prompt(session, "once more") == "end_turn"
+        assert "It begins" in str(endpoint.asked[1].body["messages"])
+
+
+async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("Again."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        held_request = editor.hold("session/request_permission")
+        session = await editor.new(work)
+        _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
+        request_id = await held_request
+        editor.notify("session/cancel", sessionId=session)
+        assert (await waiting)["result"] == {"stopReason": "cancelled"}
+        assert await editor.until(lambda: editor.requests("$/cancel_request")) == [{"requestId": request_id}]
+        assert await editor.prompt(session, "once more") == "end_turn"
+
+
+async def test_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
+    def respond(request: Asked) -> Say:
+        return Say("A" * 300 if "say A" in str(request.conversation) else "B" * 300)
+
+    endpoint = ScriptedEndpoint(respond)
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        first, second = await editor.new(work), await editor.new(work)
+        await asyncio.gather(editor.prompt(first, "say A"), editor.prompt(second, "say B"))
+        assert (editor.text(first), editor.text(second)) == ("A" * 300, "B" * 300)
+
+
+async def test_endpoint_error_fails_the_prompt_and_the_session_continues(tmp_path: Path, work: Path):
+    refused = Refuse(401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
+    endpoint = ScriptedEndpoint(refused, Say("Better."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        with pytest.raises(ErrorResponse, match="rejected the API key") as failed:
+            await editor.prompt(session, "go")
+        assert failed.value.error["data"] == {"kind": "auth"}
+        editor.received.clear()
+        assert await editor.prompt(session, "go on") == "end_turn"
+        assert editor.text(session) == "Better."
+
+
+async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
+    models = {"object": "list", "data": [{"id": "scripted"}, {"id": "other"}]}
+    endpoint = ScriptedEndpoint(lambda _: Say("A model."), models=models)
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        await editor.prompt(session, "first")
+        for command, expected in {
+            "/help": "/compact",
+            "/status": "default:scripted",
+            "/model": "default:scripted",
+            "/model other": "default:other",
+            "/mode": "acceptEdits",
+            "/mode plan": "plan",
+            "/mode nonsense": "no mode",
+            "/clear": "cleared",
+        }.items():
+            editor.received.clear()
+            assert await editor.prompt(session, command) == "end_turn"
+            assert expected in editor.text(session)
+        assert len(endpoint.asked) == 1
+        await editor.prompt(session, "/usr/bin is a path")
+        assert "first" not in str(endpoint.asked[1].body["messages"])
+        await editor.prompt(session, "/init briefly")
+        prompt = str(endpoint.asked[2].body["messages"])
+        assert "AGENTS.md" in prompt and "briefly" in prompt
+
+
+async def test_compact_replaces_history_by_summary(tmp_path: Path, work: Path):
+    endpoint = ScriptedEndpoint(Say("word " * 400), Say("THE SUMMARY"), Say("Going on."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        await editor.initialize()
+        session = await editor.new(work)
+        await editor.prompt(session, "why " * 400)
+        assert await editor.prompt(session, "/compact keep the names") == "end_turn"
+        updates = editor.updates(session, "compaction_update")
+        assert [update["status"] for update in updates] == ["in_progress", "completed"]
+        assert editor.updates(session, "compaction_summary_chunk")
+        assert "keep the names" in str(endpoint.asked[1].body["messages"])
+        await editor.prompt(session, "second question")
+        prompt = str(endpoint.asked[2].body["messages"])
+        assert 0 < prompt.find("THE SUMMARY") < prompt.find("second question")
+
+
+async def test_models_are_grouped_by_endpoint_and_can_be_chosen(tmp_path: Path, work: Path):
+    first_endpoint, second_endpoint = ScriptedEndpoint(Say("From one.")), ScriptedEndpoint(Say("From the other."))
+    async with first_endpoint, second_endpoint:
+        settings = settings_for(first_endpoint.url, tmp_path)
+        second = replace(
+            settings.endpoints[0],
+            name="other",
+            base_url=settings_for(second_endpoint.url, tmp_path).endpoints[0].base_url,
+        )
+        async with agent_in_memory(replace(settings, endpoints=(*settings.endpoints, second))) as editor:
+            session = await editor.new(work)
+            options = {"configId": "model", "value": "other:scripted"}
+            changed = (await editor.request("session/set_config_option", sessionId=session, **options))["configOptions"]
+            (model,) = [option for option in changed if option["id"] == "model"]
+            assert [group["group"] for group in model["options"]] == ["default", "other"]
+            assert [option["value"] for group in model["options"] for option in group["options"]] == [
+                "default:scripted",
+                "other:scripted",
+            ]
+            await editor.prompt(session, "Who are you?")
+            assert editor.text(session) == "From the other."
+            assert not first_endpoint.asked
+
+
+async def test_prompt_with_images_links_and_files(tmp_path: Path, work: Path):
+    endpoint = ScriptedEndpoint(Say("Seen."))
+    async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
+        session = await editor.new(work)
+        blocks = [
+            {"type": "text", "text": "Look"},
+            {"type": "image", "mimeType": "image/png", "data": "aGk="},
+            {"type": "resource_link", "uri": f"file://{work}/a%20b.py", "name": "a b.py"},
+            {"type": "resource", "resource": {"uri": f"file://{work}/notes.md", "text": "The shpo"}},
+        ]
+        await editor.request("session/prompt", sessionId=session, prompt=blocks)
+        sent = str(endpoint.asked[0].body["messages"])
+        for expected in ("data:image/png;base64,aGk=", f"[a b.py]({work}/a b.py)", "The shpo", f"{work}/notes.md"):
+            assert expected in sent
+        image = {"type": "image", "mimeType": "image/png", "data": "no base64!"}
+        for bad in (
+            [image],
+            [],
+            [{"type": "text", "text": " "}],
+            [{"type": "audio", "mimeType": "audio/wav", "data": "aGk="}],
+        ):
+            _, waiting = editor.start("session/prompt", sessionId=session, prompt=bad)
+            assert (await waiting)["error"]["code"] == -32602

@@ -1,0 +1,98 @@
+"""A lifecycle manager in front of fake nodes, over real sockets."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import aiohttp
+import pytest
+
+from cortex.fake_node import FakeNode
+from cortex.running_gateway import eventually
+from helexa.core.catalogue import Catalogue
+from helexa.core.errors import ApiError
+from helexa.cortex.config import CortexConfig
+from helexa.cortex.fleet.fleet import Fleet
+from helexa.cortex.fleet.node_client import NodeClient
+from helexa.cortex.fleet.poller import Poller
+from helexa.cortex.lifecycle.lifecycle import Lifecycle
+from helexa.cortex.routing.router import Warm
+
+SIZES = {"A": 6000, "B": 7000, "C": 3000, "Pinned": 6000}
+MODELS: list[dict[str, Any]] = [{"id": model, "vram_mb": size} for model, size in SIZES.items()]
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A request that waits for its model."""
+
+    priority: int = 0
+    enqueued: float = field(default_factory=monotonic)
+
+
+@dataclass
+class Stage:
+    """A running lifecycle manager, and the loads and evictions that it reported as (model, node)."""
+
+    fleet: Fleet
+    lifecycle: Lifecycle
+    loaded: list[tuple[str, str]]
+    evicted: list[tuple[str, str]]
+
+    def ask(self, model: str) -> asyncio.Task[Warm]:
+        return asyncio.create_task(self.lifecycle.serve(model, Waiter()))
+
+    def holds(self, node: str) -> set[str]:
+        return set(self.fleet.node(node).models)
+
+    async def refused(self, model: str) -> ApiError:
+        with pytest.raises(ApiError) as caught:
+            async with asyncio.timeout(20):
+                await self.ask(model)
+        return caught.value
+
+    def settled(self) -> bool:
+        view = self.fleet.view()
+        return not view.loading and not view.draining and self.lifecycle.progress("A") is None
+
+
+@asynccontextmanager
+async def stage(
+    *nodes: FakeNode,
+    models: list[dict[str, Any]] = MODELS,
+    gateway: Any = None,
+    poll_secs: float = 0.05,
+    **eviction: Any,
+) -> AsyncIterator[Stage]:
+    config = CortexConfig.model_validate(
+        {
+            "neurons": [{"name": node.name, "endpoint": node.url} for node in nodes],
+            "eviction": {"min_residency_secs": 0, "swap_wait_secs": 0} | eviction,
+            "gateway": gateway or {},
+        }
+    )
+    loaded: list[tuple[str, str]] = []
+    evicted: list[tuple[str, str]] = []
+    async with aiohttp.ClientSession() as session:
+        fleet, client = Fleet(config.neurons), NodeClient(session)
+        lifecycle = Lifecycle(
+            fleet,
+            client,
+            config,
+            Catalogue.model_validate({"models": models}),
+            loaded=lambda model, node: loaded.append((model, node)),
+            evicted=lambda model, node: evicted.append((model, node)),
+        )
+        running = [asyncio.create_task(Poller(fleet, client, poll_secs).run()), asyncio.create_task(lifecycle.run())]
+        await eventually(lambda: all(node.healthy and node.read_at for node in fleet.view().nodes))
+        try:
+            yield Stage(fleet, lifecycle, loaded, evicted)
+        finally:
+            await lifecycle.close()
+            for task in running:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task

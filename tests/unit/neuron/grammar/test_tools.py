@@ -1,0 +1,304 @@
+"""Tool calls that a grammar accepts can be parsed in the model family's format, and match the tool's schema."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from helexa.core.errors import ApiError
+from helexa.neuron.grammar import for_schema, for_tools
+from helexa.neuron.grammar.tools import MAX_CALLS
+from helexa.neuron.parsers.formats.choice import FAMILIES
+from neuron.grammar.random_walks import accepts, byte_level, walk
+from neuron.grammar.schemas import Schema, tool_schemas
+from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser
+from nightly import cases
+
+WALKS = cases(40, 1000, "HELEXA_TEST_SCHEMAS")
+
+PLAN: Schema = {
+    "type": "object",
+    "properties": {
+        "steps": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"text": {"type": "string"}}, "additionalProperties": False},
+        },
+        "kind": {"enum": ["a", "7", 7, None]},
+        "count": {"type": ["integer", "null"]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "size": {"$ref": "#/$defs/size"},
+        "any": {},
+        "map": {"type": "object"},
+    },
+    "required": ["steps", "kind"],
+    "$defs": {"size": {"enum": ["s", "m"]}},
+}
+OFFERED = {**TOOLS, "plan": PLAN}
+
+SPELLED = [name for name in FAMILIES if name != "harmony"]  # its markers are tokens in any vocabulary
+CASES = [(name, True) for name in FAMILIES] + [(name, False) for name in SPELLED]
+
+
+def vocabulary(family: str, tokens: bool, special: bool = True):
+    return byte_level(sorted(FAMILIES[family].markers) if tokens else [], special=special)
+
+
+def check(family: str, tools: dict[str, Schema], text: str, *, only_calls: bool) -> list[str]:
+    """Assert that all calls in a text are complete and valid; return their names."""
+    names: list[str] = []
+    for kind, *fields in parse_pieces(parser(family, tools), [text]):
+        if kind != "call":
+            assert not only_calls or kind == "thought", (kind, fields, text)
+            continue
+        name, arguments = fields
+        jsonschema.Draft202012Validator(tools[name]).validate(json.loads(arguments))
+        names.append(name)
+    return names
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_in_random_texts_are_valid(family: str, tokens: bool, parallel: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, OFFERED, "required", parallel, token_id=known.token_id)
+    called: set[str] = set()
+    most = 0
+    for seed in range(2 * WALKS):
+        if seed >= WALKS // 2 and called == OFFERED.keys():
+            break
+        text, complete = walk(known, grammar, random.Random(seed), 600)
+        if complete:
+            names = check(family, OFFERED, text, only_calls=True)
+            assert names
+            called.update(names)
+            most = max(most, len(names))
+    assert called == OFFERED.keys()
+    assert (most > 1) == (parallel and family != "harmony")
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+def test_optional_calls_in_random_texts_are_valid(family: str, tokens: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, OFFERED, "auto", True, strict=["get_weather"], token_id=known.token_id)
+    calls = texts = 0
+    for seed in range(WALKS):
+        text, complete = walk(known, grammar, random.Random(seed), 400)
+        if complete:
+            names = check(family, OFFERED, text, only_calls=False)
+            calls += len(names)
+            texts += not names
+    assert texts
+    assert calls or not tokens  # random characters hardly ever spell a marker
+
+
+@settings(max_examples=WALKS)
+@given(st.sampled_from(CASES), tool_schemas(), st.booleans(), st.integers(0, 2**32))
+def test_any_tool_can_be_called(case: tuple[str, bool], schema: Schema, strict: bool, seed: int):
+    family, tokens = case
+    known = vocabulary(family, tokens, special=bool(seed % 2) or family == "harmony")
+    tools = {"get_it": schema}
+    try:
+        strictly = ["get_it"] if strict else []
+        grammar = for_tools(family, tools, "get_it", False, strict=strictly, token_id=known.token_id)
+    except ApiError as error:
+        assert error.code == "unsupported_schema"
+        assert strict or "cannot be written" in str(error)
+        assert family == "pythonic"
+        return
+    text, complete = walk(known, grammar, random.Random(seed), 400)
+    if complete:
+        assert check(family, tools, text, only_calls=True) == ["get_it"]
+
+
+ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
+WRITTEN = {
+    "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
+    "hermes_strict": '<tool_call>\n{"name": "get_weather", "arguments": ' + ARGUMENTS + "}\n</tool_call>",
+    "qwen_xml": "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+    "</parameter>\n<parameter=metric>\ntrue\n</parameter>\n</function>\n</tool_call>",
+    "llama3_json": '{"name": "get_weather", "parameters": ' + ARGUMENTS + "}",
+    "pythonic": '[get_weather(city="Paris", days=3, metric=true)]',
+    "mistral": '[TOOL_CALLS][{"name": "get_weather", "arguments": ' + ARGUMENTS + "}]",
+    "mistral-11": "[TOOL_CALLS]get_weather[ARGS]" + ARGUMENTS,
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    + ARGUMENTS
+    + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    + ARGUMENTS
+    + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "harmony": "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+    "to=functions.get_weather <|constrain|>json<|message|>" + ARGUMENTS,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_written_like_chat_templates_are_accepted(name: str):
+    family, text = name.partition("-")[0], WRITTEN[name]
+    known = byte_level(sorted(FAMILIES[family].markers))
+
+    def grammar(choice: str) -> str:
+        return for_tools(family, TOOLS, choice, False, strict=["get_weather"], token_id=known.token_id)
+
+    assert check(family, TOOLS, text, only_calls=True) == ["get_weather"]
+    assert accepts(grammar("required"), text, known)
+    assert accepts(grammar("get_weather"), text, known)
+    assert accepts(grammar("auto"), text, known)
+    assert not accepts(grammar("ping"), text, known)
+    assert not accepts(grammar("auto"), text.replace("days", "hours"), known)
+    assert not accepts(grammar("required"), text + "\n" + text, known)
+
+
+@pytest.mark.parametrize(("family", "tokens"), CASES)
+def test_text_without_calls_is_unconstrained(family: str, tokens: bool):
+    known = vocabulary(family, tokens)
+    grammar = for_tools(family, TOOLS, "auto", True, strict=["ping"], token_id=known.token_id)
+    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+    assert accepts(grammar, lead + "In <div>s, f(x) = [1] {a} 世界\n", known)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_schema_message_or_call_is_accepted(name: str, tokens: bool):
+    family, text = name.partition("-")[0], WRITTEN[name]
+    known = vocabulary(family, tokens or name in ("harmony", "mistral-11"))
+    form = for_schema({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]})
+    grammar = for_tools(family, TOOLS, "auto", True, token_id=known.token_id, message=form)
+    lead = "<|channel|>final<|message|>" if family == "harmony" else ""
+    assert accepts(grammar, text, known)
+    assert accepts(grammar, lead + '{"n":3}', known)
+    assert not accepts(grammar, lead + '{"n":"3"}', known)
+    assert not accepts(grammar, lead + "Three.", known)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_resolve_wherever_the_schema_is_embedded(family: str):
+    known = vocabulary(family, True)
+    schema = {
+        "properties": {"x": {"$ref": "#/$defs/tree"}, "y": {"$ref": "#/properties/z"}, "z": {"type": "integer"}},
+        "required": ["x", "y"],
+        "$defs": {"tree": {"properties": {"next": {"$ref": "#/$defs/tree"}}, "additionalProperties": False}},
+    }
+    if family == "pythonic":  # its grammars contain the parameter's schema and the definitions only
+        schema["properties"]["y"] = {"type": "integer"}
+    tools = {"plan": schema | {"type": "object"}}
+    grammar = for_tools(family, tools, "required", False, strict=["plan"], token_id=known.token_id)
+    completed = 0
+    for seed in range(20):
+        text, complete = walk(known, grammar, random.Random(seed), 600)
+        if complete:
+            completed += 1
+            assert check(family, tools, text, only_calls=True) == ["plan"]
+    assert completed
+
+
+def test_values_may_look_like_markup():
+    grammar = for_tools("qwen_xml", TOOLS, "write_file", False)
+    call = "<tool_call>\n<function=write_file>\n<parameter=content>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call % "<p>a</p>\n</div>\n\n")
+    assert not accepts(grammar, call % "a</parameter>")
+    assert not accepts(grammar, call % "</function>")
+    assert not accepts(grammar, call % "a</tool_call>")
+
+
+@pytest.mark.parametrize("defined", [{"type": "string"}, {"enum": ["a", "7"]}, {"const": "7"}])
+def test_referenced_string_is_written_without_quotes(defined: Schema):
+    schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "required": ["x"], "$defs": {"text": defined}}
+    grammar = for_tools("qwen_xml", {"plan": schema}, "required", False, strict=["plan"])
+    call = "<tool_call>\n<function=plan>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call)
+    assert parse_pieces(parser("qwen_xml", {"plan": schema}), [call]) == [("call", "plan", '{"x": "7"}')]
+
+
+def test_nested_parameters_use_tags_unless_recursive():
+    tree = {"type": "object", "properties": {"next": {"$ref": "#/$defs/tree"}}}
+    step = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    for definition, tagged in ((step, True), (tree, False)):
+        schema = {"properties": {"x": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": definition}}
+        grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+        value = '{"text": "%s"}' if tagged else '{"next": {}%s}'
+        call = "<tool_call>\n<function=plan>\n<parameter=x>\n" + value + "\n</parameter>\n</function>\n</tool_call>"
+        assert accepts(grammar, call % "") == tagged
+        assert not accepts(grammar, call % "a</parameter>")
+        json_call = '<tool_call>\n{"name": "plan", "arguments": {"x": ' + value % "" + "}}\n</tool_call>"
+        assert accepts(grammar, json_call) != tagged
+
+
+def test_long_reference_chains_are_resolved_quickly():
+    links = {f"a{index}": {"anyOf": [{"$ref": f"#/$defs/a{index + 1}"}] * 2} for index in range(5000)}
+    schema = {"properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": links}
+    assert "tool_0" in for_tools("qwen_xml", {"plan": schema}, "required", False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "odd", [{"type": [[]]}, {"anyOf": 1}, {"enum": 1}, {"type": 1}, False, 1, {"anyOf": [1]}, {"$ref": 1}]
+)
+def test_malformed_schemas_are_left_to_the_check(family: str, odd: Any):
+    for schema in ({"properties": {"x": odd}}, {"properties": odd}, {"required": odd}, {"$defs": odd}):
+        assert "grammars" in for_tools(family, {"plan": schema}, "required", True)
+
+
+def test_options_that_tags_cannot_contain_are_not_offered():
+    schema = {"properties": {"x": {"enum": ["a</parameter>b", "plain", "7"]}, "y": {"enum": ["7", 7]}}}
+    grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+    call = "<tool_call>\n<function=plan>\n<parameter=x>\n%s\n</parameter>\n</function>\n</tool_call>"
+    assert accepts(grammar, call % "plain")
+    assert accepts(grammar, call % "7")
+    assert not accepts(grammar, call % "a</parameter>b")
+
+
+@pytest.mark.parametrize("keywords", [{"anyOf": [{"required": ["x"]}, {"required": ["y"]}]}, {"required": ["x", "z"]}])
+def test_schema_with_more_than_properties_is_written_as_json(keywords: Schema):
+    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}} | keywords
+    grammar = for_tools("qwen_xml", {"plan": schema}, "required", False)
+    tagged = "<tool_call>\n<function=plan>\n<parameter=x>\na\n</parameter>\n</function>\n</tool_call>"
+    assert not accepts(grammar, tagged)
+    assert accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {"x": "a", "z": 1}}\n</tool_call>')
+    assert not accepts(grammar, '<tool_call>\n{"name": "plan", "arguments": {}}\n</tool_call>')
+
+
+def test_undeclared_parameters_are_rejected():
+    call = '<tool_call>\n{"name": "plan", "arguments": {"x": 1, "z": 1}}\n</tool_call>'
+    schema = {"type": "object", "properties": {"x": {}}}
+    assert not accepts(for_tools("hermes", {"plan": schema}, "required", False), call)
+    assert accepts(for_tools("hermes", {"plan": schema | {"additionalProperties": True}}, "required", False), call)
+
+
+def test_number_of_calls_is_limited():
+    grammar = for_tools("hermes", TOOLS, "required", True)
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    assert accepts(grammar, "\n".join([call] * MAX_CALLS))
+    assert not accepts(grammar, "\n".join([call] * (MAX_CALLS + 1)))
+
+
+def test_tool_without_a_schema_takes_no_arguments():
+    for schema in ({}, {"type": "object", "properties": {}}):
+        grammar = for_tools("hermes", {"ping": schema}, "required", False)
+        assert accepts(grammar, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')
+
+
+@pytest.mark.parametrize(
+    ("family", "tools", "choice", "code", "message"),
+    [
+        ("hermes", TOOLS, "rm", "invalid_grammar", "no tool 'rm'"),
+        ("hermes", {}, "required", "invalid_grammar", "there are no tools"),
+        ("hermes", {'a"b': {}}, "required", "invalid_grammar", "cannot be the name"),
+        ("hermes", {"a": []}, "required", "invalid_schema", "tool 'a' must be an object"),
+        ("pythonic", {"a": {"anyOf": []}}, "required", "unsupported_schema", "tool 'a'"),
+        (
+            "pythonic",
+            {"a": {"properties": {"b c": {}}, "required": ["b c"]}},
+            "required",
+            "unsupported_schema",
+            "parameter 'b c' cannot be written",
+        ),
+    ],
+)
+def test_invalid_tools_are_rejected(family: str, tools: dict[str, Any], choice: str, code: str, message: str):
+    with pytest.raises(ApiError, match=message) as error:
+        for_tools(family, tools, choice, False, strict=list(tools))
+    assert (error.value.status, error.value.code) == (400, code)

@@ -1,0 +1,428 @@
+"""Tests that every implementation of `Ops` must pass; expected values are computed in float64.
+
+To test a new implementation, subclass `Conformance` and define the fixture `ops`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.engine.execution.step_buffers import StepBuffers
+from helexa.neuron.engine.execution.step_builder import build_step
+from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.ops import sampling
+from helexa.neuron.ops.attention_kind import AttentionKind
+from helexa.neuron.ops.batch import Batch, Bucket, Capacity
+from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
+from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.norm import HeadNorms
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.reference.reference import GATES
+from helexa.neuron.weights.formats import Weight
+from helexa.neuron.weights.quantization.quant_form import FORMS
+from helexa.neuron.weights.quantization.quantize import quantize
+from neuron.ops import float64, paging, random_weights
+from neuron.tensor_memory import tensor_bytes
+
+CAPACITY = Capacity(rows=128, sequences=4, pages_per_sequence=4)
+EPS = 1e-5
+
+
+@dataclass
+class History:
+    """A sequence in the cache: its pages, and its keys and values so far, each [L, kv_heads, D]."""
+
+    pages: list[int]
+    keys: Tensor
+    values: Tensor
+
+
+class CacheConformance:
+    """Tests of the operations on the KV cache.
+
+    Attributes:
+        tolerance: Allowed error of a result, relative to the largest expected value.
+        cache_tolerance: Allowed error of attention, which reads K and V as the cache rounds them.
+    """
+
+    tolerance = 1e-5
+    cache_tolerance = 1e-5
+
+    @pytest.fixture(autouse=True)
+    def _seeded(self) -> None:
+        torch.manual_seed(0)
+
+    @pytest.fixture
+    def ops(self) -> Ops:
+        raise NotImplementedError
+
+    def near(self, actual: Tensor, expected: Tensor, tolerance: float | None = None) -> None:
+        largest = float(expected.abs().max()) if expected.numel() else 0.0
+        atol = (tolerance or self.tolerance) * largest
+        torch.testing.assert_close(actual.double(), expected.double(), rtol=0, atol=atol)
+
+    @pytest.mark.parametrize("rotated", [64, 32])
+    @pytest.mark.parametrize(
+        "kind", [AttentionKind(0.125), AttentionKind(0.2, window=40, sinks=torch.linspace(-3, 3, 4))]
+    )
+    def test_rotate_store_and_attend(self, ops: Ops, kind: AttentionKind, rotated: int) -> None:
+        """Process two prompts in two chunks each, then single tokens, in one cache."""
+        heads, kv_heads, dim = 4, 2, 64
+        cache = ops.new_cache(kv_heads, 8, dim)
+        norms = HeadNorms(torch.rand(dim) + 0.5, torch.rand(dim) + 0.5, EPS)
+        frequencies, none = 100.0 ** -torch.linspace(0, 1, rotated // 2), torch.empty(0, kv_heads, dim)
+        sequences = {n: History(pages, none, none) for n, pages in ((1, [5, 2]), (2, [0, 1, 7]))}
+        for counts in ({1: 40, 2: 3}, {1: 1, 2: 66}, {1: 1, 2: 1}, {1: 30, 2: 1}):
+            plan = [paging.entry(n, len(sequences[n].keys), count, sequences[n].pages) for n, count in counts.items()]
+            batch = paging.batch_of(plan, CAPACITY)
+            qkv = torch.randn(len(batch.tokens), heads + 2 * kv_heads, dim)
+
+            def forward(batch: Batch, qkv: Tensor = qkv) -> Tensor:
+                rope = ops.rope_tables(batch.positions, frequencies)
+                queries = ops.rotate_store(qkv.clone(), heads, rope, cache, batch.slots, norms)
+                return ops.attend(queries, cache, batch, kind)
+
+            out = ops.run(forward, batch, capture=False)
+            angles = batch.positions[:, None].double() * frequencies
+            queries = _rotated(_normalized(qkv[:, :heads], norms.query), angles)
+            keys = _rotated(_normalized(qkv[:, heads:-kv_heads], norms.key), angles)
+            for n, sequence in sequences.items():
+                rows = batch.tokens == n
+                sequence.keys = torch.cat((sequence.keys, keys[rows]))
+                sequence.values = torch.cat((sequence.values, qkv[rows, -kv_heads:]))
+                for row in rows.nonzero().flatten().tolist():
+                    length = int(batch.positions[row]) + 1
+                    expected, _ = float64.attention(
+                        queries[row], sequence.keys[:length], sequence.values[:length], kind
+                    )
+                    self.near(out[row], expected, self.cache_tolerance)
+
+    def test_attend_treats_equal_heads_alike(self, ops: Ops) -> None:
+        cache, batch = ops.new_cache(1, 4, 64), paging.batch_of([paging.entry(0, 0, 20, [2])], CAPACITY)
+        no_rotation = torch.ones(20, 32), torch.zeros(20, 32)
+        qkv = torch.randn(20, 3, 64)[:, [0, 0, 1, 2]]
+
+        def forward(batch: Batch) -> Tensor:
+            queries = ops.rotate_store(qkv.clone(), 2, no_rotation, cache, batch.slots)
+            return ops.attend(queries, cache, batch, AttentionKind(0.125))
+
+        out = ops.run(forward, batch, capture=False)
+        assert torch.equal(out[:, 0], out[:, 1])
+
+    @pytest.mark.parametrize("kv_heads", [1, 3])
+    def test_page_bytes_equal_size_of_a_new_cache(self, ops: Ops, kv_heads: int) -> None:
+        cache = ops.new_cache(kv_heads, 5, 64)
+        assert cache.nbytes == 5 * ops.page_bytes(kv_heads, 64)
+        assert ops.page_bytes(kv_heads, 64) >= 2 * kv_heads * 64 * PAGE_SIZE * ops.kv_bits // 8
+        assert not cache.any()
+
+    def test_new_cache_stores_pages_separately(self, ops: Ops) -> None:
+        cache = ops.new_cache(2, 3, 64)
+        no_rotation, previous = (torch.ones(64, 32), torch.zeros(64, 32)), cache.clone()
+        for page in range(3):
+            slots = page * PAGE_SIZE + torch.arange(64, dtype=torch.int32)
+            ops.rotate_store(torch.randn(64, 4, 64), 0, no_rotation, cache, slots)
+            assert (cache != previous).sum() > 0.9 * cache.numel() / 3 - 64
+            previous = cache.clone()
+
+
+class Conformance(CacheConformance):
+    """Tests of all operations; the tests of an operation are named `test_<operation>...`."""
+
+    @pytest.mark.parametrize("operation", sorted(Ops.__abstractmethods__))
+    def test_each_operation_is_abstract_defined_and_tested(self, ops: Ops, operation: str) -> None:
+        partial = type("Partial", (type(ops),), {operation: getattr(Ops, operation)})
+        with pytest.raises(TypeError, match=f"abstract.*{operation}"):
+            partial()
+        assert operation in vars(type(ops)), "the operation is inherited"
+        assert any(name.startswith(f"test_{operation}") for name in dir(Conformance))
+
+    def test_store_misses_a_matrix_that_was_not_saved(
+        self, ops: Ops, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HELEXA_CACHE", str(tmp_path / "cache"))
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "model.safetensors").write_bytes(b"weights")
+        store = ops.store(model, "q8_0")
+        assert store is None or store.get("weight", (32, 64)) is None
+
+    @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", random_weights.PLAIN])
+    def test_matrix_embedding_is_exact(self, ops: Ops, name: str) -> None:
+        weight = random_weights.make(name, 48, 256)
+        rows = ops.embedding(ops.matrix(weight), torch.arange(48, dtype=torch.int32))
+        self.near(rows, random_weights.plain(weight))
+
+    @pytest.mark.parametrize("form", ["q8_0", "q4k"])
+    def test_matrix_is_quantized_to_the_given_form(self, ops: Ops, form: str) -> None:
+        weight, x = torch.randn(48, 256), torch.randn(3, 256)
+        out = ops.linear([ops.matrix(weight, FORMS[form])], None)(x)
+        self.near(out, x.double() @ weight.double().T, 0.1)
+
+    @pytest.mark.parametrize("rows", [45, 48])
+    @pytest.mark.parametrize("name", random_weights.ALL)
+    def test_matrix_bytes_equal_size_of_matrix(self, ops: Ops, name: str, rows: int) -> None:
+        weight = random_weights.make(name, rows, 256)
+        assert ops.matrix(weight).nbytes == ops.matrix_bytes(_on_meta(weight))
+
+    @pytest.mark.parametrize("form", FORMS)
+    def test_matrix_bytes_equal_size_of_quantized_matrix(self, ops: Ops, form: str) -> None:
+        weight = torch.randn(48, 256)
+        quantized = quantize(_on_meta(weight), FORMS[form])
+        assert ops.matrix(weight, FORMS[form]).nbytes == ops.matrix_bytes(quantized)
+
+    @pytest.mark.parametrize(
+        "names", [("Q4_1",), ("Q8_0", "Q8_0"), ("bfloat16",), ("bfloat16",) * 3, ("Q6_K", "bfloat16")]
+    )
+    def test_product_bytes_equal_memory_of_a_product(self, ops: Ops, names: tuple[str, ...]) -> None:
+        weights = [random_weights.make(name, 48, 256) for name in names]
+        product = ops.linear([ops.matrix(weight) for weight in weights], None)
+        assert _unshared_bytes(ops, product) == _product_bytes(ops, weights)
+
+    @pytest.mark.parametrize("name", ["Q4_K", "bfloat16"])
+    def test_product_bytes_equal_memory_of_a_mixture(self, ops: Ops, name: str) -> None:
+        shapes = (64, 256), (64, 256), (256, 256)
+        weights = [[random_weights.make(name, *shape) for shape in shapes] for _ in range(4)]
+        experts = [Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down)) for gate, up, down in weights]
+        mixture = ops.mixture(experts, Routing(2, "shares"))
+        gate_ups, downs = [weight for expert in weights for weight in expert[:2]], [expert[2] for expert in weights]
+        expected = _product_bytes(ops, gate_ups) + _product_bytes(ops, downs)
+        assert _unshared_bytes(ops, mixture) == pytest.approx(
+            expected, rel=0.01
+        )  # tables of addresses take a little more
+
+    @pytest.mark.parametrize("gate", [None, *GATES])
+    @pytest.mark.parametrize("names", [("Q4_0",), ("Q8_0", "Q8_0"), ("bfloat16", "bfloat16"), ("Q4_1", "bfloat16")])
+    def test_linear(self, ops: Ops, names: tuple[str, ...], gate: str | None) -> None:
+        weights = [random_weights.make(name, 48, 64) for name in names]
+        bias, x = torch.randn(48 * len(names)), torch.randn(5, 128 if gate else 64)
+        step_bytes = ops.step_bytes
+        out = ops.linear([ops.matrix(weight) for weight in weights], bias, gate)(x.clone())
+        assert ops.step_bytes > step_bytes
+        first, second = x.double().chunk(2, -1)
+        inside = GATES[gate](first) * second if gate else x.double()
+        self.near(out, inside @ torch.cat([random_weights.plain(weight) for weight in weights]).T + bias)
+
+    @pytest.mark.parametrize("name", ["Q4_0", random_weights.PLAIN])
+    def test_embedding(self, ops: Ops, name: str) -> None:
+        weight, tokens = random_weights.make(name, 48, 64), torch.tensor([3, 0, 3, 47], dtype=torch.int32)
+        out = ops.embedding(ops.matrix(weight), tokens, 2.5)
+        assert out.dtype == torch.float32
+        self.near(out, random_weights.plain(weight)[tokens] * 2.5)
+
+    def test_rms_norm_adds_in_place(self, ops: Ops) -> None:
+        weight, hidden, delta = torch.randn(64), torch.randn(3, 64) * 10, torch.randn(3, 64)
+        norm, residual = ops.rms_norm(weight, EPS), hidden.clone()
+        self.near(norm(residual, delta), _normalized(hidden + delta, weight))
+        assert torch.equal(residual, hidden + delta)
+        self.near(norm(residual), _normalized(residual, weight))
+
+    def test_rope_tables(self, ops: Ops) -> None:
+        positions = torch.tensor([0, 1, 63, 4095], dtype=torch.int32)
+        frequencies = 10000.0 ** -torch.linspace(0, 1, 16)
+        angles = (positions[:, None].float() * frequencies).double()
+        cos, sin = ops.rope_tables(positions, frequencies, 1.25)
+        self.near(cos, angles.cos() * 1.25)
+        self.near(sin, angles.sin() * 1.25)
+
+    def test_partials_bytes_grow_with_sequences(self, ops: Ops) -> None:
+        assert 0 <= ops.partials_bytes(1, 8, 2, 64) <= ops.partials_bytes(8, 8, 2, 64)
+
+    @pytest.mark.parametrize("clamp", [None, Clamp(1.702, 0.5)], ids=str)
+    @pytest.mark.parametrize("alike", [True, False])
+    @pytest.mark.parametrize("weights", ["shares", "normalised", "scores"])
+    def test_mixture(self, ops: Ops, weights: str, alike: bool, clamp: Clamp | None) -> None:
+        """Test experts that all have one format, and experts of mixed formats, for which no fused kernel exists."""
+        routing = Routing(2, weights)  # type: ignore[arg-type]
+        names = ["Q4_0"] * 4 if alike else ["Q4_0", "Q8_0", "Q4_0", "bfloat16"]
+        weights_of_expert = [[random_weights.make(name, 64, 64) for _ in range(3)] for name in names]
+        experts = [
+            Expert([ops.matrix(gate), ops.matrix(up)], ops.matrix(down), torch.randn(128), torch.randn(64))
+            for gate, up, down in weights_of_expert
+        ]
+        x, scores = torch.randn(7, 64) / 8, torch.stack([torch.randperm(4).float() for _ in range(7)])
+        out = ops.mixture(experts, routing, clamp)(x.clone(), scores.clone())
+        expected = torch.zeros(7, 64, dtype=torch.float64)
+        for row, (chosen, shares) in enumerate(zip(*routing(scores), strict=True)):
+            for expert, share in zip(chosen.tolist(), shares.tolist(), strict=True):
+                gate, up, down = (random_weights.plain(weight) for weight in weights_of_expert[expert])
+                biases = experts[expert].gate_up_bias, experts[expert].down_bias
+                assert biases[0] is not None
+                assert biases[1] is not None
+                gate_up = torch.cat((gate, up)) @ x[row].double() + biases[0]
+                expected[row] += share * (down @ _activated(gate_up, clamp) + biases[1])
+        self.near(out, expected)
+
+    def test_delta_rule_separates_states_of_sequences(self, ops: Ops) -> None:
+        """A sequence gets equal outputs and states in one step, and in several steps next to another sequence."""
+        sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
+        weights = DeltaWeights(
+            kernel=torch.randn(4, sizes.mixed) / 2,
+            rate=torch.rand(4),
+            bias=torch.randn(4),
+            norm=torch.rand(32),
+            eps=EPS,
+        )
+        rule, widths = ops.delta_rule(sizes, weights), (sizes.mixed, sizes.values, 4, 4)
+        first, second = torch.randn(9, sum(widths)), torch.randn(9, sum(widths))
+        one_step_cache, several_steps_cache = rule.new_cache(3), rule.new_cache(3)
+        batch = paging.batch_of([_in_slot(1, 0, 9, 2)], CAPACITY)
+        expected = rule(*first.split(widths, -1), one_step_cache, batch, None)
+        outputs: list[Tensor] = []
+        for start, end in ((0, 5), (5, 6), (6, 9)):
+            plan = [_in_slot(1, start, end - start, 0), _in_slot(2, start, end - start, 1)]
+            batch = paging.batch_of(plan, CAPACITY)
+            rows = torch.empty(len(batch.tokens), sum(widths))
+            rows[batch.tokens == 1], rows[batch.tokens == 2] = first[start:end], second[start:end]
+            wanted_rows = (batch.tokens == 1).nonzero().flatten()
+            outputs.append(rule(*rows.split(widths, -1), several_steps_cache, batch, wanted_rows))
+        self.near(torch.cat(outputs), expected, 10 * self.tolerance)
+        self.near(several_steps_cache.state[0], one_step_cache.state[2], 10 * self.tolerance)
+        assert not torch.equal(several_steps_cache.state[1], one_step_cache.state[2])
+
+    def test_state_bytes_equal_size_of_a_slot(self, ops: Ops) -> None:
+        sizes = DeltaSizes(key_heads=2, heads=4, key_dim=32, value_dim=32, kernel=4)
+        weights = DeltaWeights(torch.ones(4, sizes.mixed), torch.ones(4), torch.ones(4), torch.ones(32), EPS)
+        cache = ops.delta_rule(sizes, weights).new_cache(3)
+        assert cache.conv.nbytes + cache.state.nbytes == 3 * ops.state_bytes(sizes)
+
+    def test_add_gated(self, ops: Ops) -> None:
+        out, x, gate = torch.randn(5, 64), torch.randn(5, 64), torch.linspace(-50, 50, 5)[:, None]
+        expected = out.double() + x.double() * gate.double().sigmoid()
+        self.near(ops.add_gated(out.clone(), x, gate), expected)
+
+    def test_choose_rows(self, ops: Ops) -> None:
+        x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
+        assert torch.equal(ops.choose_rows(x, rows), x[rows])
+        assert ops.choose_rows(x, rows[:0]).shape == (0, 48)
+
+    def test_choose_takes_the_largest(self, ops: Ops) -> None:
+        logits = torch.randn(4, 300)
+        logits[1, 7] = logits[1, 9] = 50.0
+        logits[2] = torch.nan
+        settings = _settings((0.0, 0, 0.5), (0.0, 0, 0.5), (0.0, 0, 0.5), (1.0, 1, 0.99))
+        expected = [int(logits[0].argmax()), 7, NON_FINITE, int(logits[3].argmax())]
+        assert ops.choose(logits.clone(), settings).tolist() == expected
+
+    def test_choose_samples_by_probability(self, ops: Ops) -> None:
+        logits = torch.tensor([0.2, 0.3, 0.5]).log().repeat(4, 1)
+        settings = _settings((1.0, 0, 0.1), (1.0, 0, 0.3), (1.0, 0, 0.6), (1.0, 2, 0.3))
+        assert ops.choose(logits, settings).tolist() == [0, 1, 2, 1]
+
+    def test_choose_masked_respects_masks(self, ops: Ops) -> None:
+        logits = torch.arange(40.0).flip(0).repeat(3, 1)
+        masks = {row: np.packbits(np.isin(np.arange(40), allowed), bitorder="little") for row, allowed in
+                 ((0, [5, 9]), (2, [39]))}  # fmt: skip
+        assert ops.choose_masked(logits, masks, _settings((0.0, 0, 0.0), (1.0, 0, 0.5))) == [5, 39]
+
+    def test_run_computes_each_batch(self, ops: Ops) -> None:
+        """A graph captured for a shape also serves other tokens of the same shape."""
+        forward = _Model(ops)
+        buffers = StepBuffers(CAPACITY, paging.CPU, ops.tabled)
+        for tokens in ((1, 2), (3, 4), (5, 6, 7), (8, 9), (1, 2)):
+            batch = buffers.load(build_step([paging.entry(token, 0, 1, [place]) for place, token in enumerate(tokens)]))
+            result = ops.run(forward, batch).clone()
+            self.near(result, forward.expected(tokens))
+            assert torch.equal(ops.run(forward, batch, capture=False), result)
+
+    def test_capture_runs_without_python(self, ops: Ops) -> None:
+        """Implementations without graph capture raise NotImplementedError."""
+        forward, bucket = _Model(ops), Bucket(2, 2)
+        buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
+        if not ops.tabled:
+            with pytest.raises(NotImplementedError):
+                ops.capture(forward, buffers.load(StepInput.blank(bucket)))
+            return
+        ops.capture(forward, buffers.load(StepInput.blank(bucket)))
+        batch = buffers.load(build_step([paging.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket]))
+        assert batch.bucket == bucket
+        self.near(ops.run(_fails, batch), forward.expected((3, 1)))
+
+    def test_forget_drops_captured_graphs(self, ops: Ops) -> None:
+        forward, bucket = _Model(ops), Bucket(2, 2)
+        buffers = StepBuffers(CAPACITY, paging.CPU, packed=True)
+        if ops.tabled:
+            ops.capture(forward, buffers.load(StepInput.blank(bucket)))
+        ops.forget()
+        with pytest.raises(AssertionError, match="not captured"):
+            ops.run(
+                _fails,
+                buffers.load(build_step([paging.entry(token, 0, 1, [token]) for token in (3, 1)], [bucket])),
+                1,
+            )
+
+
+class _Model:
+    """Embedding, norm and output head: [T] tokens -> logits [S, 48]."""
+
+    def __init__(self, ops: Ops) -> None:
+        self._weight, self._norm = random_weights.make("Q8_0", 48, 64), torch.rand(64) + 0.5
+        self._matrix = ops.matrix(self._weight)
+        self._ops, self._head = ops, ops.linear([self._matrix], None)
+        self._prepared = ops.rms_norm(self._norm, EPS)
+
+    def __call__(self, batch: Batch) -> Tensor:
+        hidden = self._ops.embedding(self._matrix, batch.tokens)
+        return self._head(self._prepared(self._ops.choose_rows(hidden, batch.sample_rows)))
+
+    def expected(self, tokens: tuple[int, ...]) -> Tensor:
+        weight = random_weights.plain(self._weight)
+        return _normalized(weight[list(tokens)], self._norm) @ weight.T
+
+
+def _fails(batch: Batch) -> Tensor:
+    raise AssertionError("not captured")
+
+
+def _in_slot(number: int, computed: int, count: int, slot: int) -> paging.PlanEntry:
+    entry = paging.entry(number, computed, count, [number])
+    entry.sequence.slot = slot
+    return entry
+
+
+def _on_meta(weight: Weight) -> Weight:
+    return weight.to("meta") if isinstance(weight, Tensor) else weight.on_meta(weight.shape[0])
+
+
+def _product_bytes(ops: Ops, weights: Sequence[Weight]) -> int:
+    """Return the bytes that `ops` predicts for the product of `weights`, packed matrices included."""
+    shapes = [_on_meta(weight) for weight in weights]
+    return ops.product_bytes(shapes).resident or sum(ops.matrix_bytes(shape) for shape in shapes)
+
+
+def _unshared_bytes(ops: Ops, operator: object) -> int:
+    """Return the bytes of the tensors that `operator` holds and `ops` does not share."""
+    counted: dict[int, object] = {}
+    tensor_bytes(vars(ops), counted)
+    return tensor_bytes(operator, counted)
+
+
+def _settings(*rows: tuple[float, int, float]) -> sampling.Settings:
+    """Settings of rows given as (temperature, top-k, random number)."""
+    return np.array([(t, k, 1.0, 0.0, u) for t, k, u in rows], np.float32).T.copy()
+
+
+def _normalized(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def _rotated(x: Tensor, angles: Tensor) -> Tensor:
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    half = angles.shape[1]
+    first, second, unrotated = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
+
+
+def _activated(gate_up: Tensor, clamp: Clamp | None) -> Tensor:
+    gate, up = gate_up.chunk(2)
+    if clamp is None:
+        return gate * gate.sigmoid() * up
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return gate * (clamp.alpha * gate).sigmoid() * (up + 1)

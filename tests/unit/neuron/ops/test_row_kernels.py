@@ -1,0 +1,201 @@
+"""Native kernels that work on single rows: norms, activations, rotation, and storing K and V in pages."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
+from helexa.neuron.ops.native.native import NativeOps
+from helexa.neuron.ops.norm import HeadNorms
+from neuron.ops import paging, random_weights
+
+EPS = 1e-5
+ULPS = 2.0**-22
+"""A few roundings of float32."""
+SHAPES = [(9, 3, 64), (4, 4, 32), (8, 1, 128), (2, 1, 96), (2, 2, 256), (14, 2, 64)]
+
+
+@pytest.mark.parametrize("width", [16, 64, 576, 1008])
+@pytest.mark.parametrize("rows", [1, 3, 700])
+def test_norm_adds_and_normalizes(native: NativeOps, rows: int, width: int) -> None:
+    weight, delta, hidden = torch.randn(width), torch.randn(rows, width), torch.randn(rows, width)
+    norm, residual = native.rms_norm(weight, EPS), hidden.clone()
+    close(norm(residual, delta), normalised(hidden + delta, weight))
+    assert torch.equal(residual, hidden + delta)
+    close(norm(residual), normalised(residual, weight))
+    assert torch.equal(residual, hidden + delta)
+
+
+def test_choose_rows_keeps_the_requested_order(native: NativeOps) -> None:
+    x, rows = torch.randn(20, 48), torch.tensor([19, 0, 7, 7], dtype=torch.int32)
+    assert torch.equal(native.choose_rows(x, rows), x[rows])
+    assert native.choose_rows(x, rows[:0]).shape == (0, 48)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 17, 1000])
+def test_argmax_returns_the_first_of_the_largest(native: NativeOps, width: int) -> None:
+    x = torch.randn(7, width)
+    x[1] = 0.0
+    x[2] = -torch.inf
+    x[3, width // 2] = x[3, -1] = 100.0
+    x[4] = torch.arange(width)
+    x[5] = torch.nan
+    x[6, width // 2] = torch.inf
+    expected = [int((row == row.max()).nonzero()[0]) if row.max().isfinite() else NON_FINITE for row in x]
+    assert native.argmax(x).tolist() == expected
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-12, 1e-4, 1e4, 1e15])
+def test_norm_is_accurate_for_tiny_and_huge_rows(native: NativeOps, scale: float) -> None:
+    weight, hidden = torch.randn(64), torch.randn(3, 64) * scale
+    close(native.rms_norm(weight, EPS)(hidden.clone()), normalised(hidden, weight))
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_silu_is_accurate_at_both_ends(native: NativeOps, rows: int) -> None:
+    gate, up = torch.randn(rows, 96) * 20, torch.randn(rows, 96)
+    gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -88.0, -1e-3, 3e38, -1e6, 1e-40, -1e-40])
+    expected = gate.double() * torch.sigmoid(gate.double()) * up.double()
+    off = (native.gate_mul(torch.cat((gate, up), 1), "silu") - expected).abs()
+    # The relative error of e^x is the absolute error of x in float32.
+    assert (off <= 1e-30 + ULPS * (1 + gate.double().abs().clamp(max=200)) * expected.abs()).all()
+
+
+def test_gelu_is_accurate_at_both_ends(native: NativeOps) -> None:
+    gate, up = torch.randn(40, 96) * 4, torch.randn(40, 96)
+    gate[0, :10] = torch.tensor([0.0, -0.0, -200.0, 200.0, -10.0, -1e-3, 3e38, -3e38, 1e-40, -1e-40])
+    out = native.gate_mul(torch.cat((gate, up), 1), "gelu_tanh")
+    twice = 2 * (2 / torch.pi) ** 0.5 * (gate.double() + 0.044715 * gate.double() ** 3)
+    expected = gate.double() * torch.sigmoid(twice) * up.double()  # (1 + tanh(x)) / 2 is the sigmoid of 2 x
+    assert ((out - expected).abs() <= 1e-30 + ULPS * (1 + twice.abs().clamp(max=100)) * expected.abs()).all()
+    as_torch_has_it = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(out, as_torch_has_it, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("name", ["Q4_0", "bfloat16"])
+def test_gated_product_applies_its_gate(native: NativeOps, name: str, gate: str) -> None:
+    matrix, x = native.matrix(random_weights.make(name, 40, 96)), torch.randn(9, 192)
+    expected = native.linear([matrix], None)(native.gate_mul(x, gate))
+    assert torch.equal(native.linear([matrix], None, gate)(x), expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25])
+def test_rope_tables_are_accurate_at_large_positions(native: NativeOps, factor: float) -> None:
+    positions = torch.tensor([0, 1, 63, 64, 4095, 32767, 131072], dtype=torch.int32)
+    frequencies = (10000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)).float()
+    angles = (positions[:, None].float() * frequencies).double()
+    cos, sin = native.rope_tables(positions, frequencies, factor)
+    torch.testing.assert_close(cos.double(), angles.cos() * factor, rtol=0, atol=2**-22)
+    torch.testing.assert_close(sin.double(), angles.sin() * factor, rtol=0, atol=2**-22)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+@pytest.mark.parametrize(("normed", "turning"), [(False, 1.0), (True, 1.0), (True, 0.25), (False, 0.65)])
+def test_queries_and_keys_are_rotated_and_stored(
+    native: NativeOps, heads: int, kv_heads: int, dim: int, normed: bool, turning: float
+) -> None:
+    rows, pages = 17, 4
+    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim) * 3, torch.randn(rows, int(dim * turning / 2))
+    norms = HeadNorms(torch.randn(dim), torch.randn(dim), EPS) if normed else None
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows].int()
+    cache = native.new_cache(kv_heads, pages, dim)
+    queries = native.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots, norms)
+    expected = qkv.double()
+    if norms is not None:
+        expected[:, :heads] = normalised(expected[:, :heads], norms.query)
+        expected[:, heads:-kv_heads] = normalised(expected[:, heads:-kv_heads], norms.key)
+    rotated_heads = rotated(expected[:, :-kv_heads], angles)
+    near_bfloat16(queries, rotated_heads[:, :heads])
+    keys, values = paging.unlaid(cache, dim, 16)
+    near_bfloat16(keys[slots], rotated_heads[:, heads:])
+    assert torch.equal(values[slots], qkv[:, -kv_heads:].bfloat16().float())
+    untouched = torch.ones(len(keys), dtype=torch.bool)
+    untouched[slots] = False
+    assert not keys[untouched].any()
+    assert not values[untouched].any()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SHAPES)
+def test_int8_cache_is_within_half_a_step_per_head(native_8: NativeOps, heads: int, kv_heads: int, dim: int) -> None:
+    rows, pages = 9, 2
+    qkv, angles = torch.randn(rows, heads + 2 * kv_heads, dim), torch.randn(rows, dim // 2)
+    qkv[1] = 0.0
+    qkv[2, :, 3] = 1e4
+    qkv[3] *= 1e-20
+    slots = torch.randperm(pages * PAGE_SIZE)[:rows].int()
+    cache = native_8.new_cache(kv_heads, pages, dim)
+    queries = native_8.rotate_store(qkv, heads, (angles.cos(), angles.sin()), cache, slots)
+    rotated_heads = rotated(qkv[:, :-kv_heads].double(), angles)
+    near_bfloat16(queries, rotated_heads[:, :heads])
+    stored = (rotated_heads[:, heads:], qkv[:, -kv_heads:].double())
+    for actual, expected in zip(paging.unlaid(cache, dim, 8), stored, strict=True):
+        half_a_step = expected.abs().amax(-1, keepdim=True) / 254
+        assert ((actual[slots] - expected).abs() <= half_a_step * (1 + 2.0**-12)).all()
+
+
+@pytest.mark.parametrize("place", [0, 17, 32, 63])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+def test_int8_cache_isolates_non_finite_heads(native_8: NativeOps, place: int, number: float) -> None:
+    rows, dim = 3, 64
+    qkv, no_rotation = torch.randn(rows, 3, dim), (torch.ones(rows, dim // 2), torch.zeros(rows, dim // 2))
+    qkv[1, 1:, place] = number
+    cache = native_8.new_cache(1, 1, dim)
+    native_8.rotate_store(qkv, 1, no_rotation, cache, torch.arange(rows, dtype=torch.int32))
+    for values in paging.unlaid(cache, dim, 8):
+        assert values[[0, 2]].isfinite().all()
+        assert not values[1].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"moe_intermediate_size": 40},
+        {"shared_expert_intermediate_size": 24},
+        {"linear_value_head_dim": 24},
+    ],
+)
+def test_supports_checks_expert_and_recurrent_widths(change: dict[str, int]) -> None:
+    config = {"hidden_size": 128, "num_attention_heads": 4}
+    assert NativeOps.unsupported_shape(config) is None
+    assert NativeOps.unsupported_shape(config | change) is not None
+
+
+@pytest.mark.parametrize("dim", [16, 48, 80, 112, 240])
+def test_unsupported_head_size_is_rejected(dim: int) -> None:
+    config = {"hidden_size": 4 * dim, "intermediate_size": 64, "num_attention_heads": 4}
+    assert NativeOps.unsupported_shape(config) is not None
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_page_bytes_equal_size_of_the_cache(native: NativeOps, native_8: NativeOps, bits: int) -> None:
+    ops = native if bits == 16 else native_8
+    assert ops.new_cache(3, 5, 64).nbytes == 5 * ops.page_bytes(3, 64)
+    assert ops.page_bytes(3, 64) == 3 * PAGE_SIZE * (2 * 64 * bits // 8 + (8 if bits == 8 else 0))
+
+
+@pytest.fixture
+def native_8(native: NativeOps) -> NativeOps:
+    return NativeOps(native._library, 2, kv_bits=8)
+
+
+def normalised(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate halves in pairs with float32 cos and sin, as the kernel does; dimensions beyond `angles` are unchanged."""
+    cos, sin = angles.cos().double()[:, None], angles.sin().double()[:, None]
+    half = angles.shape[1]
+    first, second, unrotated = x.split((half, half, x.shape[-1] - 2 * half), -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, unrotated), -1)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual.double(), expected, rtol=ULPS, atol=1e-12)
+
+
+def near_bfloat16(actual: Tensor, expected: Tensor) -> None:
+    """Assert equality within bfloat16 rounding and the float32 error of sums whose terms nearly cancel."""
+    torch.testing.assert_close(actual.double(), expected, rtol=2.0**-8, atol=1e-5)

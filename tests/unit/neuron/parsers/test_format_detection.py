@@ -1,0 +1,121 @@
+"""Detection of the tool-call format and reasoning markers from real chat templates and tokens."""
+
+import re
+from typing import Any
+
+import pytest
+
+from helexa.neuron.parsers.formats.choice import FAMILIES, find_family
+from helexa.neuron.parsers.reasoning import find_reasoning_marks
+from helexa.neuron.text.templates.chat_template import ChatTemplate
+from neuron.parsers.piecewise_parsing import TOOLS, parse_pieces, parser
+
+FORMATS = {
+    "Qwen-Qwen2.5-7B-Instruct": "hermes",
+    "Qwen-Qwen3-0.6B": "hermes",
+    "Qwen-QwQ-32B": "hermes",
+    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use": "hermes",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "ibm-granite-granite-4.0": "hermes",
+    "MiMo-VL": "hermes",
+    "Qwen3-Coder": "qwen_xml",
+    "Qwen3.5-4B": "qwen_xml",
+    "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": "qwen_xml",
+    "StepFun3.5-Flash": "qwen_xml",
+    "GLM-4.6": None,
+    "GLM-4.7-Flash": None,
+    "poolside-Laguna-XS.2": None,
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3_json",
+    "meta-llama-Llama-3.3-70B-Instruct": "llama3_json",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "Mistral-Small-3.2-24B-Instruct-2506": "mistral",
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral",
+    "unsloth-mistral-Devstral-Small-2507": "mistral",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
+    "llama-cpp-deepseek-r1": "deepseek",
+    "openai-gpt-oss-120b": "harmony",
+    "google-gemma-2-2b-it": None,
+    "google-gemma-4-31B-it": None,
+    "microsoft-Phi-3.5-mini-instruct": None,
+    "MiniMax-M3": None,
+    "unsloth-Apriel-1.5": None,
+    "ByteDance-Seed-OSS": None,
+    "moonshotai-Kimi-K2": None,
+    "meetkai-functionary-medium-v3.2": None,
+}
+
+
+def no_token(_: str) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("model", FORMATS)
+def test_format_is_detected_from_the_template(templates: dict[str, str], model: str):
+    family = find_family(no_token, templates[model])
+    assert (family and family.name) == FORMATS[model]
+
+
+def test_format_is_detected_from_tokens_without_template_evidence():
+    for name in ("harmony", "deepseek", "mistral", "hermes"):
+        family = find_family(FAMILIES[name].markers.__contains__, "{{ messages }}")
+        assert family is FAMILIES[name]
+
+
+@pytest.mark.parametrize(
+    ("model", "mark"),
+    [
+        ("Qwen-Qwen3-0.6B", "<think>"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", "[THINK]"),
+        ("ByteDance-Seed-OSS", "<seed:think>"),
+        ("Qwen-Qwen2.5-7B-Instruct", None),
+        ("openai-gpt-oss-120b", None),
+    ],
+)
+def test_reasoning_markers_are_detected_from_the_template(templates: dict[str, str], model: str, mark: str | None):
+    marks = find_reasoning_marks(no_token, templates[model])
+    assert (marks and marks.open) == mark
+
+
+def test_tokens_take_precedence_over_the_template():
+    tokens = {"[THINK]", "[/THINK]", "<think>"}
+    marks = find_reasoning_marks(tokens.__contains__, "<think></think>")
+    assert marks is not None
+    assert marks.open == "[THINK]"
+    assert marks.opened_by("[THINK]\n")
+    assert marks.opened_by("[THINK]a[/THINK][THINK]b")
+    assert not marks.opened_by("[THINK][/THINK]\n\nHi")
+    assert marks.closed_by("[THINK][/THINK]\n\nHi")
+    assert not marks.closed_by("Hi")
+
+
+ARGUMENTS = '{"city": "Paris", "days": 3, "metric": true}'
+ASK: dict[str, Any] = {"role": "user", "content": "How is the weather in Paris?"}
+CALL: dict[str, Any] = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": ARGUMENTS},
+}
+ENDS = r"<END>|<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<｜end▁of▁sentence｜>|<\|call\|>|</assistant>"
+# Models whose template renders past assistant messages in another format than the model's output.
+REFORMATTED = {"Qwen-QwQ-32B", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"}
+REFORMATTED |= {"deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "llama-cpp-deepseek-r1"}
+
+
+@pytest.mark.parametrize("model", [model for model, family in FORMATS.items() if family and model not in REFORMATTED])
+def test_call_rendered_by_the_template_is_parsed(templates: dict[str, str], model: str):
+    source = templates[model]
+    family, marks = find_family(no_token, source), find_reasoning_marks(no_token, source)
+    template = ChatTemplate(source, special_tokens={"bos_token": "<BEGIN>", "eos_token": "<END>"})
+    offered = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
+    for tool in offered:
+        tool["function"]["description"] = "A tool."
+    message = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    prompt = template.render([ASK], tools=offered)
+    conversation = template.render([ASK, message], tools=offered, add_generation_prompt=False)
+    assert conversation.startswith(prompt.rstrip())
+    output = re.split(ENDS, conversation[len(prompt.rstrip()) :])[0]
+    assert family is not None
+    reader = parser(family.name, in_reasoning=marks is not None and marks.opened_by(prompt))
+    assert parse_pieces(reader, output) == [("call", "get_weather", ARGUMENTS)]

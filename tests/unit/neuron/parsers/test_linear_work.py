@@ -1,0 +1,69 @@
+"""Parsing takes linear work even for single characters. The tests count executed lines instead of time."""
+
+import sys
+
+import pytest
+
+from neuron.parsers.piecewise_parsing import parser, pieces_at
+
+BODIES = {
+    "hermes": ('<tool_call>{"name": "write_file", "arguments": {"content": "', '"}}</tool_call>'),
+    "untagged": ('```json\n{"name": "write_file", "arguments": {"content": "', '"}}\n```'),
+    "qwen_xml": ("<tool_call><function=write_file><parameter=content>", "</parameter></function></tool_call>"),
+    "llama3_json": ('{"name": "write_file", "parameters": {"content": "', '"}}'),
+    "pythonic": ('[write_file(content="', '")]'),
+    "mistral": ('[TOOL_CALLS]write_file[ARGS]{"content": "', '"}'),
+    "deepseek": ('<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "', '"}<｜tool▁call▁end｜>'),
+    "harmony": ('<|channel|>commentary to=functions.write_file<|message|>{"content": "', '"}<|call|>'),
+}
+# The name follows the arguments, so the parser holds the arguments back.
+LATE = {"llama3_json": ('{"parameters": {"content": "', '"}, "name": "write_file"}')}
+
+
+def work(family: str, text: str, size: int) -> tuple[int, int]:
+    """Parse `text` in pieces of `size` characters.
+
+    Returns:
+        The number of executed Python lines, and the maximum number of unread characters between pushes.
+    """
+    lines = unread = 0
+
+    def trace(frame, event, _):
+        nonlocal lines
+        if "parsers" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    reader = parser("hermes" if family == "untagged" else family)
+    pieces = pieces_at(text, range(size, len(text), size))
+    previous_trace = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for text in pieces:
+            reader.push(text)
+            unread = max(unread, len(reader._source.text) - reader._source.at)  # pyright: ignore[reportPrivateUsage]
+        reader.flush()
+    finally:
+        sys.settrace(previous_trace)
+    return lines, unread
+
+
+@pytest.mark.parametrize("family", BODIES)
+@pytest.mark.parametrize("filling", ["abcdefgh", "< <t </p", "        ", "[[((]))]", "\\n\\u00e9"])
+def test_double_text_takes_double_work(family: str, filling: str):
+    head, tail = BODIES[family]
+    single_work, unread = work(family, head + filling * 60 + tail, 1)
+    double_work, double_unread = work(family, head + filling * 120 + tail, 1)
+    assert double_work < 2.2 * single_work
+    assert max(unread, double_unread) < 32
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3_json", "qwen_xml", "pythonic"])
+def test_100_kb_of_arguments_by_character(family: str):
+    head, tail = (BODIES | LATE)[family]
+    reader = parser(family)
+    text = head + "ab cdefghi" * 10_000 + tail
+    events = [event for char in text for event in reader.push(char)] + reader.flush()
+    assert sum(len(getattr(event, "arguments", "")) for event in events) > 100_000
+    assert not reader.call_is_open

@@ -1,0 +1,133 @@
+"""Parsing of each tool-call format; the result does not depend on how the text is split."""
+
+from itertools import combinations
+
+import pytest
+
+from helexa.neuron.events import ToolCallStart
+from helexa.neuron.parsers.parser import OutputParser
+from neuron.parsers.output_examples import WRITTEN
+from neuron.parsers.output_patterns import respelling
+from neuron.parsers.piecewise_parsing import JoinedEvent, join_events, parse_pieces, parser, pieces_at
+
+CASES = [
+    pytest.param(family, text, expected, id=f"{family}-{number}")
+    for family, cases in WRITTEN.items()
+    for number, (text, expected) in enumerate(cases)
+]
+
+
+@pytest.mark.parametrize(("family", "text", "expected"), CASES)
+def test_events_do_not_depend_on_the_split(family: str | None, text: str, expected: list[JoinedEvent]):
+    assert parse_pieces(parser(family), [text]) == expected
+    assert parse_pieces(parser(family), text) == expected
+    for cut in range(1, len(text)):
+        assert parse_pieces(parser(family), pieces_at(text, [cut])) == expected, cut
+    for cuts in combinations(range(0, len(text), 5), 2):
+        assert parse_pieces(parser(family), pieces_at(text, cuts)) == expected, cuts
+    reader = parser(family)
+    events = [*reader.push(text), *reader.flush()]
+    assert respelling(family, events).fullmatch(text), events
+
+
+@pytest.mark.parametrize(
+    ("family", "head"),
+    [
+        ("hermes", '<tool_call>{"name": "write_file", "arguments": {"content": "'),
+        ("hermes", "<tool_call><function=write_file><parameter=content>"),
+        ("qwen_xml", "<tool_call>\n<function=write_file>\n<parameter=content>\n"),
+        ("llama3_json", '{"name": "write_file", "parameters": {"content": "'),
+        ("llama3_json", '<|python_tag|>write_file.call(content="'),
+        ("pythonic", "[write_file(content='"),
+        ("mistral", '[TOOL_CALLS][{"name": "write_file", "arguments": {"content": "'),
+        ("mistral", '[TOOL_CALLS]write_file[ARGS]{"content": "'),
+        ("deepseek", '<｜tool▁call▁begin｜>write_file<｜tool▁sep｜>{"content": "'),
+        ("harmony", '<|channel|>commentary to=functions.write_file<|message|>{"content": "'),
+    ],
+)
+def test_string_arguments_are_streamed(family: str, head: str):
+    reader = parser(family)
+    assert join_events([event for char in head for event in reader.push(char)]) == [
+        ("call", "write_file", '{"content": "')
+    ]
+    for char in "some long text":
+        assert join_events([ToolCallStart(0, "", ""), *reader.push(char)]) == [("call", "", char)]
+    assert reader.call_is_open
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen_xml", "<tool_call><function=get_weather><parameter=days>3"),
+        ("pythonic", "[get_weather(days=3"),
+    ],
+)
+def test_non_string_arguments_are_returned_when_complete(family: str, text: str):
+    reader = parser(family)
+    assert join_events([event for char in text for event in reader.push(char)]) == [
+        ("call", "get_weather", '{"days": ')
+    ]
+
+
+def test_call_cut_off_between_arguments_stays_open():
+    reader = parser("qwen_xml")
+    text = "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n"
+    events = [*reader.push(text), *reader.flush(cut=True)]
+    assert join_events(events)[0] == ("call", "get_weather", '{"city": "Paris"')
+    assert reader.call_is_open and not reader.broken
+
+
+def test_string_argument_with_referenced_schema_is_streamed():
+    schema = {"properties": {"x": {"$ref": "#/$defs/text"}}, "$defs": {"text": {"type": "string"}}}
+    reader = parser("qwen_xml", {"plan": schema})
+    assert join_events(reader.push("<tool_call><function=plan><parameter=x>7 ")) == [("call", "plan", '{"x": "7 ')]
+
+
+def test_broken_call_sets_broken():
+    reader = parser("hermes")
+    parse_pieces(
+        reader, '<tool_call>{"name": "ping", "arguments": {"a": x}}</tool_call><tool_call>{"name": "ping"}</tool_call>'
+    )
+    assert reader.broken and not reader.call_is_open
+
+
+def test_harmony_call_without_offered_tools_is_text():
+    text = '<|channel|>commentary to=functions.ping<|message|>{"a": 1}<|call|>'
+    assert parse_pieces(parser("harmony", {}), text) == [("text", '{"a": 1}')]
+
+
+def test_closing_marker_is_text_if_the_prompt_closed_reasoning():
+    def read(text: str) -> list[JoinedEvent]:
+        return parse_pieces(parser("hermes", reasoned=True), text)
+
+    assert read("<think>a</think>b") == [
+        ("thought", "a"),
+        ("text", "b"),
+    ]  # models may reason even if reasoning is disabled
+    assert read("\n</think>\n\nHi </think>.") == [("text", "Hi </think>.")]
+
+
+def test_prompt_that_opened_reasoning_starts_inside():
+    assert parse_pieces(parser("hermes", in_reasoning=True), "\nHm.\n</think>\n\nHi.") == [
+        ("thought", "Hm."),
+        ("text", "Hi."),
+    ]
+    reader = parser(None, in_reasoning=True)
+    assert reader.in_reasoning
+    reader.push("\nHm")
+    assert reader.in_reasoning
+    reader.push("</thi")
+    assert reader.in_reasoning
+    reader.push("nk>")
+    assert not reader.in_reasoning
+
+
+def test_markers_include_format_and_reasoning_markers():
+    assert parser("mistral").markers == {"[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>"}
+    assert OutputParser(None).markers == frozenset()
+    assert parse_pieces(OutputParser(None), ["<think> ", "x"]) == [("text", "<think> x")]
+
+
+def test_any_tool_name_is_accepted_without_known_tools():
+    text = '<tool_call>{"name": "rm", "arguments": {}}</tool_call>'
+    assert parse_pieces(parser("hermes", None), text) == [("call", "rm", "{}")]
