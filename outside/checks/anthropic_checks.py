@@ -25,17 +25,17 @@ def models():
 @check
 def message():
     for model in CHAT_MODELS.values():
-        found = client.messages.create(
+        response = client.messages.create(
             model=model, max_tokens=40, messages=[{"role": "user", "content": "Hello, Claude"}]
         )
-        assert found.content[0].type == "text" and found.content[0].text
-        assert found.usage.input_tokens > 0 and 0 < found.usage.output_tokens <= 40
+        assert response.content[0].type == "text" and response.content[0].text
+        assert response.usage.input_tokens > 0 and 0 < response.usage.output_tokens <= 40
 
 
 @check
 def message_streamed():
-    asked = [{"role": "user", "content": "Hello, Claude"}]
-    kinds = [event.type for event in client.messages.create(model=MODEL, max_tokens=40, messages=asked, stream=True)]
+    request = [{"role": "user", "content": "Hello, Claude"}]
+    kinds = [event.type for event in client.messages.create(model=MODEL, max_tokens=40, messages=request, stream=True)]
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and "content_block_delta" in kinds
 
 
@@ -51,9 +51,9 @@ def stream_helper():
 
 @check
 def usage_at_the_start_of_a_stream():
-    asked = {"model": MODEL, "max_tokens": 8, "messages": QUESTION}
-    whole = client.messages.create(**asked).usage
-    first = next(iter(client.messages.create(**asked, stream=True))).message.usage
+    request = {"model": MODEL, "max_tokens": 8, "messages": QUESTION}
+    whole = client.messages.create(**request).usage
+    first = next(iter(client.messages.create(**request, stream=True))).message.usage
     total = [usage.input_tokens + (usage.cache_read_input_tokens or 0) for usage in (whole, first)]
     assert total[0] == total[1], f"{total[0]} tokens in the message, {total[1]} in message_start"
 
@@ -150,26 +150,26 @@ def output_by_a_schema():
         "required": ["name"],
         "additionalProperties": False,
     }
-    found = client.messages.create(
+    response = client.messages.create(
         model=MODEL,
         max_tokens=100,
         messages=[{"role": "user", "content": "My name is Ada."}],
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
-    assert '"name"' in found.content[0].text
+    assert '"name"' in response.content[0].text
 
 
 @check
 def error_of_an_unknown_model():
-    asked = {"model": "no-such-model", "max_tokens": 8, "messages": QUESTION}
-    error = expect(anthropic.NotFoundError, lambda: client.messages.create(**asked))
+    request = {"model": "no-such-model", "max_tokens": 8, "messages": QUESTION}
+    error = expect(anthropic.NotFoundError, lambda: client.messages.create(**request))
     assert error.body["error"]["type"] == "not_found_error"
 
 
 @check
 def error_of_a_bad_value():
-    asked = {"model": MODEL, "max_tokens": 8, "messages": QUESTION, "extra_body": {"temperature": 17}}
-    error = expect(anthropic.BadRequestError, lambda: client.messages.create(**asked))
+    request = {"model": MODEL, "max_tokens": 8, "messages": QUESTION, "extra_body": {"temperature": 17}}
+    error = expect(anthropic.BadRequestError, lambda: client.messages.create(**request))
     assert error.body["error"]["type"] == "invalid_request_error"
 
 

@@ -45,11 +45,11 @@ def streamed():
 
 @check
 def forced_tool_and_its_result():
-    asked = [HumanMessage("What is the weather in Paris?")]
-    answer = chat.bind_tools([get_weather], tool_choice="any").invoke(asked)
+    request = [HumanMessage("What is the weather in Paris?")]
+    answer = chat.bind_tools([get_weather], tool_choice="any").invoke(request)
     assert answer.tool_calls
     results = [ToolMessage("clear sky", tool_call_id=call["id"]) for call in answer.tool_calls]
-    assert chat.bind_tools([get_weather]).invoke([*asked, answer, *results]).content
+    assert chat.bind_tools([get_weather]).invoke([*request, answer, *results]).content
 
 
 @check

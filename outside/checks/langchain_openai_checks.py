@@ -25,11 +25,11 @@ def get_weather(city: str) -> str:
 
 
 def _tool_loop(model: ChatOpenAI) -> None:
-    asked = [HumanMessage("What is the weather in Paris?")]
-    answer = model.bind_tools([get_weather], tool_choice="required").invoke(asked)
+    request = [HumanMessage("What is the weather in Paris?")]
+    answer = model.bind_tools([get_weather], tool_choice="required").invoke(request)
     (call, *_) = answer.tool_calls
     results = [ToolMessage(get_weather.invoke(call["args"]), tool_call_id=one["id"]) for one in answer.tool_calls]
-    assert model.bind_tools([get_weather], tool_choice="none").invoke([*asked, answer, *results]).text
+    assert model.bind_tools([get_weather], tool_choice="none").invoke([*request, answer, *results]).text
 
 
 @check

@@ -21,8 +21,8 @@ QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
 
 
 def _ask(route: str, **more: object):
-    asked = {"messages": QUESTION, "max_tokens": 200, "temperature": 0, "api_key": "any", "num_retries": 0}
-    return litellm.completion(**ROUTES[route] | asked | more)
+    request = {"messages": QUESTION, "max_tokens": 200, "temperature": 0, "api_key": "any", "num_retries": 0}
+    return litellm.completion(**ROUTES[route] | request | more)
 
 
 @check

@@ -56,8 +56,8 @@ def required_tool():
 
 @check
 def schema_by_a_tool():
-    found = model.as_structured_llm(City).chat([ChatMessage(role="user", content="I live in Paris.")])
-    assert isinstance(found.raw, City)
+    response = model.as_structured_llm(City).chat([ChatMessage(role="user", content="I live in Paris.")])
+    assert isinstance(response.raw, City)
 
 
 run()

@@ -42,7 +42,7 @@ for task in (CHOICES, ANSWERS):
 def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
     """Return the scores of a task, with the model name and concurrency of lm-eval's command line."""
     settings = {"model": MODEL, "base_url": f"{URL}{path}", "max_retries": 1, "eos_string": "<|im_end|>", **arguments}
-    found = lm_eval.simple_evaluate(
+    response = lm_eval.simple_evaluate(
         model=kind,
         model_args=settings,
         tasks=[task],
@@ -50,9 +50,9 @@ def _evaluate(kind: str, path: str, task: str, **arguments: object) -> dict:
         apply_chat_template=kind == "local-chat-completions",
         log_samples=True,
     )
-    print(json.dumps(found["results"], indent=1))
-    assert len(found["samples"][task]) == len(QUESTIONS)
-    return found["results"][task]
+    print(json.dumps(response["results"], indent=1))
+    assert len(response["samples"][task]) == len(QUESTIONS)
+    return response["results"][task]
 
 
 @check

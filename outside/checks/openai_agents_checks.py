@@ -33,9 +33,9 @@ async def _plain(kind: str) -> None:
 
 async def _streamed(kind: str) -> None:
     agent = Agent("greeter", model=_model(kind), model_settings=ModelSettings(temperature=0, max_tokens=60))
-    found = Runner.run_streamed(agent, "Say hello.", run_config=QUIET)
-    assert [event async for event in found.stream_events()]
-    assert found.final_output
+    response = Runner.run_streamed(agent, "Say hello.", run_config=QUIET)
+    assert [event async for event in response.stream_events()]
+    assert response.final_output
 
 
 async def _required(kind: str) -> None:
@@ -54,8 +54,8 @@ async def _required(kind: str) -> None:
         tool_use_behavior="stop_on_first_tool",  # a small model may never end its answer
         model_settings=ModelSettings(tool_choice="required", parallel_tool_calls=False, temperature=0, max_tokens=200),
     )
-    found = await Runner.run(agent, "What is the weather in Paris?", run_config=QUIET, max_turns=8)
-    assert cities and found.final_output
+    response = await Runner.run(agent, "What is the weather in Paris?", run_config=QUIET, max_turns=8)
+    assert cities and response.final_output
 
 
 async def _schema(kind: str) -> None:

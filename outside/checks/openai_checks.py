@@ -83,9 +83,9 @@ def chat_streamed_with_usage():
 @check
 async def chat_asynchronous():
     async with AsyncOpenAI(max_retries=0) as asynchronous:
-        asked = [{"role": "user", "content": "Say this is a test"}]
+        request = [{"role": "user", "content": "Say this is a test"}]
         answers = await asyncio.gather(
-            *[asynchronous.chat.completions.create(model=MODEL, messages=asked, max_tokens=8) for _ in range(4)]
+            *[asynchronous.chat.completions.create(model=MODEL, messages=request, max_tokens=8) for _ in range(4)]
         )
     assert all(answer.choices[0].message.content for answer in answers)
 
@@ -152,16 +152,16 @@ def logprobs():
     completion = client.chat.completions.create(
         model=MODEL, messages=QUESTION, max_tokens=2, logprobs=True, top_logprobs=3
     )
-    found = completion.choices[0].logprobs
-    assert found and found.content and len(found.content[0].top_logprobs) == 3
+    response = completion.choices[0].logprobs
+    assert response and response.content and len(response.content[0].top_logprobs) == 3
 
 
 @check
 def response():
-    found = client.responses.create(
+    response = client.responses.create(
         model=MODEL, instructions="You are a coding assistant.", input="Say this is a test", max_output_tokens=40
     )
-    assert found.output_text
+    assert response.output_text
 
 
 @check
@@ -186,48 +186,48 @@ def response_that_goes_on():
 @check
 def response_with_a_required_tool():
     tool = {"type": "function", **WEATHER["function"]}
-    found = client.responses.create(model=MODEL, input=QUESTION, tools=[tool], tool_choice="required")
-    (call,) = [item for item in found.output if item.type == "function_call"][:1]
+    response = client.responses.create(model=MODEL, input=QUESTION, tools=[tool], tool_choice="required")
+    (call,) = [item for item in response.output if item.type == "function_call"][:1]
     result = {"type": "function_call_output", "call_id": call.call_id, "output": '{"sky": "clear"}'}
     second = client.responses.create(
-        model=MODEL, input=[*QUESTION, *found.output, result], tools=[tool], tool_choice="none", max_output_tokens=60
+        model=MODEL, input=[*QUESTION, *response.output, result], tools=[tool], tool_choice="none", max_output_tokens=60
     )
     assert second.output_text
 
 
 @check
 def response_parsed():
-    found = client.responses.parse(
+    response = client.responses.parse(
         model=MODEL, input="Alice goes to a science fair on Friday.", text_format=Event, max_output_tokens=200
     )
-    assert isinstance(found.output_parsed, Event)
+    assert isinstance(response.output_parsed, Event)
 
 
 @check
 def response_input_items():
-    found = client.responses.create(model=MODEL, input="Say this is a test", max_output_tokens=10)
-    (item,) = list(client.responses.input_items.list(found.id))
+    response = client.responses.create(model=MODEL, input="Say this is a test", max_output_tokens=10)
+    (item,) = list(client.responses.input_items.list(response.id))
     assert item.type == "message"
 
 
 @check
 def error_of_an_unknown_model():
-    asked = {"model": "no-such-model", "messages": QUESTION}
-    error = expect(openai.NotFoundError, lambda: client.chat.completions.create(**asked))
+    request = {"model": "no-such-model", "messages": QUESTION}
+    error = expect(openai.NotFoundError, lambda: client.chat.completions.create(**request))
     assert error.code == "model_not_found"
 
 
 @check
 def error_of_a_bad_value():
-    asked = {"model": MODEL, "messages": QUESTION, "temperature": 17}
-    error = expect(openai.BadRequestError, lambda: client.chat.completions.create(**asked))
+    request = {"model": MODEL, "messages": QUESTION, "temperature": 17}
+    error = expect(openai.BadRequestError, lambda: client.chat.completions.create(**request))
     assert error.param == "temperature"
 
 
 @check
 def error_of_a_long_prompt():
-    asked = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 40_000}]}
-    error = expect(openai.BadRequestError, lambda: client.chat.completions.create(**asked))
+    request = {"model": MODEL, "messages": [{"role": "user", "content": "word " * 40_000}]}
+    error = expect(openai.BadRequestError, lambda: client.chat.completions.create(**request))
     assert error.code == "context_length_exceeded"
 
 

@@ -24,8 +24,8 @@ class City(BaseModel):
 
 def _forced(model: object) -> None:
     """Check structured output, which pydantic-ai requests by a tool and `tool_choice: required`."""
-    found = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
-    assert isinstance(found.output, City)
+    response = Agent(model, output_type=ToolOutput(City), model_settings=SHORT, retries=2).run_sync("Where is Paris?")
+    assert isinstance(response.output, City)
 
 
 @check
@@ -46,8 +46,8 @@ def chat_required_tool():
 
 @check
 def chat_schema():
-    found = Agent(chat, output_type=NativeOutput(City), model_settings=SHORT).run_sync("Where is Paris?")
-    assert isinstance(found.output, City)
+    response = Agent(chat, output_type=NativeOutput(City), model_settings=SHORT).run_sync("Where is Paris?")
+    assert isinstance(response.output, City)
 
 
 @check

@@ -13,22 +13,22 @@ RAW = {"model": BASE_MODEL, "prompt": "The capital of France is", "max_tokens": 
 
 
 def _chat(**more: object):
-    asked = {"model": MODEL, "messages": BOOK, "max_tokens": 8, "temperature": 0}
-    return client.chat.completions.create(**asked | more)
+    request = {"model": MODEL, "messages": BOOK, "max_tokens": 8, "temperature": 0}
+    return client.chat.completions.create(**request | more)
 
 
 @check
 def finish_reason_length():
-    found = _chat()
-    assert found.choices[0].finish_reason == "length" and found.usage.completion_tokens == 8
+    response = _chat()
+    assert response.choices[0].finish_reason == "length" and response.usage.completion_tokens == 8
 
 
 @check
 def finish_reason_stop_at_a_stop_string():
     whole = _chat(max_tokens=16).choices[0].message.content
     word = whole.split()[2]
-    found = _chat(max_tokens=16, stop=[word]).choices[0]
-    assert found.finish_reason == "stop" and word not in found.message.content
+    response = _chat(max_tokens=16, stop=[word]).choices[0]
+    assert response.finish_reason == "stop" and word not in response.message.content
 
 
 @check
@@ -47,8 +47,8 @@ def first_chunk_names_the_role_and_the_last_the_reason():
 
 @check
 def several_answers():
-    found = _chat(n=2, temperature=1)
-    assert [choice.index for choice in found.choices] == [0, 1]
+    response = _chat(n=2, temperature=1)
+    assert [choice.index for choice in response.choices] == [0, 1]
 
 
 @check
@@ -61,8 +61,8 @@ def same_seed_same_answer():
 def logit_bias_forbids_a_token():
     tokens = _chat(max_tokens=1, logprobs=True, top_logprobs=1).choices[0].logprobs.content
     ids = client.post("/../tokenize", body={"model": MODEL, "prompt": tokens[0].token}, cast_to=object)["tokens"]
-    found = _chat(max_tokens=1, logit_bias={str(ids[0]): -100}).choices[0].message.content
-    assert found != tokens[0].token
+    response = _chat(max_tokens=1, logit_bias={str(ids[0]): -100}).choices[0].message.content
+    assert response != tokens[0].token
 
 
 @check
@@ -111,8 +111,8 @@ def errors_of_bad_bodies():
 
 @check
 def completions():
-    found = client.completions.create(**RAW)
-    assert found.object == "text_completion" and found.usage.completion_tokens == 5
+    response = client.completions.create(**RAW)
+    assert response.object == "text_completion" and response.usage.completion_tokens == 5
 
 
 @check
@@ -123,8 +123,8 @@ def completions_streamed():
 
 @check
 def completions_of_several_prompts():
-    found = client.completions.create(**RAW | {"prompt": ["One, two,", "Red, green,"]})
-    assert [choice.index for choice in found.choices] == [0, 1]
+    response = client.completions.create(**RAW | {"prompt": ["One, two,", "Red, green,"]})
+    assert [choice.index for choice in response.choices] == [0, 1]
 
 
 @check
@@ -136,11 +136,11 @@ def completions_of_token_ids():
 
 @check
 def completions_echo_with_logprobs():
-    found = client.completions.create(**RAW | {"echo": True, "logprobs": 1, "max_tokens": 0}).choices[0]
-    assert found.text.endswith(RAW["prompt"])
-    assert found.logprobs.token_logprobs[0] is None
-    assert all(value <= 0 for value in found.logprobs.token_logprobs[1:])
-    assert len(found.logprobs.tokens) == len(found.logprobs.token_logprobs) == len(found.logprobs.text_offset)
+    response = client.completions.create(**RAW | {"echo": True, "logprobs": 1, "max_tokens": 0}).choices[0]
+    assert response.text.endswith(RAW["prompt"])
+    assert response.logprobs.token_logprobs[0] is None
+    assert all(value <= 0 for value in response.logprobs.token_logprobs[1:])
+    assert len(response.logprobs.tokens) == len(response.logprobs.token_logprobs) == len(response.logprobs.text_offset)
 
 
 @check

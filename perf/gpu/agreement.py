@@ -271,10 +271,10 @@ class Agreement:
         for name, scheduling in schedulings.items():
             if scheduling.captured not in self._runners:
                 continue
-            with self._report.failing(self._name, "logits", way=name):
+            with self._report.failing(self._name, "logits", variant=name):
                 actual = errors(self._runners[scheduling.captured], scheduling)
                 passed = actual.largest <= bounds[0] and actual.typical <= bounds[1]
-                self._report.line(self._name, "logits", passed, way=name, **vars(actual), bounds=bounds)
+                self._report.line(self._name, "logits", passed, variant=name, **vars(actual), bounds=bounds)
 
     def _check_tokens(
         self,
@@ -303,7 +303,7 @@ class Agreement:
         for name, scheduling, task_requests, expected in tasks:
             if scheduling.captured not in self._runners:
                 continue
-            with self._report.failing(self._name, "tokens", way=f"{kind}, {name}"):
+            with self._report.failing(self._name, "tokens", variant=f"{kind}, {name}"):
                 results = answers(self._runners[scheduling.captured], task_requests, scheduling, expected)
                 self._report_tokens(task_requests[: len(requests)], expected, results, scheduling, f"{kind}, {name}")
 
@@ -345,7 +345,7 @@ class Agreement:
         differing = sum(generated != right for generated, right in zip(results.tokens, reference, strict=False))
         ties = differing if passed else 0
         counts = {"same": len(reference) - differing, "of": len(reference), "near_ties": ties, "bound": bound}
-        self._report.line(self._name, "tokens", passed, way=name, **counts, **figures, **results.counts)
+        self._report.line(self._name, "tokens", passed, variant=name, **counts, **figures, **results.counts)
 
     def _reference_tokens(self, request: Request, tokens: list[int]) -> list[int]:
         """Return the reference's token at each position, after the given tokens before the position."""

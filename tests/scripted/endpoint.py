@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from scripted.received_request import Asked
-from scripted.script_steps import Refuse, Say
+from scripted.received_request import ReceivedRequest
+from scripted.script_steps import Respond, RespondError
 from scripted.wire_formats import WIRES
 
-Step = Say | Refuse | Callable[[Asked], Say | Refuse]
+Step = Respond | RespondError | Callable[[ReceivedRequest], Respond | RespondError]
 
 LISTING = {"object": "list", "data": [{"id": "scripted", "object": "model", "context_length": 32768}]}
 
@@ -35,7 +35,7 @@ class ScriptedEndpoint:
         self.script = list(script)
         self.models = models
         self.routes = set(WIRES)
-        self.asked: list[Asked] = []
+        self.requests: list[ReceivedRequest] = []
         self.listing = asyncio.Event()
         self.listing.set()
         self.holding = asyncio.Event()
@@ -59,19 +59,19 @@ class ScriptedEndpoint:
 
     async def _list(self, request: web.Request) -> web.Response:
         await self.listing.wait()
-        return _refused(self.models) if isinstance(self.models, Refuse) else web.json_response(self.models)
+        return _refused(self.models) if isinstance(self.models, RespondError) else web.json_response(self.models)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if request.path not in self.routes:
-            return _refused(Refuse(404, "404 page not found"))
+            return _refused(RespondError(404, "404 page not found"))
         if not body:
-            return _refused(Refuse(400, {"error": {"message": "model is required"}}))
-        self.asked.append(Asked(request.path, body, request.headers))
+            return _refused(RespondError(400, {"error": {"message": "model is required"}}))
+        self.requests.append(ReceivedRequest(request.path, body, request.headers))
         step = self._next_step()
-        if isinstance(step, Refuse):
+        if isinstance(step, RespondError):
             return _refused(step)
-        events = WIRES[request.path](step, len(self.asked))
+        events = WIRES[request.path](step, len(self.requests))
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         try:
@@ -91,15 +91,15 @@ class ScriptedEndpoint:
             raise
         return response
 
-    def _next_step(self) -> Say | Refuse:
-        step = self.script[0] if self.script else Refuse(500, {"error": {"message": "the script is over"}})
-        if not isinstance(step, Say | Refuse):
-            return step(self.asked[-1])
+    def _next_step(self) -> Respond | RespondError:
+        step = self.script[0] if self.script else RespondError(500, {"error": {"message": "the script is over"}})
+        if not isinstance(step, Respond | RespondError):
+            return step(self.requests[-1])
         del self.script[:1]
         return step
 
 
-def _refused(step: Refuse) -> web.Response:
+def _refused(step: RespondError) -> web.Response:
     if isinstance(step.body, str):
         return web.Response(status=step.status, text=step.body, headers=step.headers)
     return web.json_response(step.body, status=step.status, headers=step.headers)

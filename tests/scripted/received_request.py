@@ -11,7 +11,7 @@ Entry = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceivedRequest:
     """One question."""
 
     path: str
@@ -28,8 +28,8 @@ class Asked:
         """The system prompt."""
         if "instructions" in self.body:
             return self.body["instructions"]
-        told = (message["content"] for message in self.body["messages"] if message["role"] == "system")
-        return self.body.get("system") or next(told, "")
+        reported = (message["content"] for message in self.body["messages"] if message["role"] == "system")
+        return self.body.get("system") or next(reported, "")
 
     @property
     def conversation(self) -> list[Entry]:

@@ -27,7 +27,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Say:
+class Respond:
     """One answer.
 
     Attributes:
@@ -49,7 +49,7 @@ class Say:
 
 
 @dataclass(frozen=True)
-class Refuse:
+class RespondError:
     """No answer, but an error."""
 
     status: int

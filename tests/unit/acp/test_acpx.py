@@ -14,7 +14,7 @@ import pytest
 from editors.recording_client import endpoint_environment
 from npm import NODE, NODE_PATH, installed
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Say
+from scripted.script_steps import Call, Respond
 
 _ACPX = "acpx@0.19.1"
 _INTEGRITY = "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow=="
@@ -77,10 +77,10 @@ def stop_reasons(lines: list[dict[str, Any]]) -> list[str]:
 
 async def test_exec_runs_a_task(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Say("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
-        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Say(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
-        Say("It is done."),
+        Respond("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
+        Respond(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Respond(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
+        Respond("It is done."),
     )
     async with endpoint:
         lines = await Acpx(home, home / "project", endpoint.url).run("--approve-all", "exec", "Change two.")
@@ -91,33 +91,33 @@ async def test_exec_runs_a_task(home: Path) -> None:
     assert [statuses(lines, call)[-1] for call in ("plan", "edit", "shell")] == ["completed"] * 3
     methods = [line["method"] for line in lines if "method" in line]
     assert {"fs/read_text_file", "fs/write_text_file", "terminal/create", "terminal/release"} <= set(methods)
-    assert "from the terminal" in json.dumps(endpoint.asked[-1].body["messages"])
+    assert "from the terminal" in json.dumps(endpoint.requests[-1].body["messages"])
 
 
 async def test_denied_tools_fail_but_the_prompt_ends_normally(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Say(
+        Respond(
             calls=(
                 Call("read_file", {"path": "a.txt"}, "read"),
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
             )
         ),
-        Say("Nothing may be done."),
+        Respond("Nothing may be done."),
     )
     async with endpoint:
         lines = await Acpx(home, home / "project", endpoint.url).run("--deny-all", "exec", "Go.", status=5)
     assert stop_reasons(lines) == ["end_turn"]
     assert [statuses(lines, call)[-1] for call in ("read", "write", "shell")] == ["failed"] * 3
     assert sorted(path.name for path in (home / "project").iterdir()) == ["a.txt"]
-    assert len(endpoint.asked) == 2
+    assert len(endpoint.requests) == 2
 
 
 async def test_session_resumes_in_a_new_process(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Say("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
-        Say("You said one and two."),
-        Say("Two, as I said."),
+        Respond("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
+        Respond("You said one and two."),
+        Respond("Two, as I said."),
     )
     async with endpoint:
         acpx = Acpx(home, home / "project", endpoint.url)
@@ -128,7 +128,7 @@ async def test_session_resumes_in_a_new_process(home: Path) -> None:
         await ended(home)
     assert "session/resume" in [line.get("method") for line in lines]
     assert updates(lines, "user_message_chunk") == []
-    history = json.dumps(endpoint.asked[2].body["messages"])
+    history = json.dumps(endpoint.requests[2].body["messages"])
     for expected in ("Mark what is in a.txt.", "Noted.", "one\\ntwo", "You said one and two.", "How many?"):
         assert expected in history
 

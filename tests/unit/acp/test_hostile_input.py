@@ -9,7 +9,7 @@ import pytest
 
 from editors.recording_client import agent_in_memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Say
+from scripted.script_steps import Call, Respond
 
 _TEN_MEGABYTES = 10_000_000
 
@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Path:
 async def results(project: Path, *calls: Call, **handlers: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Run the calls; return the results that the model receives, and all messages of the agent."""
     async with (
-        ScriptedEndpoint(Say(calls=calls), Say("Done.")) as endpoint,
+        ScriptedEndpoint(Respond(calls=calls), Respond("Done.")) as endpoint,
         agent_in_memory(settings_for(endpoint.url, project.parent)) as editor,
     ):
         editor.handlers |= handlers
@@ -37,7 +37,7 @@ async def results(project: Path, *calls: Call, **handlers: Any) -> tuple[list[st
         session = await editor.new(project)
         await editor.request("session/set_mode", sessionId=session, modeId="bypassPermissions")
         assert await editor.prompt(session, "Go.") == "end_turn"
-        return endpoint.asked[1].results, editor.received
+        return endpoint.requests[1].results, editor.received
 
 
 async def test_paths_outside_the_project_fail_in_bypass_mode(project: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from editors.recording_client import endpoint_environment
 from npm import NODE, installed
 from scripted.endpoint import ScriptedEndpoint
-from scripted.received_request import Asked
-from scripted.script_steps import Call, Say
+from scripted.received_request import ReceivedRequest
+from scripted.script_steps import Call, Respond
 
 _SDK = "@agentclientprotocol/sdk@2.4.0"
 _INTEGRITY = "sha512-7qJ8nnyj7WesC5ve185ioTpB2/svQoeGV4HA4nLEhgDUrcmBe54/08VcXc/oL4p14tDbxxECZzdYmUYQ+4l+Wg=="
@@ -95,18 +95,18 @@ def shown(events: Events, call: str) -> list[dict[str, Any]]:
     ]
 
 
-def sent_messages(request: Asked) -> str:
+def sent_messages(request: ReceivedRequest) -> str:
     return json.dumps(request.body["messages"])
 
 
 async def test_task_and_resumed_session_after_kill(project: Path) -> None:
     plan = [{"content": "change two", "status": "in_progress"}]
     endpoint = ScriptedEndpoint(
-        Say("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
-        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Say(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
-        Say("It is done."),
-        Say("As I said, it is done."),
+        Respond("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
+        Respond(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Respond(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
+        Respond("It is done."),
+        Respond("As I said, it is done."),
     )
     async with endpoint:
         events = await drive(
@@ -131,14 +131,14 @@ async def test_task_and_resumed_session_after_kill(project: Path) -> None:
         diff = {"type": "diff", "path": str(project / "a.txt"), "oldText": "one\ntwo\n", "newText": "one\n2\n"}
         assert diff in shown(events, "edit")
         assert updates(events, "usage_update")[-1]["size"] == 32768
-        assert "from the terminal" in sent_messages(endpoint.asked[3])
+        assert "from the terminal" in sent_messages(endpoint.requests[3])
 
         id = values(events, "session/new")[0]["sessionId"]
         resume = ("session/resume", {"sessionId": id, "cwd": str(project), "mcpServers": []})
         resumed = await drive(endpoint.url, project, resume, prompt(id, "Is it?"))
         assert values(resumed, "session/prompt")[0]["stopReason"] == "end_turn"
         assert [item["content"]["text"] for item in updates(resumed, "user_message_chunk")] == []
-    history = sent_messages(endpoint.asked[4])
+    history = sent_messages(endpoint.requests[4])
     for expected in (
         "Change two.",
         "I will plan.",
@@ -153,14 +153,14 @@ async def test_task_and_resumed_session_after_kill(project: Path) -> None:
 
 async def test_rejected_calls_fail_and_the_model_is_informed(project: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Say(
+        Respond(
             calls=(
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
                 Call("read_file", {"path": "../outside.txt"}, "read"),
             )
         ),
-        Say("Well then."),
+        Respond("Well then."),
     )
     (project.parent / "outside.txt").write_text("the secret")
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
@@ -169,16 +169,18 @@ async def test_rejected_calls_fail_and_the_model_is_informed(project: Path) -> N
     assert values(events, "session/prompt")[0]["stopReason"] == "end_turn"
     assert sorted(path.name for path in project.iterdir()) == ["a.txt"]
     assert [statuses(events, call)[-1] for call in ("write", "shell", "read")] == ["failed"] * 3
-    assert "the secret" not in json.dumps(events) and "outside of this session" in sent_messages(endpoint.asked[1])
+    assert "the secret" not in json.dumps(events) and "outside of this session" in sent_messages(endpoint.requests[1])
 
 
 async def test_cancel_during_permission_request_ends_the_turn(project: Path) -> None:
-    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Say("On we go."))
+    endpoint = ScriptedEndpoint(
+        Respond(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Respond("On we go.")
+    )
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
     async with endpoint:
         events = await drive(endpoint.url, project, new, prompt(0, "Go."), decision="cancel")
     assert values(events, "session/prompt")[0]["stopReason"] == "cancelled"
-    assert not (project / "b.txt").exists() and len(endpoint.asked) == 1
+    assert not (project / "b.txt").exists() and len(endpoint.requests) == 1
 
 
 async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) -> None:
@@ -188,23 +190,23 @@ async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) ->
         Call("read_file", {"path": "a.txt"}, "read"),
         Call("bash", {"command": "true"}, "shell"),
     )
-    endpoint = ScriptedEndpoint(Say(calls=calls), Say("Never mind."))
+    endpoint = ScriptedEndpoint(Respond(calls=calls), Respond("Never mind."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
     async with endpoint:
         events = await drive(endpoint.url, project, new, prompt(0, "Go."), refuse=list(refused.values()))
     assert values(events, "session/prompt")[0]["stopReason"] == "end_turn"
     for call, method in refused.items():
         assert statuses(events, call)[-1] == "failed"
-        assert f"no {method} today" in sent_messages(endpoint.asked[1])
+        assert f"no {method} today" in sent_messages(endpoint.requests[1])
     assert len(values(events, "terminal/release")) == 1
 
 
 async def test_concurrent_sessions_stay_separate(project: Path) -> None:
-    def respond(request: Asked) -> Say:
+    def respond(request: ReceivedRequest) -> Respond:
         name = "left" if "go left" in sent_messages(request) else "right"
         if request.results:
-            return Say(f"{name} is done")
-        return Say(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
+            return Respond(f"{name} is done")
+        return Respond(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
 
     endpoint = ScriptedEndpoint(respond)
     new = ("session/new", {"cwd": str(project), "mcpServers": []})

@@ -57,11 +57,11 @@ def test_chunked_prompt_reports_cached_tokens_once() -> None:
         prompt = [7] * (20 if number == 1 else 45)
         request = Generate(id=number, prompt=prompt, max_tokens=1, sampling=SamplingParams(), reports_start=True)
         scheduler.add(Sequence(request))
-        told = []
+        reported = []
         while not scheduler.idle:
             plan = scheduler.plan()
-            told += scheduler.commit(plan, [9 for entry in plan if entry.samples])
-        outputs.append([(output.started, output.cached_tokens, len(output.tokens)) for output in told])
+            reported += scheduler.commit(plan, [9 for entry in plan if entry.samples])
+        outputs.append([(output.started, output.cached_tokens, len(output.tokens)) for output in reported])
     assert outputs == [[(True, 0, 0), (False, 0, 1)], [(True, 20, 0), (False, 0, 1)]]
 
 

@@ -9,7 +9,7 @@ from helexa.acp.agent.view import fit_messages, tokens, visible
 from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Refuse, Say
+from scripted.script_steps import Respond, RespondError
 
 
 def user(id, text="hi"):
@@ -84,7 +84,7 @@ def test_fit_messages_replaces_results_then_answers():
 
 
 async def test_too_long_conversation_is_compacted(stage):
-    async with ScriptedEndpoint(Say("THE SUMMARY"), Say("answer 5"), models=of_size(8192)) as endpoint:
+    async with ScriptedEndpoint(Respond("THE SUMMARY"), Respond("answer 5"), models=of_size(8192)) as endpoint:
         actor = await stage(endpoint)
         for index in range(5):
             actor.messages.append(user(f"u{index}", f"question {index} " + "why " * 900))
@@ -93,7 +93,7 @@ async def test_too_long_conversation_is_compacted(stage):
     started, completed = actor.compactions
     assert (started.status, completed.status) == ("in_progress", "completed")
     assert completed.summary.startswith("THE SUMMARY")
-    task_of_summary, request_after = endpoint.asked
+    task_of_summary, request_after = endpoint.requests
     assert "question 0" in task_of_summary.conversation[0][1]
     assert task_of_summary.tools == []
     assert len(task_of_summary.conversation[0][1]) / 3.5 < 8192
@@ -108,10 +108,10 @@ async def test_summary_request_fits_a_small_context(stage):
     async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]
-        endpoint.script[:] = [Say("SHORT"), Say("ok")]
+        endpoint.script[:] = [Respond("SHORT"), Respond("ok")]
         assert await actor.prompt("and now?") == "end_turn"
     assert actor.text == "ok"
-    task_of_summary, request_after = endpoint.asked
+    task_of_summary, request_after = endpoint.requests
     assert len(str(task_of_summary.body)) / 3.5 < 4096
     assert len(str(request_after.conversation)) / 3.5 < 4096
 
@@ -134,25 +134,25 @@ async def test_context_limit_error_shortens_the_request(stage, message, learned)
             AssistantMessage("c", "d" * 9000),
         ]
         actor.messages += [user("e"), AssistantMessage("f", "so"), user("g"), AssistantMessage("h", "so")]
-        refused = Refuse(400, {"error": {"message": message}})
-        endpoint.script[:] = [refused, Say("fits")]
+        refused = RespondError(400, {"error": {"message": message}})
+        endpoint.script[:] = [refused, Respond("fits")]
         assert await actor.prompt("go on") == "end_turn"
         assert actor.turn.models.card(actor.turn.choices.model).context == learned
     assert actor.text == "fits"
-    assert "were taken out" in str(endpoint.asked[-1].conversation)
+    assert "were taken out" in str(endpoint.requests[-1].conversation)
 
 
 async def test_repeated_context_limit_errors_fail_the_turn(stage):
-    refused = Refuse(413, {"error": {"message": "too large"}})
+    refused = RespondError(413, {"error": {"message": "too large"}})
     async with ScriptedEndpoint(*[refused] * 9, models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         with pytest.raises(ProviderError, match="too long for the model"):
             await actor.prompt("go")
-    assert len(endpoint.asked) < 9
+    assert len(endpoint.requests) < 9
 
 
 async def test_prompt_larger_than_context_is_not_sent(stage):
-    async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
+    async with ScriptedEndpoint(Respond("summary"), Respond("never"), models=of_size(2048)) as endpoint:
         actor = await stage(endpoint)
         with pytest.raises(ProviderError, match="the context of e:scripted has 2048"):
             await actor.prompt("word " * 9000)
@@ -161,13 +161,16 @@ async def test_prompt_larger_than_context_is_not_sent(stage):
 
 async def test_compact_on_demand(stage):
     async with ScriptedEndpoint(
-        Say("SUM"), Refuse(400, {"error": {"message": "no"}}), Say("x", hold_after=1), models=OF_UNKNOWN_SIZE
+        Respond("SUM"),
+        RespondError(400, {"error": {"message": "no"}}),
+        Respond("x", hold_after=1),
+        models=OF_UNKNOWN_SIZE,
     ) as endpoint:
         actor = await stage(endpoint)
         assert not await compact(actor.turn)
         actor.messages += [user("a", "why " * 500), AssistantMessage("b", "so " * 500)]
         assert await compact(actor.turn, "mind the names")
-        assert "mind the names" in endpoint.asked[0].system
+        assert "mind the names" in endpoint.requests[0].system
         messages_before = list(actor.messages)
         actor.messages.append(user("c", "why " * 500))
         assert not await compact(actor.turn)

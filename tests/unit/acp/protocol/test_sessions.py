@@ -8,13 +8,13 @@ import pytest
 
 from editors.recording_client import Editor, ErrorResponse, agent_in_memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Say
+from scripted.script_steps import Respond
 
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
     models = {"object": "list", "data": [{"id": id} for id in ("scripted", "other", "other:7b")]}
-    async with ScriptedEndpoint(lambda _: Say("Hello.", thought="hm"), models=models) as endpoint:
+    async with ScriptedEndpoint(lambda _: Respond("Hello.", thought="hm"), models=models) as endpoint:
         yield endpoint
 
 
@@ -124,7 +124,7 @@ async def test_load_replays_history_and_resume_does_not(editor: Editor, work: Pa
     await editor.until(lambda: editor.updates(session, "available_commands_update"))
     assert not [update for update in editor.updates(session) if update["sessionUpdate"].endswith("_chunk")]
     await editor.prompt(session, "And again")
-    texts = [message["content"] for message in endpoint.asked[-1].body["messages"] if message["role"] == "user"]
+    texts = [message["content"] for message in endpoint.requests[-1].body["messages"] if message["role"] == "user"]
     assert "Say hello" in str(texts) and "And again" in str(texts)
 
 
@@ -276,9 +276,9 @@ async def test_late_model_list_updates_options_and_default(
         session = await editor.new(work)
         prompted = asyncio.create_task(editor.prompt(session, "hi"))
         await asyncio.sleep(0)
-        assert not endpoint.asked
+        assert not endpoint.requests
         endpoint.listing.set()
         await prompted
         update = (await editor.until(lambda: editor.updates(session, "config_option_update")))[-1]
         assert {option["id"]: option["currentValue"] for option in update["configOptions"]}["model"] == "default:found"
-        assert endpoint.asked[0].body["model"] == "found"
+        assert endpoint.requests[0].body["model"] == "found"

@@ -22,7 +22,7 @@ from helexa.acp.providers.provider import (
     Usage,
 )
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Refuse, Say
+from scripted.script_steps import Call, Respond, RespondError
 from scripted.wire_formats import APIS
 
 READ = ToolSpec(
@@ -70,13 +70,13 @@ async def ask(provider, request=REQUEST):
 
 @every_api
 async def test_stream_yields_text_thought_usage_and_end(api):
-    step = Say("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
+    step = Respond("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, thought, calls, usage, end = await ask(model)
     assert (text, thought, calls) == ("Hëllo 👋 there", "hmm, well", [])
     assert usage == Usage(50, 7, cached=20)
     assert end.reason == "stop"
-    (sent,) = endpoint.asked
+    (sent,) = endpoint.requests
     assert sent.path == APIS[api]
     assert sent.conversation == [("user", "Hi")]
     assert sent.system == "Be kind."
@@ -86,7 +86,7 @@ async def test_stream_yields_text_thought_usage_and_end(api):
 
 @every_api
 async def test_stream_yields_calls_with_names_ids_and_arguments(api):
-    step = Say("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
+    step = Respond("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
     assert text == "Look:"
@@ -100,7 +100,7 @@ async def test_stream_yields_calls_with_names_ids_and_arguments(api):
 @every_api
 @pytest.mark.parametrize("finish", ["length", "refusal"])
 async def test_finish_reason_is_reported(api, finish):
-    async with ScriptedEndpoint(Say("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Respond("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
         *_, end = await ask(model)
     assert end.reason == finish
 
@@ -120,9 +120,9 @@ async def test_history_is_sent_alike_by_all_apis(api):
         UserMessage("5", (Text("Bye"),)),
     ]
     request = ModelRequest("m", "S", messages)
-    async with ScriptedEndpoint(Say("!")) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Respond("!")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
-    conversation = endpoint.asked[0].conversation
+    conversation = endpoint.requests[0].conversation
     entries = [entry for entry in conversation if entry[0] != "result" and entry != ("user", "image")]
     assert entries[:4] == [
         ("user", "Look"),
@@ -132,41 +132,41 @@ async def test_history_is_sent_alike_by_all_apis(api):
     ]
     assert "\n\n".join(entry[1] for entry in entries[5:]) == "Thanks\n\nBye"
     assert [entry[1] for entry in conversation if entry[0] == "result"][1] == "ERROR: no"
-    assert json.dumps(endpoint.asked[0].body).count("cGl4ZWw=") == 2
+    assert json.dumps(endpoint.requests[0].body).count("cGl4ZWw=") == 2
 
 
 async def test_extras_are_sent_back_only_to_their_endpoint():
-    thinking = Say("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
+    thinking = Respond("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
     for api, sent in (
         ("anthropic-messages", '"signature": "signed"'),
         ("openai-chat", '"reasoning_content": "deep"'),
         ("openai-responses", '"encrypted_content": "sealed"'),
     ):
-        async with ScriptedEndpoint(thinking, Say("b"), Say("c")) as endpoint, provider(endpoint, api) as model:
+        async with ScriptedEndpoint(thinking, Respond("b"), Respond("c")) as endpoint, provider(endpoint, api) as model:
             text, thought, _, _, end = await ask(model)
             message = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
             messages = [*REQUEST.messages, message, ToolResult("c1", "x")]
             await ask(model, ModelRequest("m", "", messages))
-            assert sent in json.dumps(endpoint.asked[1].body)
+            assert sent in json.dumps(endpoint.requests[1].body)
             elsewhere = {name: {**extras, "endpoint": "other"} for name, extras in end.extras.items()}
             messages[1] = AssistantMessage("2", text, thought, message.calls, elsewhere)
             await ask(model, ModelRequest("m", "", messages))
-            assert "deep" not in json.dumps(endpoint.asked[2].body)
+            assert "deep" not in json.dumps(endpoint.requests[2].body)
 
 
 @every_api
 @pytest.mark.parametrize("level", ["none", "low", "high"])
 async def test_thought_level_is_sent(api, level):
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level=level)
-    async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Respond("a"), Respond("b")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
         await ask(model)
-    with_level, without_level = (sent.body for sent in endpoint.asked)
+    with_level, without_level = (sent.body for sent in endpoint.requests)
     if api == "openai-chat":
         assert with_level["reasoning_effort"] == level
         assert with_level["chat_template_kwargs"] == {"enable_thinking": level != "none"}
-        assert ("x-include-thinking" in endpoint.asked[0].headers) == (level != "none")
-        assert endpoint.asked[1].headers["x-include-thinking"] == "true"
+        assert ("x-include-thinking" in endpoint.requests[0].headers) == (level != "none")
+        assert endpoint.requests[1].headers["x-include-thinking"] == "true"
     elif api == "openai-responses":
         assert with_level["reasoning"]["effort"] == level
     elif level == "none":
@@ -178,7 +178,7 @@ async def test_thought_level_is_sent(api, level):
 
 @every_api
 async def test_cancellation_closes_the_stream(api):
-    async with ScriptedEndpoint(Say("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Respond("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
         task = asyncio.create_task(ask(model))
         await endpoint.holding.wait()
         task.cancel()
@@ -190,7 +190,7 @@ async def test_cancellation_closes_the_stream(api):
 @every_api
 @pytest.mark.parametrize("deltas", [0, 4])
 async def test_broken_stream_is_an_error(api, deltas):
-    async with ScriptedEndpoint(Say("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Respond("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
         with pytest.raises(ProviderError) as error:
             await ask(model)
     assert error.value.kind == ("interrupted" if deltas else "unavailable")
@@ -211,12 +211,12 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
         monkeypatch.setenv(name, "ambient")
     for name in ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS"):
         monkeypatch.setenv(name, "x-secret: ambient")
-    async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint:
+    async with ScriptedEndpoint(Respond("a"), Respond("b")) as endpoint:
         async with provider(endpoint, api) as model:
             await ask(model)
         async with provider(endpoint, api, api_key="mine", headers={"x-team": "blue"}) as model:
             await ask(model)
-    without, with_key = (sent.headers for sent in endpoint.asked)
+    without, with_key = (sent.headers for sent in endpoint.requests)
     assert "authorization" not in without
     assert with_key["authorization"] == "Bearer mine"
     assert with_key["x-team"] == "blue"
@@ -225,28 +225,28 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
 
 async def test_rejected_parameters_are_omitted_in_later_requests():
     unknown = [
-        Refuse(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
+        RespondError(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
         for name in ("max_tokens", "chat_template_kwargs", "reasoning_effort")
     ]
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=100, thought_level="low")
-    async with ScriptedEndpoint(*unknown, Say("a"), Say("b")) as endpoint, provider(endpoint) as model:
+    async with ScriptedEndpoint(*unknown, Respond("a"), Respond("b")) as endpoint, provider(endpoint) as model:
         assert (await ask(model, request))[0] == "a"
         assert (await ask(model, request))[0] == "b"
-    assert len(endpoint.asked) == 5
-    for sent in endpoint.asked[3:]:
+    assert len(endpoint.requests) == 5
+    for sent in endpoint.requests[3:]:
         assert sent.body["max_completion_tokens"] == 100
         assert not sent.body.keys() & {"max_tokens", "chat_template_kwargs", "reasoning_effort"}
 
 
 async def test_rejected_thinking_budget_is_replaced_by_effort():
-    refused = Refuse(
+    refused = RespondError(
         400, {"type": "error", "error": {"message": "thinking.budget_tokens: not supported, use adaptive"}}
     )
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level="medium")
-    async with ScriptedEndpoint(refused, Say("a")) as endpoint, provider(endpoint, "anthropic-messages") as model:
+    async with ScriptedEndpoint(refused, Respond("a")) as endpoint, provider(endpoint, "anthropic-messages") as model:
         await ask(model, request)
-    assert endpoint.asked[1].body["thinking"]["type"] == "adaptive"
-    assert endpoint.asked[1].body["output_config"] == {"effort": "medium"}
+    assert endpoint.requests[1].body["thinking"]["type"] == "adaptive"
+    assert endpoint.requests[1].body["output_config"] == {"effort": "medium"}
 
 
 NO_TOOLS = [
@@ -264,15 +264,18 @@ NO_TOOLS = [
 async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
     text_with_calls = f"I look.\n{call}\n<tool_call>[</tool_call>"
-    refused = Refuse(status, {"error": {"message": message}})
-    async with ScriptedEndpoint(refused, Say(text_with_calls), Say("ok")) as endpoint, provider(endpoint, api) as model:
+    refused = RespondError(status, {"error": {"message": message}})
+    async with (
+        ScriptedEndpoint(refused, Respond(text_with_calls), Respond("ok")) as endpoint,
+        provider(endpoint, api) as model,
+    ):
         text, _, calls, _, end = await ask(model)
         assert (text, end.reason) == ("I look.\n", "tool_calls")
         assert calls == [(None, "read_file", '{"path": "a"}'), (None, None, "[")]
         message = AssistantMessage("2", text, calls=(ToolCall("c1", "read_file", '{"path": "a"}'),))
         messages = [*REQUEST.messages, message, ToolResult("c1", "content")]
         await ask(model, ModelRequest("m", "Be kind.", messages, [READ]))
-    first, last = endpoint.asked[1:]
+    first, last = endpoint.requests[1:]
     assert first.tools == last.tools == []
     assert first.system.startswith("Be kind.")
     assert '"name": "read_file"' in first.system
@@ -286,22 +289,25 @@ async def test_valid_call_in_text_is_extracted():
     call = '<tool_call>{"name": "%s", "arguments": {"path": "a"}}</tool_call>'
     text_with_calls = f"<think>hm</think>See {call % 'read_file'}"
     quoted = f"Write ```\n{call % 'read_file'}\n``` or {call % 'unknown'}"
-    both = Say(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
-    async with ScriptedEndpoint(Say(text_with_calls), Say(quoted), both) as endpoint, provider(endpoint) as model:
+    both = Respond(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
+    async with (
+        ScriptedEndpoint(Respond(text_with_calls), Respond(quoted), both) as endpoint,
+        provider(endpoint) as model,
+    ):
         assert (await ask(model))[:3] == ("See ", "hm", [(None, "read_file", '{"path": "a"}')])
         assert (await ask(model))[:3] == (quoted, "", [])
         assert (await ask(model))[2] == [("call_3_0", "read_file", '{"path": "b"}')]
 
 
 async def test_tool_calls_setting_text_and_native():
-    refused = Refuse(400, {"error": {"message": "tools are not supported"}})
-    async with ScriptedEndpoint(Say("a"), refused) as endpoint:
+    refused = RespondError(400, {"error": {"message": "tools are not supported"}})
+    async with ScriptedEndpoint(Respond("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:
             await ask(model)
         async with provider(endpoint, tool_calls="native") as model:
             with pytest.raises(ProviderError):
                 await ask(model)
-    assert endpoint.asked[0].tools == []
+    assert endpoint.requests[0].tools == []
 
 
 @every_api

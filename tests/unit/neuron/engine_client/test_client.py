@@ -67,8 +67,8 @@ async def test_logprobs_are_merged_with_their_tokens(engine: EngineClient):
     outputs = [await anext(slow)]
     await outputs_of(engine, 1, 1)
     outputs.append(await anext(slow))
-    told = [logprob for output in outputs for logprob in output.logprobs]
-    assert told == [(-float(token), [(token, -float(token))]) for token in range(299)]
+    reported = [logprob for output in outputs for logprob in output.logprobs]
+    assert reported == [(-float(token), [(token, -float(token))]) for token in range(299)]
 
 
 async def test_cached_tokens_are_reported_once_after_merging(engine: EngineClient):
