@@ -122,7 +122,7 @@ class Report:
         self._checks += 1
         self._ties += figures.get("near_ties", 0)
         if not passed:
-            self._failed.append(" ".join(str(item) for item in (model, check, figures.get("way", "")) if item))
+            self._failed.append(" ".join(str(item) for item in (model, check, figures.get("variant", "")) if item))
         shown = {name: _rounded(value) for name, value in figures.items()}
         print(json.dumps({"model": model, "check": check, "held": passed, **shown}), flush=True)
 

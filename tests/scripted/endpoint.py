@@ -1,4 +1,4 @@
-"""A model endpoint that says what a script says, in whichever of the three wire APIs it is asked, over real sockets."""
+"""An HTTP model endpoint that answers requests from a script, in any of the three API formats."""
 
 import asyncio
 import json
@@ -8,27 +8,27 @@ from typing import Any, Self
 from aiohttp import web
 
 from scripted.received_request import ReceivedRequest
-from scripted.script_steps import Respond, RespondError
+from scripted.script_steps import Reject, Say
 from scripted.wire_formats import WIRES
 
-Step = Respond | RespondError | Callable[[ReceivedRequest], Respond | RespondError]
+Step = Say | Reject | Callable[[ReceivedRequest], Say | Reject]
 
 LISTING = {"object": "list", "data": [{"id": "scripted", "object": "model", "context_length": 32768}]}
 
 
 class ScriptedEndpoint:
-    """Answers each question with the next step of its script; a function stays, and answers all that follow.
+    """Answers each request with the next step of the script. A function in the script answers all further requests.
 
-    As a context manager it listens at `url`.
+    As a context manager, the endpoint listens at `url`.
 
     Attributes:
-        models: the list of models, or why there is none.
-        routes: the paths that there are; others answer 404.
-        asked: all that came in, oldest first.
-        listing: the list of models waits for it.
-        holding: set once an answer is held.
-        released: lets answers that are held go on.
-        hung_up: set once a client went away in the midst of an answer.
+        models: the list of models, or the error response of the models route.
+        routes: the paths with a handler; other paths answer 404.
+        requests: all received requests, oldest first.
+        listing: event that the models route waits for.
+        holding: event that is set when a stream pauses.
+        released: event that continues paused streams.
+        hung_up: event that is set when a client disconnects during a stream.
     """
 
     def __init__(self, *script: Step, models: Any = LISTING) -> None:
@@ -59,17 +59,17 @@ class ScriptedEndpoint:
 
     async def _list(self, request: web.Request) -> web.Response:
         await self.listing.wait()
-        return _refused(self.models) if isinstance(self.models, RespondError) else web.json_response(self.models)
+        return _refused(self.models) if isinstance(self.models, Reject) else web.json_response(self.models)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if request.path not in self.routes:
-            return _refused(RespondError(404, "404 page not found"))
+            return _refused(Reject(404, "404 page not found"))
         if not body:
-            return _refused(RespondError(400, {"error": {"message": "model is required"}}))
+            return _refused(Reject(400, {"error": {"message": "model is required"}}))
         self.requests.append(ReceivedRequest(request.path, body, request.headers))
         step = self._next_step()
-        if isinstance(step, RespondError):
+        if isinstance(step, Reject):
             return _refused(step)
         events = WIRES[request.path](step, len(self.requests))
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -91,15 +91,15 @@ class ScriptedEndpoint:
             raise
         return response
 
-    def _next_step(self) -> Respond | RespondError:
-        step = self.script[0] if self.script else RespondError(500, {"error": {"message": "the script is over"}})
-        if not isinstance(step, Respond | RespondError):
+    def _next_step(self) -> Say | Reject:
+        step = self.script[0] if self.script else Reject(500, {"error": {"message": "the script is over"}})
+        if not isinstance(step, Say | Reject):
             return step(self.requests[-1])
         del self.script[:1]
         return step
 
 
-def _refused(step: RespondError) -> web.Response:
+def _refused(step: Reject) -> web.Response:
     if isinstance(step.body, str):
         return web.Response(status=step.status, text=step.body, headers=step.headers)
     return web.json_response(step.body, status=step.status, headers=step.headers)

@@ -1,4 +1,4 @@
-"""What came in at a scripted endpoint, read alike in all wire APIs."""
+"""A request that a scripted endpoint received, with the same properties for all API formats."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ Entry = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """One question."""
+    """A received request."""
 
     path: str
     body: Json
@@ -20,7 +20,7 @@ class ReceivedRequest:
 
     @property
     def tools(self) -> list[str]:
-        """Names, in order."""
+        """Names of the offered tools, in order."""
         return [(tool.get("function") or tool)["name"] for tool in self.body.get("tools", ())]
 
     @property
@@ -40,7 +40,7 @@ class ReceivedRequest:
 
     @property
     def results(self) -> list[str]:
-        """What it is told of its calls."""
+        """Texts of the tool results."""
         return [entry[1] for entry in self.conversation if entry[0] == "result"]
 
 

@@ -1,4 +1,4 @@
-"""What a scripted endpoint does when it is asked: it says something, or refuses."""
+"""Steps of a scripted endpoint: send a message, or an error response."""
 
 import json
 from dataclasses import dataclass, field
@@ -22,20 +22,21 @@ class Call:
 
     @property
     def text(self) -> str:
-        """The arguments as they are sent."""
+        """The arguments as JSON text."""
         return self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
 
 
 @dataclass(frozen=True)
-class Respond:
-    """One answer.
+class Say:
+    """A streamed message.
 
     Attributes:
-        tokens: of prompt and answer.
-        cached: of the prompt's tokens.
-        finish: `stop`, `length` or `refusal`; one that stops with calls stops for them.
-        cut_after: events after which the connection is cut.
-        hold_after: events after which nothing comes until the endpoint is released or the client hangs up.
+        tokens: token counts of the prompt and of the message.
+        cached: number of cached prompt tokens.
+        finish: `stop`, `length` or `refusal`; `stop` with calls is reported as the API's reason for tool calls.
+        cut_after: number of events after which the endpoint closes the connection.
+        hold_after: number of events after which the stream pauses until the endpoint is released or the client
+            disconnects.
     """
 
     text: str = ""
@@ -49,8 +50,8 @@ class Respond:
 
 
 @dataclass(frozen=True)
-class RespondError:
-    """No answer, but an error."""
+class Reject:
+    """An error response."""
 
     status: int
     body: Any = ""

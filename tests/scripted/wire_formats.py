@@ -1,14 +1,14 @@
-"""How an answer is streamed in each of the three wire APIs."""
+"""Streamed messages in the three API formats."""
 
 from collections.abc import Callable, Iterator
 
-from scripted.script_steps import Call, Json, Respond
+from scripted.script_steps import Call, Json, Say
 
-Wire = Callable[[Respond, int], Iterator[Json | str]]
-"""The events of an answer to the question of a number."""
+Wire = Callable[[Say, int], Iterator[Json | str]]
+"""Function that returns the events of a step's message; the number makes ids unique."""
 
 
-def _chat(say: Respond, number: int) -> Iterator[Json | str]:
+def _chat(say: Say, number: int) -> Iterator[Json | str]:
     head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 0, "model": "scripted"}
 
     def chunk(finish: str | None = None, **delta: object) -> Json:
@@ -32,12 +32,12 @@ def _chat(say: Respond, number: int) -> Iterator[Json | str]:
     yield "[DONE]"
 
 
-def _responses(say: Respond, number: int) -> Iterator[Json | str]:
+def _responses(say: Say, number: int) -> Iterator[Json | str]:
     for count, event in enumerate(_response(say, number)):
         yield event | {"sequence_number": count}
 
 
-def _response(say: Respond, number: int) -> Iterator[Json]:
+def _response(say: Say, number: int) -> Iterator[Json]:
     response: Json = {"id": f"resp_{number}", "object": "response", "created_at": 0, "model": "scripted"}
     response |= {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
     yield {"type": "response.created", "response": response | {"status": "in_progress", "output": []}}
@@ -61,8 +61,8 @@ def _response(say: Respond, number: int) -> Iterator[Json]:
     yield {"type": f"response.{status}", "response": response | {"output": output}}
 
 
-def _items(say: Respond, number: int) -> Iterator[tuple[Json, str, str, Json]]:
-    """Each item as it begins, the kind of its events, the text that comes in pieces, and what it ends with."""
+def _items(say: Say, number: int) -> Iterator[tuple[Json, str, str, Json]]:
+    """Yield for each output item its first state, the kind of its events, its text, and its final fields."""
     if say.thought:
         content = [{"type": "reasoning_text", "text": say.thought}]
         begun = {"id": f"rs_{number}", "type": "reasoning", "summary": []}
@@ -77,7 +77,7 @@ def _items(say: Respond, number: int) -> Iterator[tuple[Json, str, str, Json]]:
         yield begun, "function_call_arguments", call.text, {"arguments": call.text}
 
 
-def _messages(say: Respond, number: int) -> Iterator[Json | str]:
+def _messages(say: Say, number: int) -> Iterator[Json | str]:
     prompt, completion = say.tokens
     usage = {"input_tokens": prompt - say.cached, "cache_read_input_tokens": say.cached, "output_tokens": 1}
     message: Json = {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": "scripted", "content": []}
@@ -96,8 +96,8 @@ def _messages(say: Respond, number: int) -> Iterator[Json | str]:
     yield {"type": "message_stop"}
 
 
-def _blocks(say: Respond, number: int) -> Iterator[tuple[Json, list[Json]]]:
-    """Each block as it begins, and what is added to it."""
+def _blocks(say: Say, number: int) -> Iterator[tuple[Json, list[Json]]]:
+    """Yield each content block at its start, with the deltas that follow."""
     if say.thought:
         deltas = [{"type": "thinking_delta", "thinking": piece} for piece in _pieces(say.thought)]
         deltas.append({"type": "signature_delta", "signature": "signed"})
@@ -125,4 +125,4 @@ WIRES: dict[str, Wire] = {
 }
 
 APIS = dict(zip(("openai-chat", "openai-responses", "anthropic-messages"), WIRES, strict=True))
-"""Their paths, by the names that the configuration has for them."""
+"""Paths of the API formats by configuration name."""

@@ -14,7 +14,7 @@ import pytest
 from editors.recording_client import endpoint_environment
 from npm import NODE, NODE_PATH, installed
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond
+from scripted.script_steps import Call, Say
 
 _ACPX = "acpx@0.19.1"
 _INTEGRITY = "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow=="
@@ -77,10 +77,10 @@ def stop_reasons(lines: list[dict[str, Any]]) -> list[str]:
 
 async def test_exec_runs_a_task(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Respond("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
-        Respond(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Respond(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
-        Respond("It is done."),
+        Say("First, a plan.", calls=(Call("todo", {"tasks": [{"content": "change two"}]}, "plan"),)),
+        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Say(calls=(Call("bash", {"command": "cat a.txt; echo from the terminal"}, "shell"),)),
+        Say("It is done."),
     )
     async with endpoint:
         lines = await Acpx(home, home / "project", endpoint.url).run("--approve-all", "exec", "Change two.")
@@ -96,14 +96,14 @@ async def test_exec_runs_a_task(home: Path) -> None:
 
 async def test_denied_tools_fail_but_the_prompt_ends_normally(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Respond(
+        Say(
             calls=(
                 Call("read_file", {"path": "a.txt"}, "read"),
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
             )
         ),
-        Respond("Nothing may be done."),
+        Say("Nothing may be done."),
     )
     async with endpoint:
         lines = await Acpx(home, home / "project", endpoint.url).run("--deny-all", "exec", "Go.", status=5)
@@ -115,9 +115,9 @@ async def test_denied_tools_fail_but_the_prompt_ends_normally(home: Path) -> Non
 
 async def test_session_resumes_in_a_new_process(home: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Respond("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
-        Respond("You said one and two."),
-        Respond("Two, as I said."),
+        Say("Noted.", calls=(Call("read_file", {"path": "a.txt"}, "read"),)),
+        Say("You said one and two."),
+        Say("Two, as I said."),
     )
     async with endpoint:
         acpx = Acpx(home, home / "project", endpoint.url)

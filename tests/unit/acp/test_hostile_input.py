@@ -9,7 +9,7 @@ import pytest
 
 from editors.recording_client import agent_in_memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond
+from scripted.script_steps import Call, Say
 
 _TEN_MEGABYTES = 10_000_000
 
@@ -29,7 +29,7 @@ def project(tmp_path: Path) -> Path:
 async def results(project: Path, *calls: Call, **handlers: Any) -> tuple[list[str], list[dict[str, Any]]]:
     """Run the calls; return the results that the model receives, and all messages of the agent."""
     async with (
-        ScriptedEndpoint(Respond(calls=calls), Respond("Done.")) as endpoint,
+        ScriptedEndpoint(Say(calls=calls), Say("Done.")) as endpoint,
         agent_in_memory(settings_for(endpoint.url, project.parent)) as editor,
     ):
         editor.handlers |= handlers

@@ -8,7 +8,7 @@ from pathlib import Path
 import packages
 from editors.recording_client import AgentProcess, agent_process, endpoint_environment
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond
+from scripted.script_steps import Call, Say
 
 CANDIDATE = "agent-client-protocol==1.0.0rc3"
 CANDIDATE_SHA256 = "003c087eae1b03f2410f2e06bcfbaaa26ae99abbdd011c7a2183e5a699a3426f"
@@ -31,7 +31,7 @@ async def _converse(agent: AgentProcess, folder: Path) -> None:
 
 def _script() -> ScriptedEndpoint:
     calls = (Call("list_dir", {"path": "."}), Call("todo", {"tasks": [{"content": "say", "status": "pending"}]}))
-    return ScriptedEndpoint(Respond("I look.", calls=calls), Respond("Done."))
+    return ScriptedEndpoint(Say("I look.", calls=calls), Say("Done."))
 
 
 async def test_stdout_has_only_json_rpc_and_bad_lines_get_errors(tmp_path: Path):
@@ -48,7 +48,7 @@ async def test_next_sdk_version_works(tmp_path: Path):
     wheel = packages.wheel(CANDIDATE, CANDIDATE_SHA256)
     async with _script() as endpoint, agent_process(tmp_path, sdk=wheel, **endpoint_environment(endpoint.url)) as agent:
         await _converse(agent, tmp_path)
-        endpoint.script[:] = [Respond(calls=(Call("bash", {"command": "true"}),))]
+        endpoint.script[:] = [Say(calls=(Call("bash", {"command": "true"}),))]
         held_request = agent.editor.hold("session/request_permission")
         session = await agent.editor.new(tmp_path)
         id, waiting = agent.editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "run"}])
@@ -61,12 +61,12 @@ async def test_next_sdk_version_works(tmp_path: Path):
 
 async def test_finished_rounds_survive_a_kill(tmp_path: Path):
     """The process is killed twice. A `usage_update` is sent only after its round is on disk."""
-    async with ScriptedEndpoint(lambda _: Respond("On it.", calls=(Call("list_dir", {"path": "."}),))) as endpoint:
+    async with ScriptedEndpoint(lambda _: Say("On it.", calls=(Call("list_dir", {"path": "."}),))) as endpoint:
         session, finished = await _killed(tmp_path, endpoint, None, 9)
         _, rounds_after = await _killed(tmp_path, endpoint, session, 23)
         assert rounds_after >= finished
         async with agent_process(tmp_path, **endpoint_environment(endpoint.url)) as agent:
-            endpoint.script[:] = [Respond("All there.")]
+            endpoint.script[:] = [Say("All there.")]
             endpoint.requests.clear()
             await agent.editor.request("session/resume", sessionId=session, cwd=str(tmp_path), mcpServers=[])
             await agent.editor.prompt(session, "and now?")

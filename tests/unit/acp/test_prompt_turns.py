@@ -14,7 +14,7 @@ from helexa.acp.config import WireApi
 from helexa.acp.preferences import Preferences
 from scripted.endpoint import ScriptedEndpoint
 from scripted.received_request import ReceivedRequest
-from scripted.script_steps import Call, Respond, RespondError
+from scripted.script_steps import Call, Reject, Say
 
 CHECK = f"{sys.executable} -B check.py"  # -B: a file edited within a second must not be loaded from stale bytecode
 
@@ -43,18 +43,18 @@ def _plan(*states: str) -> Call:
 
 
 STEPS = [
-    Respond("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
-    Respond(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
-    Respond(calls=(Call("glob", {"pattern": "*.py"}),)),
-    Respond(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
-    Respond("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
-    Respond(calls=(_edit("names.py", "shpo", "shop"),)),
-    Respond(calls=(_edit("notes.md", "shpo", "shop"),)),
-    Respond(calls=(Call("bash", {"command": CHECK}),)),
-    Respond("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
-    Respond(calls=(Call("bash", {"command": CHECK}),)),
-    Respond(calls=(_plan("completed", "completed", "completed"),)),
-    Respond("All is mended."),
+    Say("I plan.", "First a plan.", (_plan("in_progress", "pending", "pending"),)),
+    Say(calls=(Call("list_dir", {"path": "."}), Call("grep", {"pattern": "shpo"}))),
+    Say(calls=(Call("glob", {"pattern": "*.py"}),)),
+    Say(calls=(Call("read_file", {"path": "shop.py"}), Call("read_file", {"path": "names.py"}))),
+    Say("Now I mend.", calls=(_plan("completed", "in_progress", "pending"),)),
+    Say(calls=(_edit("names.py", "shpo", "shop"),)),
+    Say(calls=(_edit("notes.md", "shpo", "shop"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say("The sum is wrong.", calls=(_edit("shop.py", "count + PRICE", "count * PRICE"),)),
+    Say(calls=(Call("bash", {"command": CHECK}),)),
+    Say(calls=(_plan("completed", "completed", "completed"),)),
+    Say("All is mended."),
 ]
 
 
@@ -127,7 +127,7 @@ async def _run_turn(endpoint: ScriptedEndpoint, home: Path, work: Path, **handle
 
 
 async def test_rejected_call_fails_and_changes_nothing(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(Respond(calls=(_edit("notes.md", "shpo", "shop"),)), Respond("So be it."))
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
     deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
     editor, session, stopped = await _run_turn(endpoint, tmp_path, work, **deny)
     assert stopped == "end_turn" and editor.text(session) == "So be it."
@@ -144,37 +144,37 @@ async def test_invalid_permission_response_counts_as_rejection(response: Any, tm
             raise RuntimeError("no window")
         return response
 
-    endpoint = ScriptedEndpoint(Respond(calls=(_edit("notes.md", "shpo", "shop"),)), Respond("So be it."))
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("So be it."))
     _, _, stopped = await _run_turn(endpoint, tmp_path, work, **{"session/request_permission": respond})
     assert stopped == "end_turn"
     assert (work / "notes.md").read_text() == "The shpo sells.\n"
 
 
 async def test_always_allow_is_saved_for_the_project(tmp_path: Path, work: Path):
-    edit = Respond(calls=(_edit("notes.md", "sells", "sells."),))
+    edit = Say(calls=(_edit("notes.md", "sells", "sells."),))
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
-    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, edit, Respond("Done.")), tmp_path, work, **always)
+    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, edit, Say("Done.")), tmp_path, work, **always)
     assert len(editor.requests("session/request_permission")) == 1
-    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, Respond("Done.")), tmp_path, work)
+    editor, _, _ = await _run_turn(ScriptedEndpoint(edit, Say("Done.")), tmp_path, work)
     assert not editor.requests("session/request_permission")
 
 
 async def test_always_allow_of_unvetted_command_ends_with_the_session(tmp_path: Path, work: Path):
-    check = Respond(calls=(Call("bash", {"command": CHECK}),))
+    check = Say(calls=(Call("bash", {"command": CHECK}),))
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
-    editor, _, _ = await _run_turn(ScriptedEndpoint(check, check, Respond("Done.")), tmp_path, work, **always)
+    editor, _, _ = await _run_turn(ScriptedEndpoint(check, check, Say("Done.")), tmp_path, work, **always)
     (request,) = editor.requests("session/request_permission")
     assert request["options"][1]["name"] == "Always allow exactly this command, in this session"
-    editor, _, _ = await _run_turn(ScriptedEndpoint(check, Respond("Done.")), tmp_path, work)
+    editor, _, _ = await _run_turn(ScriptedEndpoint(check, Say("Done.")), tmp_path, work)
     assert len(editor.requests("session/request_permission")) == 1
 
 
 async def test_always_allow_of_vetted_command_is_saved_for_the_project(tmp_path: Path, work: Path):
     always = {"session/request_permission": lambda params: allow(params, "allow_always")}
-    list_all, list_one = (Respond(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
-    editor, _, _ = await _run_turn(ScriptedEndpoint(list_all, list_one, Respond("Done.")), tmp_path, work, **always)
+    list_all, list_one = (Say(calls=(Call("bash", {"command": line}),)) for line in ("ls -a", "ls names.py"))
+    editor, _, _ = await _run_turn(ScriptedEndpoint(list_all, list_one, Say("Done.")), tmp_path, work, **always)
     assert len(editor.requests("session/request_permission")) == 1
-    editor, _, _ = await _run_turn(ScriptedEndpoint(list_one, Respond("Done.")), tmp_path, work)
+    editor, _, _ = await _run_turn(ScriptedEndpoint(list_one, Say("Done.")), tmp_path, work)
     assert not editor.requests("session/request_permission")
 
 
@@ -190,7 +190,7 @@ async def test_always_allow_of_vetted_command_is_saved_for_the_project(tmp_path:
 async def test_broad_grants_of_earlier_versions_are_ignored(subject: str, command: str, tmp_path: Path, work: Path):
     Preferences(tmp_path / "data").grant(str(work), "bash", subject, allowed=True)
     deny = {"session/request_permission": lambda params: allow(params, "reject_once")}
-    endpoint = ScriptedEndpoint(Respond(calls=(Call("bash", {"command": command}),)), Respond("Done."))
+    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": command}),)), Say("Done."))
     editor, _, _ = await _run_turn(endpoint, tmp_path, work, **deny)
     assert len(editor.requests("session/request_permission")) == 1
     assert not (work / "owned").exists()
@@ -200,14 +200,14 @@ async def test_client_file_error_fails_the_call_but_not_the_turn(tmp_path: Path,
     def refuse(params: Any) -> Any:
         raise RuntimeError("not this file")
 
-    endpoint = ScriptedEndpoint(Respond(calls=(Call("read_file", {"path": "notes.md"}),)), Respond("A pity."))
+    endpoint = ScriptedEndpoint(Say(calls=(Call("read_file", {"path": "notes.md"}),)), Say("A pity."))
     editor, session, stopped = await _run_turn(endpoint, tmp_path, work, **{"fs/read_text_file": refuse})
     assert stopped == "end_turn" and editor.text(session) == "A pity."
     assert "not this file" in str(endpoint.requests[1].body["messages"])
 
 
 async def test_cancel_closes_the_stream_and_the_session_continues(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(Respond("It begins", hold_after=3), Respond("Again."))
+    endpoint = ScriptedEndpoint(Say("It begins", hold_after=3), Say("Again."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         _, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "go"}])
@@ -220,7 +220,7 @@ async def test_cancel_closes_the_stream_and_the_session_continues(tmp_path: Path
 
 
 async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(Respond(calls=(_edit("notes.md", "shpo", "shop"),)), Respond("Again."))
+    endpoint = ScriptedEndpoint(Say(calls=(_edit("notes.md", "shpo", "shop"),)), Say("Again."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         held_request = editor.hold("session/request_permission")
         session = await editor.new(work)
@@ -233,8 +233,8 @@ async def test_cancel_during_permission_request(tmp_path: Path, work: Path):
 
 
 async def test_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
-    def respond(request: ReceivedRequest) -> Respond:
-        return Respond("A" * 300 if "say A" in str(request.conversation) else "B" * 300)
+    def respond(request: ReceivedRequest) -> Say:
+        return Say("A" * 300 if "say A" in str(request.conversation) else "B" * 300)
 
     endpoint = ScriptedEndpoint(respond)
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
@@ -244,8 +244,8 @@ async def test_concurrent_sessions_do_not_mix(tmp_path: Path, work: Path):
 
 
 async def test_endpoint_error_fails_the_prompt_and_the_session_continues(tmp_path: Path, work: Path):
-    refused = RespondError(401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
-    endpoint = ScriptedEndpoint(refused, Respond("Better."))
+    refused = Reject(401, {"error": {"message": "bad key sk-123", "type": "auth", "code": "invalid_api_key"}})
+    endpoint = ScriptedEndpoint(refused, Say("Better."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
@@ -259,7 +259,7 @@ async def test_endpoint_error_fails_the_prompt_and_the_session_continues(tmp_pat
 
 async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
     models = {"object": "list", "data": [{"id": "scripted"}, {"id": "other"}]}
-    endpoint = ScriptedEndpoint(lambda _: Respond("A model."), models=models)
+    endpoint = ScriptedEndpoint(lambda _: Say("A model."), models=models)
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         await editor.prompt(session, "first")
@@ -285,7 +285,7 @@ async def test_slash_commands_send_no_model_request(tmp_path: Path, work: Path):
 
 
 async def test_compact_replaces_history_by_summary(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(Respond("word " * 400), Respond("THE SUMMARY"), Respond("Going on."))
+    endpoint = ScriptedEndpoint(Say("word " * 400), Say("THE SUMMARY"), Say("Going on."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         await editor.initialize()
         session = await editor.new(work)
@@ -302,8 +302,8 @@ async def test_compact_replaces_history_by_summary(tmp_path: Path, work: Path):
 
 async def test_models_are_grouped_by_endpoint_and_can_be_chosen(tmp_path: Path, work: Path):
     first_endpoint, second_endpoint = (
-        ScriptedEndpoint(Respond("From one.")),
-        ScriptedEndpoint(Respond("From the other.")),
+        ScriptedEndpoint(Say("From one.")),
+        ScriptedEndpoint(Say("From the other.")),
     )
     async with first_endpoint, second_endpoint:
         settings = settings_for(first_endpoint.url, tmp_path)
@@ -328,7 +328,7 @@ async def test_models_are_grouped_by_endpoint_and_can_be_chosen(tmp_path: Path, 
 
 
 async def test_prompt_with_images_links_and_files(tmp_path: Path, work: Path):
-    endpoint = ScriptedEndpoint(Respond("Seen."))
+    endpoint = ScriptedEndpoint(Say("Seen."))
     async with endpoint, agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(work)
         blocks = [

@@ -14,7 +14,7 @@ from editors.recording_client import endpoint_environment
 from npm import NODE, installed
 from scripted.endpoint import ScriptedEndpoint
 from scripted.received_request import ReceivedRequest
-from scripted.script_steps import Call, Respond
+from scripted.script_steps import Call, Say
 
 _SDK = "@agentclientprotocol/sdk@2.4.0"
 _INTEGRITY = "sha512-7qJ8nnyj7WesC5ve185ioTpB2/svQoeGV4HA4nLEhgDUrcmBe54/08VcXc/oL4p14tDbxxECZzdYmUYQ+4l+Wg=="
@@ -102,11 +102,11 @@ def sent_messages(request: ReceivedRequest) -> str:
 async def test_task_and_resumed_session_after_kill(project: Path) -> None:
     plan = [{"content": "change two", "status": "in_progress"}]
     endpoint = ScriptedEndpoint(
-        Respond("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
-        Respond(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
-        Respond(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
-        Respond("It is done."),
-        Respond("As I said, it is done."),
+        Say("I will plan.", calls=(Call("todo", {"tasks": plan}, "plan"),)),
+        Say(calls=(Call("edit_file", {"path": "a.txt", "old_text": "two", "new_text": "2"}, "edit"),)),
+        Say(calls=(Call("bash", {"command": "echo from the terminal; cat a.txt"}, "shell"),)),
+        Say("It is done."),
+        Say("As I said, it is done."),
     )
     async with endpoint:
         events = await drive(
@@ -153,14 +153,14 @@ async def test_task_and_resumed_session_after_kill(project: Path) -> None:
 
 async def test_rejected_calls_fail_and_the_model_is_informed(project: Path) -> None:
     endpoint = ScriptedEndpoint(
-        Respond(
+        Say(
             calls=(
                 Call("write_file", {"path": "b.txt", "content": "b"}, "write"),
                 Call("bash", {"command": "touch c.txt"}, "shell"),
                 Call("read_file", {"path": "../outside.txt"}, "read"),
             )
         ),
-        Respond("Well then."),
+        Say("Well then."),
     )
     (project.parent / "outside.txt").write_text("the secret")
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
@@ -173,9 +173,7 @@ async def test_rejected_calls_fail_and_the_model_is_informed(project: Path) -> N
 
 
 async def test_cancel_during_permission_request_ends_the_turn(project: Path) -> None:
-    endpoint = ScriptedEndpoint(
-        Respond(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Respond("On we go.")
-    )
+    endpoint = ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch b.txt"}, "shell"),)), Say("On we go."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
     async with endpoint:
         events = await drive(endpoint.url, project, new, prompt(0, "Go."), decision="cancel")
@@ -190,7 +188,7 @@ async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) ->
         Call("read_file", {"path": "a.txt"}, "read"),
         Call("bash", {"command": "true"}, "shell"),
     )
-    endpoint = ScriptedEndpoint(Respond(calls=calls), Respond("Never mind."))
+    endpoint = ScriptedEndpoint(Say(calls=calls), Say("Never mind."))
     new = ("session/new", {"cwd": str(project), "mcpServers": []})
     async with endpoint:
         events = await drive(endpoint.url, project, new, prompt(0, "Go."), refuse=list(refused.values()))
@@ -202,11 +200,11 @@ async def test_client_errors_fail_the_tools_but_not_the_prompt(project: Path) ->
 
 
 async def test_concurrent_sessions_stay_separate(project: Path) -> None:
-    def respond(request: ReceivedRequest) -> Respond:
+    def respond(request: ReceivedRequest) -> Say:
         name = "left" if "go left" in sent_messages(request) else "right"
         if request.results:
-            return Respond(f"{name} is done")
-        return Respond(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
+            return Say(f"{name} is done")
+        return Say(calls=(Call("write_file", {"path": f"{name}.txt", "content": name}, name),))
 
     endpoint = ScriptedEndpoint(respond)
     new = ("session/new", {"cwd": str(project), "mcpServers": []})

@@ -9,7 +9,7 @@ from helexa.acp.agent.view import fit_messages, tokens, visible
 from helexa.acp.history import AssistantMessage, Cleared, Image, Summary, Text, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Respond, RespondError
+from scripted.script_steps import Reject, Say
 
 
 def user(id, text="hi"):
@@ -84,7 +84,7 @@ def test_fit_messages_replaces_results_then_answers():
 
 
 async def test_too_long_conversation_is_compacted(stage):
-    async with ScriptedEndpoint(Respond("THE SUMMARY"), Respond("answer 5"), models=of_size(8192)) as endpoint:
+    async with ScriptedEndpoint(Say("THE SUMMARY"), Say("answer 5"), models=of_size(8192)) as endpoint:
         actor = await stage(endpoint)
         for index in range(5):
             actor.messages.append(user(f"u{index}", f"question {index} " + "why " * 900))
@@ -108,7 +108,7 @@ async def test_summary_request_fits_a_small_context(stage):
     async with ScriptedEndpoint(models=of_size(4096)) as endpoint:
         actor = await stage(endpoint)
         actor.messages += [user("a", "begin " * 40_000), AssistantMessage("b", "fine"), user("c", "end " * 300)]
-        endpoint.script[:] = [Respond("SHORT"), Respond("ok")]
+        endpoint.script[:] = [Say("SHORT"), Say("ok")]
         assert await actor.prompt("and now?") == "end_turn"
     assert actor.text == "ok"
     task_of_summary, request_after = endpoint.requests
@@ -134,8 +134,8 @@ async def test_context_limit_error_shortens_the_request(stage, message, learned)
             AssistantMessage("c", "d" * 9000),
         ]
         actor.messages += [user("e"), AssistantMessage("f", "so"), user("g"), AssistantMessage("h", "so")]
-        refused = RespondError(400, {"error": {"message": message}})
-        endpoint.script[:] = [refused, Respond("fits")]
+        refused = Reject(400, {"error": {"message": message}})
+        endpoint.script[:] = [refused, Say("fits")]
         assert await actor.prompt("go on") == "end_turn"
         assert actor.turn.models.card(actor.turn.choices.model).context == learned
     assert actor.text == "fits"
@@ -143,7 +143,7 @@ async def test_context_limit_error_shortens_the_request(stage, message, learned)
 
 
 async def test_repeated_context_limit_errors_fail_the_turn(stage):
-    refused = RespondError(413, {"error": {"message": "too large"}})
+    refused = Reject(413, {"error": {"message": "too large"}})
     async with ScriptedEndpoint(*[refused] * 9, models=OF_UNKNOWN_SIZE) as endpoint:
         actor = await stage(endpoint)
         with pytest.raises(ProviderError, match="too long for the model"):
@@ -152,7 +152,7 @@ async def test_repeated_context_limit_errors_fail_the_turn(stage):
 
 
 async def test_prompt_larger_than_context_is_not_sent(stage):
-    async with ScriptedEndpoint(Respond("summary"), Respond("never"), models=of_size(2048)) as endpoint:
+    async with ScriptedEndpoint(Say("summary"), Say("never"), models=of_size(2048)) as endpoint:
         actor = await stage(endpoint)
         with pytest.raises(ProviderError, match="the context of e:scripted has 2048"):
             await actor.prompt("word " * 9000)
@@ -161,9 +161,9 @@ async def test_prompt_larger_than_context_is_not_sent(stage):
 
 async def test_compact_on_demand(stage):
     async with ScriptedEndpoint(
-        Respond("SUM"),
-        RespondError(400, {"error": {"message": "no"}}),
-        Respond("x", hold_after=1),
+        Say("SUM"),
+        Reject(400, {"error": {"message": "no"}}),
+        Say("x", hold_after=1),
         models=OF_UNKNOWN_SIZE,
     ) as endpoint:
         actor = await stage(endpoint)

@@ -9,7 +9,7 @@ from helexa.acp.events import CallChanged, CallStarted, PlanChanged, ThoughtDelt
 from helexa.acp.history import AssistantMessage, ToolCall, ToolResult, UserMessage
 from helexa.acp.providers.provider import ProviderError
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond, RespondError
+from scripted.script_steps import Call, Reject, Say
 from scripted.wire_formats import APIS
 
 every_api = pytest.mark.parametrize("api", APIS)
@@ -17,10 +17,8 @@ every_api = pytest.mark.parametrize("api", APIS)
 
 @every_api
 async def test_round_emits_events_and_is_committed(stage, api):
-    look = Respond(
-        "I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."}))
-    )
-    async with ScriptedEndpoint(look, Respond("It says hi.", tokens=(300, 20))) as endpoint:
+    look = Say("I look.", thought="hm", calls=(Call("read_file", {"path": "a.txt"}), Call("list_dir", {"path": "."})))
+    async with ScriptedEndpoint(look, Say("It says hi.", tokens=(300, 20))) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         (actor.turn.context.cwd / "a.txt").write_text("hi\n")
         assert await actor.prompt("Read a.txt") == "end_turn"
@@ -48,7 +46,7 @@ async def test_round_emits_events_and_is_committed(stage, api):
 
 async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeypatch):
     async with ScriptedEndpoint(
-        Respond(
+        Say(
             calls=(
                 Call("read_file", {"path": "a"}),
                 Call("read_file", {"path": "b"}),
@@ -57,7 +55,7 @@ async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeyp
                 Call("read_file", {"path": "order"}),
             )
         ),
-        Respond("done"),
+        Say("done"),
     ) as endpoint:
         actor = await stage(endpoint)
         for name in ("a", "b"):
@@ -78,7 +76,7 @@ async def test_reading_calls_run_concurrently_and_others_in_order(stage, monkeyp
 
 
 async def test_repeated_call_ids_are_made_unique(stage):
-    second_call = [Respond(calls=(Call("list_dir", {"path": "."}),)), Respond("ok")]
+    second_call = [Say(calls=(Call("list_dir", {"path": "."}),)), Say("ok")]
     async with ScriptedEndpoint(*second_call, *second_call) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("a")
@@ -95,7 +93,7 @@ async def test_repeated_call_ids_are_made_unique(stage):
 
 @every_api
 async def test_cancel_closes_the_stream_and_commits_partial_answer(stage, api):
-    async with ScriptedEndpoint(Respond("so far " * 9, hold_after=6), Respond("again")) as endpoint:
+    async with ScriptedEndpoint(Say("so far " * 9, hold_after=6), Say("again")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         turn = asyncio.create_task(actor.prompt("go"))
         await endpoint.holding.wait()
@@ -112,7 +110,7 @@ async def test_cancel_closes_the_stream_and_commits_partial_answer(stage, api):
 
 async def test_cancel_during_a_call_leaves_a_valid_history(stage):
     calls = (Call("bash", {"command": "echo begun > begun; sleep 600"}), Call("bash", {"command": "touch never"}))
-    async with ScriptedEndpoint(Respond(calls=calls), Respond("fine")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=calls), Say("fine")) as endpoint:
         actor = await stage(endpoint)
         cwd = actor.turn.context.cwd
         turn = asyncio.create_task(actor.prompt("go"))
@@ -137,8 +135,8 @@ async def test_cancel_during_a_call_leaves_a_valid_history(stage):
 @every_api
 async def test_broken_stream_fails_the_turn(stage, api):
     within_the_call = 10  # in each API
-    dying = Respond("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
-    async with ScriptedEndpoint(dying, Respond("back")) as endpoint:
+    dying = Say("I will now " * 3, calls=(Call("bash", {"command": "touch never"}),), cut_after=within_the_call)
+    async with ScriptedEndpoint(dying, Say("back")) as endpoint:
         actor = await stage(endpoint, wire_api=api)
         with pytest.raises(ProviderError, match="broke off"):
             await actor.prompt("go")
@@ -150,8 +148,8 @@ async def test_broken_stream_fails_the_turn(stage, api):
 
 
 async def test_endpoint_error_fails_the_turn_and_hides_the_key(stage):
-    refused = RespondError(401, {"error": {"message": "invalid API key sk-secret", "code": "invalid_api_key"}})
-    async with ScriptedEndpoint(refused, Respond("better")) as endpoint:
+    refused = Reject(401, {"error": {"message": "invalid API key sk-secret", "code": "invalid_api_key"}})
+    async with ScriptedEndpoint(refused, Say("better")) as endpoint:
         actor = await stage(endpoint, api_key="sk-secret")
         with pytest.raises(ProviderError, match="rejected the API key") as refused:
             await actor.prompt("a")
@@ -163,13 +161,11 @@ async def test_endpoint_error_fails_the_turn_and_hides_the_key(stage):
 
 async def test_busy_endpoint_is_retried_with_notices(stage):
     busy = [
-        RespondError(429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
-        RespondError(503, {"error": {"message": "loading", "code": "service_unavailable"}}, {"retry-after": "0"}),
-        RespondError(
-            529, {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, {"retry-after": "0"}
-        ),
+        Reject(429, {"error": {"message": "slow down"}}, {"retry-after": "0"}),
+        Reject(503, {"error": {"message": "loading", "code": "service_unavailable"}}, {"retry-after": "0"}),
+        Reject(529, {"type": "error", "error": {"type": "overloaded_error", "message": "busy"}}, {"retry-after": "0"}),
     ]
-    async with ScriptedEndpoint(*busy, Respond("here")) as endpoint:
+    async with ScriptedEndpoint(*busy, Say("here")) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("a") == "end_turn"
     assert actor.text == "here"
@@ -178,13 +174,13 @@ async def test_busy_endpoint_is_retried_with_notices(stage):
 
 
 async def test_retries_of_a_busy_endpoint_are_limited(stage):
-    busy = RespondError(503, {"error": {"message": "loading"}}, {"retry-after": "0"})
+    busy = Reject(503, {"error": {"message": "loading"}}, {"retry-after": "0"})
     async with ScriptedEndpoint(*[busy] * 50) as endpoint:
         actor = await stage(endpoint)
         with pytest.raises(ProviderError, match="loading"):
             await actor.prompt("a")
         assert len(endpoint.requests) == 11
-        endpoint.script[:] = [RespondError(429, {"error": {"message": "tomorrow"}}, {"retry-after": "86400"})]
+        endpoint.script[:] = [Reject(429, {"error": {"message": "tomorrow"}}, {"retry-after": "86400"})]
         with pytest.raises(ProviderError, match="tomorrow"):
             await actor.prompt("b")
     assert len(endpoint.requests) == 12
@@ -192,7 +188,7 @@ async def test_retries_of_a_busy_endpoint_are_limited(stage):
 
 async def test_malformed_calls_return_errors_to_the_model(stage):
     bad = (Call("read_file", '{"path": "a"'), Call("nope"), Call("read_file", {"path": 5, "x": 1}), Call("bash", "[1]"))
-    async with ScriptedEndpoint(Respond(calls=bad), Respond("ok")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=bad), Say("ok")) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "end_turn"
     assert [status for status, _ in actor.endings] == ["failed"] * 4
@@ -205,12 +201,10 @@ async def test_malformed_calls_return_errors_to_the_model(stage):
 
 
 async def test_calls_in_text_are_run(stage):
-    no_tools = RespondError(400, {"error": {"message": "scripted does not support tools"}})
+    no_tools = Reject(400, {"error": {"message": "scripted does not support tools"}})
     call = "<tool_call>\n<function=write_file>\n<parameter=path>\nx\n</parameter>\n<parameter=content>\n1\n</parameter>"
     bad = '<tool_call>{"path": "x"}</tool_call>'
-    async with ScriptedEndpoint(
-        no_tools, Respond(f"I write.\n{call}</function></tool_call>{bad}"), Respond("ok")
-    ) as endpoint:
+    async with ScriptedEndpoint(no_tools, Say(f"I write.\n{call}</function></tool_call>{bad}"), Say("ok")) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "end_turn"
         assert (actor.turn.context.cwd / "x").read_text() == "1"
@@ -220,7 +214,7 @@ async def test_calls_in_text_are_run(stage):
 
 
 async def test_rounds_of_a_turn_are_limited(stage):
-    async with ScriptedEndpoint(*[Respond(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
+    async with ScriptedEndpoint(*[Say(calls=(Call("list_dir", {"path": "."}),))] * 30) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == "max_turn_requests"
     assert len(endpoint.requests) == 25
@@ -229,7 +223,7 @@ async def test_rounds_of_a_turn_are_limited(stage):
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "max_tokens"), ("refusal", "refusal"), ("stop", "end_turn")])
 async def test_stop_reason_follows_finish_reason(stage, finish, reason):
-    async with ScriptedEndpoint(Respond("a", finish=finish), Respond("", thought="x", finish=finish)) as endpoint:
+    async with ScriptedEndpoint(Say("a", finish=finish), Say("", thought="x", finish=finish)) as endpoint:
         actor = await stage(endpoint)
         assert await actor.prompt("go") == reason
         assert not actor.notices
@@ -239,7 +233,7 @@ async def test_stop_reason_follows_finish_reason(stage, finish, reason):
 
 async def test_plan_is_emitted(stage):
     tasks = [{"content": "look", "status": "completed", "priority": "high"}, {"content": "mend"}]
-    async with ScriptedEndpoint(Respond(calls=(Call("todo", {"tasks": tasks}),)), Respond("ok")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=(Call("todo", {"tasks": tasks}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("go")
     (plan,) = [event for event in actor.events if isinstance(event, PlanChanged)]
@@ -247,7 +241,7 @@ async def test_plan_is_emitted(stage):
 
 
 async def test_rejected_call_is_not_run(stage):
-    async with ScriptedEndpoint(Respond(calls=(Call("bash", {"command": "touch no"}),)), Respond("ok")) as endpoint:
+    async with ScriptedEndpoint(Say(calls=(Call("bash", {"command": "touch no"}),)), Say("ok")) as endpoint:
         actor = await stage(endpoint, "default")
         actor.verdict = "reject_once"
         assert await actor.prompt("go") == "end_turn"
@@ -257,8 +251,8 @@ async def test_rejected_call_is_not_run(stage):
 
 
 async def test_mode_is_read_in_each_turn(stage):
-    plan = Respond(calls=(Call("bash", {"command": "touch no"}),))
-    async with ScriptedEndpoint(plan, Respond("b"), Respond("c")) as endpoint:
+    plan = Say(calls=(Call("bash", {"command": "touch no"}),))
+    async with ScriptedEndpoint(plan, Say("b"), Say("c")) as endpoint:
         actor = await stage(endpoint, "plan")
         await actor.prompt("go")
         actor.turn.choices.mode = "default"
@@ -273,7 +267,7 @@ async def test_mode_is_read_in_each_turn(stage):
 
 async def test_cost_is_emitted(stage):
     priced = {"data": [{"id": "scripted", "limit": {"context": 100_000}, "cost": {"input": 1.0, "output": 10.0}}]}
-    async with ScriptedEndpoint(Respond("a", tokens=(1000, 100), cached=400), models=priced) as endpoint:
+    async with ScriptedEndpoint(Say("a", tokens=(1000, 100), cached=400), models=priced) as endpoint:
         actor = await stage(endpoint)
         await actor.prompt("go")
     (usage,) = actor.usages

@@ -13,7 +13,7 @@ from editors.recording_client import Editor, ErrorResponse, agent_in_memory, mem
 from helexa.acp.config import ConfigError
 from helexa.acp.protocol.agent import Agent
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Respond
+from scripted.script_steps import Say
 
 METHODS = [*Agent.METHODS, "initialize", "authenticate", "logout", "$/cancel_request", "fs/read_text_file", "_ext/x"]
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -35,7 +35,7 @@ MESSAGES = st.fixed_dictionaries(
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
-    async with ScriptedEndpoint(lambda _: Respond("Hello.")) as endpoint:
+    async with ScriptedEndpoint(lambda _: Say("Hello.")) as endpoint:
         yield endpoint
 
 
@@ -108,7 +108,7 @@ def _is_id(id: Any) -> bool:
 
 
 async def test_request_can_be_canceled(endpoint: ScriptedEndpoint, tmp_path: Path):
-    endpoint.script[:] = [Respond("Wait for it", hold_after=3), Respond("Done.")]
+    endpoint.script[:] = [Say("Wait for it", hold_after=3), Say("Done.")]
     async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
         id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])
@@ -122,7 +122,7 @@ async def test_request_can_be_canceled(endpoint: ScriptedEndpoint, tmp_path: Pat
 
 
 async def test_request_id_in_use_is_rejected(endpoint: ScriptedEndpoint, tmp_path: Path):
-    endpoint.script[:] = [Respond("Wait", hold_after=2)]
+    endpoint.script[:] = [Say("Wait", hold_after=2)]
     async with agent_in_memory(settings_for(endpoint.url, tmp_path)) as editor:
         session = await editor.new(tmp_path)
         id, waiting = editor.start("session/prompt", sessionId=session, prompt=[{"type": "text", "text": "hi"}])

@@ -11,7 +11,7 @@ from acp.exceptions import RequestError
 
 from editors.recording_client import memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond
+from scripted.script_steps import Call, Say
 
 
 class Client:
@@ -46,7 +46,7 @@ async def test_session_lifecycle(tmp_path: Path):
     plan = Call("todo", {"tasks": [{"content": "edit"}]})
     client = Client(tmp_path)
     async with (
-        ScriptedEndpoint(Respond("I edit.", "hm", (plan, edit)), Respond("Done.")) as endpoint,
+        ScriptedEndpoint(Say("I edit.", "hm", (plan, edit)), Say("Done.")) as endpoint,
         memory(settings_for(endpoint.url, tmp_path)) as end,
     ):
         agent: Any = ClientSideConnection(client, end, use_unstable_protocol=True)  # pyright: ignore

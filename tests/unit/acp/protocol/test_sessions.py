@@ -8,13 +8,13 @@ import pytest
 
 from editors.recording_client import Editor, ErrorResponse, agent_in_memory, settings_for
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Respond
+from scripted.script_steps import Say
 
 
 @pytest.fixture
 async def endpoint() -> AsyncIterator[ScriptedEndpoint]:
     models = {"object": "list", "data": [{"id": id} for id in ("scripted", "other", "other:7b")]}
-    async with ScriptedEndpoint(lambda _: Respond("Hello.", thought="hm"), models=models) as endpoint:
+    async with ScriptedEndpoint(lambda _: Say("Hello.", thought="hm"), models=models) as endpoint:
         yield endpoint
 
 

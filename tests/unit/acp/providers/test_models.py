@@ -9,7 +9,7 @@ from helexa.acp.providers.model_list import model_cards
 from helexa.acp.providers.models import Models
 from helexa.acp.providers.provider import ModelCard, ModelChoice, ProviderError
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import RespondError
+from scripted.script_steps import Reject
 
 HELEXA = {
     "id": "Org/M",
@@ -73,7 +73,7 @@ def settings(*endpoints):
 
 async def test_refresh_reads_all_endpoints_and_reports_failures():
     listing = {"data": [{"id": "a"}, {"id": "b", "max_model_len": 5000}]}
-    refusing = RespondError(401, {"error": {"message": "no"}})
+    refusing = Reject(401, {"error": {"message": "no"}})
     async with ScriptedEndpoint(models=listing) as first, ScriptedEndpoint(models=refusing) as second:
         models = Models(
             settings(

@@ -22,7 +22,7 @@ from helexa.acp.providers.provider import (
     Usage,
 )
 from scripted.endpoint import ScriptedEndpoint
-from scripted.script_steps import Call, Respond, RespondError
+from scripted.script_steps import Call, Reject, Say
 from scripted.wire_formats import APIS
 
 READ = ToolSpec(
@@ -70,7 +70,7 @@ async def ask(provider, request=REQUEST):
 
 @every_api
 async def test_stream_yields_text_thought_usage_and_end(api):
-    step = Respond("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
+    step = Say("Hëllo 👋 there", thought="hmm, well", tokens=(50, 7), cached=20)
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, thought, calls, usage, end = await ask(model)
     assert (text, thought, calls) == ("Hëllo 👋 there", "hmm, well", [])
@@ -86,7 +86,7 @@ async def test_stream_yields_text_thought_usage_and_end(api):
 
 @every_api
 async def test_stream_yields_calls_with_names_ids_and_arguments(api):
-    step = Respond("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
+    step = Say("Look:", calls=(Call("read_file", {"path": "ä"}), Call("read_file", {"path": "b" * 99})))
     async with ScriptedEndpoint(step) as endpoint, provider(endpoint, api) as model:
         text, _, calls, _, end = await ask(model)
     assert text == "Look:"
@@ -100,7 +100,7 @@ async def test_stream_yields_calls_with_names_ids_and_arguments(api):
 @every_api
 @pytest.mark.parametrize("finish", ["length", "refusal"])
 async def test_finish_reason_is_reported(api, finish):
-    async with ScriptedEndpoint(Respond("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Say("a", finish=finish)) as endpoint, provider(endpoint, api) as model:
         *_, end = await ask(model)
     assert end.reason == finish
 
@@ -120,7 +120,7 @@ async def test_history_is_sent_alike_by_all_apis(api):
         UserMessage("5", (Text("Bye"),)),
     ]
     request = ModelRequest("m", "S", messages)
-    async with ScriptedEndpoint(Respond("!")) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Say("!")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
     conversation = endpoint.requests[0].conversation
     entries = [entry for entry in conversation if entry[0] != "result" and entry != ("user", "image")]
@@ -136,13 +136,13 @@ async def test_history_is_sent_alike_by_all_apis(api):
 
 
 async def test_extras_are_sent_back_only_to_their_endpoint():
-    thinking = Respond("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
+    thinking = Say("a", thought="deep", calls=(Call("read_file", {"path": "x"}),))
     for api, sent in (
         ("anthropic-messages", '"signature": "signed"'),
         ("openai-chat", '"reasoning_content": "deep"'),
         ("openai-responses", '"encrypted_content": "sealed"'),
     ):
-        async with ScriptedEndpoint(thinking, Respond("b"), Respond("c")) as endpoint, provider(endpoint, api) as model:
+        async with ScriptedEndpoint(thinking, Say("b"), Say("c")) as endpoint, provider(endpoint, api) as model:
             text, thought, _, _, end = await ask(model)
             message = AssistantMessage("2", text, thought, (ToolCall("c1", "read_file", "{}"),), end.extras)
             messages = [*REQUEST.messages, message, ToolResult("c1", "x")]
@@ -158,7 +158,7 @@ async def test_extras_are_sent_back_only_to_their_endpoint():
 @pytest.mark.parametrize("level", ["none", "low", "high"])
 async def test_thought_level_is_sent(api, level):
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level=level)
-    async with ScriptedEndpoint(Respond("a"), Respond("b")) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint, provider(endpoint, api) as model:
         await ask(model, request)
         await ask(model)
     with_level, without_level = (sent.body for sent in endpoint.requests)
@@ -178,7 +178,7 @@ async def test_thought_level_is_sent(api, level):
 
 @every_api
 async def test_cancellation_closes_the_stream(api):
-    async with ScriptedEndpoint(Respond("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Say("long " * 20, hold_after=5)) as endpoint, provider(endpoint, api) as model:
         task = asyncio.create_task(ask(model))
         await endpoint.holding.wait()
         task.cancel()
@@ -190,7 +190,7 @@ async def test_cancellation_closes_the_stream(api):
 @every_api
 @pytest.mark.parametrize("deltas", [0, 4])
 async def test_broken_stream_is_an_error(api, deltas):
-    async with ScriptedEndpoint(Respond("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
+    async with ScriptedEndpoint(Say("long " * 20, cut_after=deltas)) as endpoint, provider(endpoint, api) as model:
         with pytest.raises(ProviderError) as error:
             await ask(model)
     assert error.value.kind == ("interrupted" if deltas else "unavailable")
@@ -211,7 +211,7 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
         monkeypatch.setenv(name, "ambient")
     for name in ("OPENAI_CUSTOM_HEADERS", "ANTHROPIC_CUSTOM_HEADERS"):
         monkeypatch.setenv(name, "x-secret: ambient")
-    async with ScriptedEndpoint(Respond("a"), Respond("b")) as endpoint:
+    async with ScriptedEndpoint(Say("a"), Say("b")) as endpoint:
         async with provider(endpoint, api) as model:
             await ask(model)
         async with provider(endpoint, api, api_key="mine", headers={"x-team": "blue"}) as model:
@@ -225,11 +225,11 @@ async def test_only_configured_keys_and_headers_are_sent(api, monkeypatch):
 
 async def test_rejected_parameters_are_omitted_in_later_requests():
     unknown = [
-        RespondError(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
+        Reject(400, {"error": {"message": f"Unsupported parameter: '{name}' is not supported with this model."}})
         for name in ("max_tokens", "chat_template_kwargs", "reasoning_effort")
     ]
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=100, thought_level="low")
-    async with ScriptedEndpoint(*unknown, Respond("a"), Respond("b")) as endpoint, provider(endpoint) as model:
+    async with ScriptedEndpoint(*unknown, Say("a"), Say("b")) as endpoint, provider(endpoint) as model:
         assert (await ask(model, request))[0] == "a"
         assert (await ask(model, request))[0] == "b"
     assert len(endpoint.requests) == 5
@@ -239,11 +239,11 @@ async def test_rejected_parameters_are_omitted_in_later_requests():
 
 
 async def test_rejected_thinking_budget_is_replaced_by_effort():
-    refused = RespondError(
+    refused = Reject(
         400, {"type": "error", "error": {"message": "thinking.budget_tokens: not supported, use adaptive"}}
     )
     request = ModelRequest("m", "", REQUEST.messages, max_tokens=8192, thought_level="medium")
-    async with ScriptedEndpoint(refused, Respond("a")) as endpoint, provider(endpoint, "anthropic-messages") as model:
+    async with ScriptedEndpoint(refused, Say("a")) as endpoint, provider(endpoint, "anthropic-messages") as model:
         await ask(model, request)
     assert endpoint.requests[1].body["thinking"]["type"] == "adaptive"
     assert endpoint.requests[1].body["output_config"] == {"effort": "medium"}
@@ -264,9 +264,9 @@ NO_TOOLS = [
 async def test_endpoint_without_tools_gets_tools_as_text(api, status, message):
     call = '<tool_call>\n{"name": "read_file", "arguments": {"path": "a"}}\n</tool_call>'
     text_with_calls = f"I look.\n{call}\n<tool_call>[</tool_call>"
-    refused = RespondError(status, {"error": {"message": message}})
+    refused = Reject(status, {"error": {"message": message}})
     async with (
-        ScriptedEndpoint(refused, Respond(text_with_calls), Respond("ok")) as endpoint,
+        ScriptedEndpoint(refused, Say(text_with_calls), Say("ok")) as endpoint,
         provider(endpoint, api) as model,
     ):
         text, _, calls, _, end = await ask(model)
@@ -289,9 +289,9 @@ async def test_valid_call_in_text_is_extracted():
     call = '<tool_call>{"name": "%s", "arguments": {"path": "a"}}</tool_call>'
     text_with_calls = f"<think>hm</think>See {call % 'read_file'}"
     quoted = f"Write ```\n{call % 'read_file'}\n``` or {call % 'unknown'}"
-    both = Respond(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
+    both = Say(f"x{call % 'read_file'}", calls=(Call("read_file", {"path": "b"}),))
     async with (
-        ScriptedEndpoint(Respond(text_with_calls), Respond(quoted), both) as endpoint,
+        ScriptedEndpoint(Say(text_with_calls), Say(quoted), both) as endpoint,
         provider(endpoint) as model,
     ):
         assert (await ask(model))[:3] == ("See ", "hm", [(None, "read_file", '{"path": "a"}')])
@@ -300,8 +300,8 @@ async def test_valid_call_in_text_is_extracted():
 
 
 async def test_tool_calls_setting_text_and_native():
-    refused = RespondError(400, {"error": {"message": "tools are not supported"}})
-    async with ScriptedEndpoint(Respond("a"), refused) as endpoint:
+    refused = Reject(400, {"error": {"message": "tools are not supported"}})
+    async with ScriptedEndpoint(Say("a"), refused) as endpoint:
         async with provider(endpoint, tool_calls="text") as model:
             await ask(model)
         async with provider(endpoint, tool_calls="native") as model:
