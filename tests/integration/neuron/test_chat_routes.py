@@ -436,7 +436,7 @@ BAD_TEXTS = [
     (_with(TEXT, prompt=[[1], [True]]), 400, "invalid_request_body", "prompt: prompt 1 must be"),
     (_with(TEXT, prompt=[[1], [2, -1]]), 400, "invalid_request_body", "prompt.1.1: -1 is not a token id"),
     (_with(TEXT, prompt=["a"] * 129), 400, "invalid_request_body", "at most 128 prompts"),
-    (_with(TEXT, prompt=["a"] * 65, n=2), 400, "invalid_request_body", "n: 65 prompts with 2 answers"),
+    (_with(TEXT, prompt=["a"] * 65, n=2), 400, "invalid_request_body", "n: 65 prompts x 2 completions"),
     (_with(TEXT, suffix="x"), 400, "unsupported_parameter", "'suffix'"),
     (_with(TEXT, echo=True, logprobs=20, prompt=["a" * 900] * 64), 400, "unsupported_parameter", "logprobs"),
     (_with(TEXT, echo=True, prompt=[3, -1]), 400, "invalid_request_body", "prompt.1: "),

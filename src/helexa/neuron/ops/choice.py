@@ -58,11 +58,11 @@ def choose(
             return Choice(GpuOps(device, dtype or _gpu_dtype(device, half), kv_bits), f"Triton on {device.type}")
         return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), reason)
     if kernels == "torch":
-        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was asked for")
+        return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), "plain torch was requested")
     if device.type != "cpu":
         return Choice(ReferenceOps(device, dtype or _gpu_dtype(device, half)), f"plain torch on {device.type}")
     if dtype not in (None, torch.bfloat16):
-        return Choice(ReferenceOps(device, dtype), f"{dtype} was asked for".replace("torch.", ""))
+        return Choice(ReferenceOps(device, dtype), f"{dtype} was requested".replace("torch.", ""))
     from helexa.neuron.ops.native.compiler import Unavailable, native_kernels
     from helexa.neuron.ops.native.native import NativeOps
     from helexa.neuron.ops.torch_cpu import CpuOps

@@ -67,7 +67,7 @@ async def test_readiness_names_the_ledger_while_its_database_is_read_only(postgr
         postgres.set_read_only(True)
         try:
             await eventually(lambda: not cortex.gateway.ledger.available)
-            not_ready = {"ready": False, "reason": "the ledger's database cannot be written"}
+            not_ready = {"ready": False, "reason": "the ledger's database is not writable"}
             assert await readiness() == (503, {"ready": False, "components": {**ready_components, "ledger": not_ready}})
             assert (await cortex.get("/health"))["status"] == "ok"
             status, error_body = await chat()

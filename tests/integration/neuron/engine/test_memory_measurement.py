@@ -87,7 +87,7 @@ def test_runner_measures_the_largest_steps_before_the_cache(tmp_path: Path, monk
         monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
-    monkeypatch.setattr(runner.ops, "parts_bytes", lambda *sizes: 1000)  # workspace that short contexts do not need
+    monkeypatch.setattr(runner.ops, "partials_bytes", lambda *sizes: 1000)  # workspace that short contexts do not need
     steps: list[None] = []
     estimate = needs(page=runner.facts.token_bytes * PAGE_SIZE, context=256)
     measurement = measured_on_device(runner._model, runner.ops, options, estimate, 5, lambda: steps.append(None))

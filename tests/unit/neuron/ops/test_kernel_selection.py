@@ -39,7 +39,7 @@ def test_requested_dtype_selects_plain_torch(dtype: torch.dtype) -> None:
     choice = choose(CPU, dtype, SHAPE)
     assert type(choice.ops) is ReferenceOps
     assert choice.ops.dtype == dtype
-    assert choice.reason == f"{str(dtype).removeprefix('torch.')} was calls for"
+    assert choice.reason == f"{str(dtype).removeprefix('torch.')} was requested"
 
 
 def test_float32_is_chosen_if_float16_overflows_and_no_bfloat16() -> None:

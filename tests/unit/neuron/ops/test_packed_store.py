@@ -23,7 +23,7 @@ SHAPES = {"Q4_1": (48, 64), "Q6_K": (20, 512), "bfloat16": (17, 32), "IQ4_XS": (
 @pytest.fixture(autouse=True)
 def _small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed_store, "_SMALLEST", 0)
-    monkeypatch.setattr(packed_store, "_SPARE", 0)
+    monkeypatch.setattr(packed_store, "_RESERVED", 0)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ import torch
 from helexa.neuron.ops.native import packed_store
 from helexa.neuron.ops.native.compiler import native_kernels
 from helexa.neuron.ops.native.native import NativeOps
-packed_store._SMALLEST = packed_store._SPARE = 0
+packed_store._SMALLEST = packed_store._RESERVED = 0
 ops = NativeOps(native_kernels(), 1)
 store = ops.store(Path(sys.argv[1]))
 print(store.get("weight", (32, 64)) is not None)
