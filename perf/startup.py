@@ -6,7 +6,7 @@ Every run starts a node with `--model MODEL`, waits until the node listens and s
 concurrent answers of 64 tokens. A first warm-up run is not counted: it downloads the model if missing, and fills the
 caches of helexa and of the system.
 
-One line per row has the median and each run's value. `listeners`, `loaded` and `first_answer` are seconds from the
+One line per row has the median and each run's value. `listening`, `loaded` and `first_answer` are seconds from the
 start of the process. `memory@1` and `memory@16` are the MiB of the server and of its engine after one token and after
 the 16 answers, also as multiples of the model's file size (`per_file`). There is one line per kind of memory: resident
 (`rss`), which counts a page once for each process that maps the page; proportional (`pss`), which divides shared pages
@@ -67,7 +67,7 @@ class Holding:
 class Start:
     """Figures of one start: seconds, and memory after one token and after several answers."""
 
-    listeners: float
+    listening: float
     loaded: float
     first_answer: float
     early: Holding
@@ -82,14 +82,14 @@ async def start(model: str) -> Start:
         begin = time.perf_counter()
         with server("helexa.neuron", "--host", "127.0.0.1", "--port", str(port), "--model", model) as process:
             await until_listening(session, url, process)
-            listeners = time.perf_counter() - begin
+            listening = time.perf_counter() - begin
             served = await served_model(session, url, process)
             loaded = time.perf_counter() - begin
             await stream_completion(session, url, served, "The capital of France is", 1)
             first_answer = time.perf_counter() - begin
             early = Holding.current(process)
             await stream_concurrently(session, url, served, STREAMS, TOKENS)
-            return Start(listeners, loaded, first_answer, early, Holding.current(process))
+            return Start(listening, loaded, first_answer, early, Holding.current(process))
 
 
 async def until_listening(session: aiohttp.ClientSession, url: str, process: psutil.Process) -> None:
@@ -121,7 +121,7 @@ async def measure(model: str, file_mib: float, runs: int) -> None:
     """Start the node several times, then print the results."""
     await start(model)
     starts = [await start(model) for _ in range(runs)]
-    for row in ("listeners", "loaded", "first_answer"):
+    for row in ("listening", "loaded", "first_answer"):
         seconds = [getattr(entry, row) for entry in starts]
         print_line(row=row, seconds=median(seconds), runs=seconds)
     print_memory("memory@1", [entry.early for entry in starts], file_mib)

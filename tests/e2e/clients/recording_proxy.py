@@ -41,7 +41,7 @@ class Wiretap:
     rejected_hosts: set[str] = field(default_factory=set)
 
     @asynccontextmanager
-    async def listeners(self) -> AsyncIterator["Wiretap"]:
+    async def listening(self) -> AsyncIterator["Wiretap"]:
         """Serve at `url` until the block ends."""
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             self._session = session

@@ -226,7 +226,7 @@ def started(*options: str) -> tuple[str, str]:
     with subprocess.Popen(command, env=os.environ, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         lines = []
-        while not lines or "listeners on" not in lines[-1]:
+        while not lines or "listening on" not in lines[-1]:
             lines.append(process.stderr.readline())
             assert lines[-1], "neuron ended before it listened"
         (connection,) = [

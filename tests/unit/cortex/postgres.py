@@ -1,4 +1,4 @@
-"""A real PostgreSQL server for tests, listeners on a Unix socket in its own folder."""
+"""A real PostgreSQL server for tests, listening on a Unix socket in its own folder."""
 
 import os
 import pwd

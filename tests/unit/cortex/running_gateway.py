@@ -60,7 +60,7 @@ async def eventually(condition: Callable[[], Any]) -> None:
 
 
 @asynccontextmanager
-async def listeners(listener: Listener) -> AsyncIterator[str]:
+async def listening(listener: Listener) -> AsyncIterator[str]:
     bound = bind(Address("127.0.0.1", 0))
     url = f"http://127.0.0.1:{bound.getsockname()[1]}"
     task = asyncio.create_task(listener.serve(bound))
@@ -103,8 +103,8 @@ async def running_cortex(
         models = load_catalogue(config.models_config) if path else Catalogue.model_validate(catalogue)
         async with (
             gateway.running(config, models, metrics, path) as running,
-            listeners(api := Listener(create_app(running), limits=limits, bodies=running.bodies)) as url,
-            listeners(scraped := Listener(create_metrics_app(metrics))) as scrape,
+            listening(api := Listener(create_app(running), limits=limits, bodies=running.bodies)) as url,
+            listening(scraped := Listener(create_metrics_app(metrics))) as scrape,
             aiohttp.ClientSession() as client,
         ):
             cortex = Cortex(url, f"{scrape}/metrics", client, running)

@@ -10,7 +10,7 @@ import pytest
 from descriptors import no_descriptors
 from helexa.http.connections import acceptor
 from helexa.http.connections.connection_limits import ConnectionLimits
-from listeners import GET, eventually, final_response, hello, listeners
+from http_listener import GET, eventually, final_response, hello, listening
 
 TWO = ConnectionLimits(total=2, per_address=2, rejected=2)
 END = b"0\r\n\r\n"
@@ -36,7 +36,7 @@ class HeldApplication:
 )
 async def test_connections_over_the_limit_get_a_503_with_retry_after(limits: ConnectionLimits) -> None:
     application = HeldApplication()
-    async with listeners(application, limits=limits) as (_, connect):
+    async with listening(application, limits=limits) as (_, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
@@ -55,7 +55,7 @@ async def test_connections_over_the_limit_get_a_503_with_retry_after(limits: Con
 async def test_closed_connection_admits_another() -> None:
     application = HeldApplication()
     application.released.set()
-    async with listeners(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
+    async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
         for _ in range(10):
             reader, writer = await connect()
             writer.write(GET % b"a")
@@ -67,7 +67,7 @@ async def test_closed_connection_admits_another() -> None:
 
 async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "IDLE_SECS", 0.0)
-    async with listeners(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
+    async with listening(hello, limits=TWO, keep_alive_secs=1000) as (_, connect):
         silent, used = await connect(), await connect()
         used[1].write(GET % b"a")
         await used[0].readuntil(END)
@@ -80,7 +80,7 @@ async def test_idle_connection_is_closed_to_make_room(monkeypatch: pytest.Monkey
 async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "IDLE_SECS", 0.0)
     application = HeldApplication()
-    async with listeners(application, limits=TWO) as (_, connect):
+    async with listening(application, limits=TWO) as (_, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
@@ -93,7 +93,7 @@ async def test_busy_connection_is_not_closed_to_make_room(monkeypatch: pytest.Mo
 
 async def test_connections_wait_while_too_many_are_rejected() -> None:
     application = HeldApplication()
-    async with listeners(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
+    async with listening(application, limits=TWO, keep_alive_secs=1000) as (listener, connect):
         busy = [await connect() for _ in range(2)]
         for _, writer in busy:
             writer.write(GET % b"a")
@@ -108,7 +108,7 @@ async def test_connections_wait_while_too_many_are_rejected() -> None:
 
 
 async def test_connections_wait_while_no_descriptor_is_left(caplog: pytest.LogCaptureFixture) -> None:
-    async with listeners(hello) as (_, connect):
+    async with listening(hello) as (_, connect):
         loop = asyncio.get_running_loop()
         with socket.socket() as client:
             client.setblocking(False)

@@ -9,7 +9,7 @@ from helexa.core.errors import ApiError
 from helexa.http.body_budget import BodyBudget
 from helexa.http.connections import call
 from helexa.http.connections.call import BODY_SECS, MAX_EXTRA_BODY_SECS, body_secs
-from listeners import Streams, body, eventually, listeners, start
+from http_listener import Streams, body, eventually, listening, start
 
 HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
 CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -44,7 +44,7 @@ async def response_size(streams: Streams, request: bytes) -> tuple[int, int]:
 
 async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
     bodies = BodyBudget(1000)
-    async with listeners(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
+    async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(HEAD % 400)
         await eventually(lambda: bodies.reserved == 400)
@@ -60,7 +60,7 @@ async def test_declared_length_is_reserved_before_the_body_arrives() -> None:
 
 async def test_chunked_body_is_reserved_as_it_arrives() -> None:
     bodies = BodyBudget(1000)
-    async with listeners(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
+    async with listening(size_of_body, bodies=bodies, keep_alive_secs=1000) as (_, connect):
         first, second = await connect(), await connect()
         first[1].write(CHUNKED + b"64\r\n" + bytes(100) + b"\r\n")
         await eventually(lambda: bodies.reserved == 100)
@@ -75,7 +75,7 @@ async def test_chunked_body_is_reserved_as_it_arrives() -> None:
 
 async def test_bytes_are_released_when_the_client_disconnects() -> None:
     bodies = BodyBudget(1000)
-    async with listeners(size_of_body, bodies=bodies) as (_, connect):
+    async with listening(size_of_body, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 400 + bytes(10))
         await eventually(lambda: bodies.reserved == 400)
@@ -91,7 +91,7 @@ async def test_bytes_stay_reserved_until_the_application_returns() -> None:
         await returns.wait()
 
     bodies = BodyBudget(1000)
-    async with listeners(application, bodies=bodies) as (_, connect):
+    async with listening(application, bodies=bodies) as (_, connect):
         _, writer = await connect()
         writer.write(HEAD % 5 + b"hello")
         await eventually(lambda: bodies.reserved == 5)
@@ -127,7 +127,7 @@ def test_minimum_rate_rises_with_the_size_of_a_body() -> None:
 async def test_body_below_the_minimum_rate_gets_a_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "BODY_SECS", 0.2)
     monkeypatch.setattr(call, "MAX_EXTRA_BODY_SECS", 0.01)
-    async with listeners(size_of_body) as (_, connect):
+    async with listening(size_of_body) as (_, connect):
         reader, writer = await connect()
         writer.write(HEAD % 10**8)
 

@@ -10,11 +10,11 @@ from helexa.core.errors import HelexaError
 from helexa.http.connections import connection
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.listener import Listener, bind
-from listeners import GET, OK, body, final_response, hello, listeners, start
+from http_listener import GET, OK, body, final_response, hello, listening, start
 
 
 async def test_response_without_a_length_is_chunked() -> None:
-    async with listeners(hello) as (_, connect):
+    async with listening(hello) as (_, connect):
         head, content = await final_response(
             await connect(), GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") % b"a"
         )
@@ -24,7 +24,7 @@ async def test_response_without_a_length_is_chunked() -> None:
 
 
 async def test_http_1_0_response_is_not_chunked() -> None:
-    async with listeners(hello) as (_, connect):
+    async with listening(hello) as (_, connect):
         head, content = await final_response(await connect(), b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
     assert head.endswith(b"x-a: b\r\nconnection: close")
     assert content == b"hello /a"
@@ -36,7 +36,7 @@ async def test_head_request_gets_no_body() -> None:
         await send(body(b"hello"))
 
     head = b"HEAD / HTTP/1.1\r\nHost: x\r\n%s\r\n"
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         _, remaining = await final_response(await connect(), head % b"" + head % b"Connection: close\r\n")
     assert remaining.startswith(b"HTTP/1.1 200 OK\r\n")
     assert remaining.endswith(b"content-length: 5\r\nconnection: close\r\n\r\n")
@@ -55,7 +55,7 @@ async def test_pipelined_responses_are_in_request_order() -> None:
         await hello(scope, receive, send)
 
     numbers = [b"%d" % number for number in range(100)]
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         for number in numbers:
             head = b"POST /%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % (number, len(number))
@@ -72,7 +72,7 @@ async def test_pipelined_requests_are_bounded() -> None:
         await released.wait()
         await hello(scope, receive, send)
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         reader, writer = await connect()
         for number in range(1000):
             writer.write(GET % b"%d" % number)
@@ -91,7 +91,7 @@ async def test_request_before_a_malformed_one_sees_a_disconnect() -> None:
     async def application(scope: Any, receive: Any, send: Any) -> None:
         received.append((await receive())["type"])
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         head, _ = await final_response(await connect(), GET % b"" + b"what?\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 ")
     assert received == ["http.disconnect"]
@@ -110,7 +110,7 @@ async def test_reading_pauses_until_the_application_receives() -> None:
 
     head = b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     size = 64 << 20
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         writer.write(head % size + bytes(size))
         with pytest.raises(TimeoutError):
@@ -131,7 +131,7 @@ async def test_writing_pauses_until_the_client_reads() -> None:
         for written in range(1, 201):
             await send(body(bytes(size), more=written < 200))
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         reader, writer = await connect()
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         await blocked.wait()
@@ -163,7 +163,7 @@ async def test_disconnect_ends_the_running_request(waiting: bytes) -> None:
             outcome.set_result(f"{(await receive())['type']} {task.cancelling()}")
             await send(OK)  # discarded: the client is gone
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         _, writer = await connect()
         writer.write(GET % b"first")
         await begun.wait()
@@ -180,7 +180,7 @@ async def test_disconnect_is_received_while_waiting_for_the_body() -> None:
         assert (await receive())["body"] == b"a"
         outcome.set_result((await receive())["type"])
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         _, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\na")
         await writer.drain()
@@ -193,7 +193,7 @@ async def refuse_to(*messages: dict[str, Any]) -> tuple[bytes, bytes]:
         for message in messages:
             await send(message)
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         return await final_response(await connect(), GET % b"" * 2)
 
 
@@ -236,12 +236,12 @@ async def test_broken_response_closes_the_connection(messages: list[dict[str, An
 
 async def test_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 1000.0)
-    async with listeners(hello, keep_alive_secs=0.05) as (_, connect):
+    async with listening(hello, keep_alive_secs=0.05) as (_, connect):
         assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"0\r\n\r\n")
 
 
 async def test_default_keep_alive_outlasts_reverse_proxies() -> None:
-    async with listeners(hello) as (listener, _):
+    async with listening(hello) as (listener, _):
         assert listener._service.keep_alive_secs > 60
 
 
@@ -253,7 +253,7 @@ async def test_shutdown_waits_only_for_running_requests() -> None:
         await released.wait()
         await hello(scope, receive, send)
 
-    async with listeners(application, grace_secs=100, keep_alive_secs=1000) as (listener, connect):
+    async with listening(application, grace_secs=100, keep_alive_secs=1000) as (listener, connect):
         idle, busy = await connect(), await connect()
         busy[1].write(GET % b"a")
         await started.wait()
@@ -272,7 +272,7 @@ async def test_request_running_past_the_grace_period_gets_a_503() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    async with listeners(application, grace_secs=0.05) as (listener, connect):
+    async with listening(application, grace_secs=0.05) as (listener, connect):
         streams = await connect()
         streams[1].write(GET % b"a")
         await started.wait()

@@ -13,7 +13,7 @@ from helexa.http.connections import call, connection
 from helexa.http.connections.client_disconnect import ClientGone, HangUp
 from helexa.http.connections.connection import Connection
 from helexa.http.listener import Listener
-from listeners import GET, OK, body, eventually, final_response, hello, listeners, start
+from http_listener import GET, OK, body, eventually, final_response, hello, listening, start
 
 CLOSE = b"GET /%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 SIZE = 8 << 20
@@ -52,7 +52,7 @@ async def test_response_completed_during_shutdown_is_sent() -> None:
         listener.should_exit = True
         await hello(scope, receive, send)
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         assert (await final_response(await connect(), GET % b"a"))[1].endswith(b"/a\r\n0\r\n\r\n")
 
 
@@ -63,7 +63,7 @@ async def test_client_that_stops_reading_is_disconnected(monkeypatch: pytest.Mon
         await fill(listener, send)
         await send(body(b""))
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         with await narrow(connect.address) as client:
             await asyncio.get_running_loop().sock_sendall(client, b"GET / HTTP/1.0\r\n\r\n")
             await eventually(lambda: bool(listener._service.connections))
@@ -78,7 +78,7 @@ async def test_slow_client_that_keeps_reading_is_served(monkeypatch: pytest.Monk
         await send(body(bytes(SIZE)))
 
     loop, size = asyncio.get_running_loop(), 0
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         with await narrow(connect.address, 1 << 16) as client:
             await loop.sock_sendall(client, CLOSE % b"")
             while chunk := await loop.sock_recv(client, 1 << 16):
@@ -100,7 +100,7 @@ async def test_half_closed_client_is_gone_despite_unsent_bytes() -> None:
             outcome.set_result(True)
 
     filled = asyncio.Event()
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         with await narrow(connect.address) as client:
             await asyncio.get_running_loop().sock_sendall(client, GET % b"")
             await filled.wait()
@@ -115,7 +115,7 @@ async def test_requests_from_one_read_are_bounded() -> None:
         await released.wait()
         await hello(scope, receive, send)
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         reader, writer = await connect()
         writer.write(b"".join(GET % b"%d" % number for number in range(4000)))
         await eventually(lambda: bool(listener._service.connections) and only(listener)._paused)
@@ -134,7 +134,7 @@ async def test_requests_after_an_unread_body_are_bounded() -> None:
             await asyncio.Event().wait()
         await hello(scope, receive, send)
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         reader, writer = await connect()
         writer.write(LATE)
         await reader.readuntil(b"0\r\n\r\n")
@@ -144,7 +144,7 @@ async def test_requests_after_an_unread_body_are_bounded() -> None:
 
 
 async def test_head_after_an_unread_body_is_limited() -> None:
-    async with listeners(hello) as (_, connect):
+    async with listening(hello) as (_, connect):
         reader, writer = await connect()
         writer.write(LATE)
         await reader.readuntil(b"0\r\n\r\n")
@@ -160,7 +160,7 @@ async def test_bytes_after_the_last_request_are_dropped(extra: bytes) -> None:
         assert len(only(listener)._calls) == 1
         await hello(scope, receive, send)
 
-    async with listeners(application) as (listener, connect):
+    async with listening(application) as (listener, connect):
         reader, writer = await connect()
         writer.write(
             b"GET /a HTTP/1.0\r\nConnection: keep-alive\r\n\r\n" + extra
@@ -178,13 +178,13 @@ async def test_client_still_sending_reads_the_error_response(header: bytes) -> N
         finally:
             client.close()
 
-    async with listeners(refuse) as (_, connect):
+    async with listening(refuse) as (_, connect):
         assert await asyncio.to_thread(post) == (431 if header else 413)
 
 
 async def test_draining_an_unread_body_ends_after_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "LINGER_SECS", 0.1)
-    async with listeners(refuse) as (_, connect):
+    async with listening(refuse) as (_, connect):
         _, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 999999999999\r\n\r\n")
         with pytest.raises(ConnectionError):
@@ -195,7 +195,7 @@ async def test_draining_an_unread_body_ends_after_a_limit(monkeypatch: pytest.Mo
 
 
 async def test_connection_accepted_during_shutdown_is_closed() -> None:
-    async with listeners(hello) as (listener, connect):
+    async with listening(hello) as (listener, connect):
         listener._service.stopping = True
         assert await (await connect())[0].read() == b""
 
@@ -212,7 +212,7 @@ async def test_slow_body_raises_timeout_in_the_application(monkeypatch: pytest.M
             outcome.set_result(True)
             await hello(scope, receive, send)
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         _, writer = await connect()
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999\r\n\r\n")
         while not outcome.done():
@@ -222,7 +222,7 @@ async def test_slow_body_raises_timeout_in_the_application(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("request_", [b"", GET % b"a"], ids=["none", "one"])
 async def test_closed_connection_leaves_no_reference_cycle(request_: bytes) -> None:
-    async with listeners(hello) as (listener, connect):
+    async with listening(hello) as (listener, connect):
         reader, writer = await connect()
         writer.write(request_)
         if request_:
@@ -242,7 +242,7 @@ async def test_closed_connection_leaves_no_reference_cycle(request_: bytes) -> N
 
 async def test_trailer_connection_close_closes_the_connection() -> None:
     head = b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    async with listeners(hello, keep_alive_secs=1000) as (_, connect):
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
         assert (await final_response(await connect(), head + b"0\r\nConnection: close\r\n\r\n"))[1].endswith(
             b"0\r\n\r\n"
         )
@@ -258,7 +258,7 @@ async def test_response_without_headers_has_one_blank_line() -> None:
         await send({**OK, "status": 204})
         await send(body(b""))
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         _, remaining = await final_response(await connect(), GET % b"a" + CLOSE % b"b")
     assert remaining.startswith(b"HTTP/1.1 204 No Content\r\ndate: ")
 
@@ -269,13 +269,13 @@ async def test_rejected_response_head_leaves_no_state() -> None:
             await send(start((b"content-length", b"3"), (b"x-a", b"b\r\n")))
         await hello(scope, receive, send)
 
-    async with listeners(application) as (_, connect):
+    async with listening(application) as (_, connect):
         assert (await final_response(await connect(), CLOSE % b"a"))[1] == b"6\r\nhello \r\n2\r\n/a\r\n0\r\n\r\n"
 
 
 async def test_partial_head_times_out_before_keep_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HEAD_SECS", 0.1)
-    async with listeners(hello, keep_alive_secs=1000) as (_, connect):
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
         assert (await final_response(await connect(), GET % b"a" + b"GET / HT"))[1].endswith(b"0\r\n\r\n")
 
 
@@ -283,7 +283,7 @@ async def test_server_error_while_parsing_gives_a_500(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection, "target", lambda url: 1 // 0)
-    async with listeners(hello) as (_, connect):
+    async with listening(hello) as (_, connect):
         assert (await final_response(await connect(), GET % b"a"))[0].startswith(b"HTTP/1.1 500 ")
     assert "ZeroDivisionError" in caplog.text
 
@@ -293,7 +293,7 @@ EXPECT = b"POST /a HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length
 
 @pytest.mark.parametrize("sent", [b"", b"12"], ids=["nothing", "part"])
 async def test_response_before_100_continue_closes_the_connection(sent: bytes) -> None:
-    async with listeners(hello, keep_alive_secs=1000) as (_, connect):
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
         head, content = await final_response(await connect(), EXPECT + sent)
     assert b"\r\nconnection: close\r\n" in head
     assert content.startswith(b"6\r\nhello ")
@@ -302,7 +302,7 @@ async def test_response_before_100_continue_closes_the_connection(sent: bytes) -
 
 @pytest.mark.parametrize("request_", [EXPECT + b"12345", EXPECT.replace(b"5", b"0")], ids=["all sent", "no body"])
 async def test_complete_body_keeps_the_connection_without_100_continue(request_: bytes) -> None:
-    async with listeners(hello, keep_alive_secs=1000) as (_, connect):
+    async with listening(hello, keep_alive_secs=1000) as (_, connect):
         head, content = await final_response(await connect(), request_ + CLOSE % b"b")
     assert b"connection: close" not in head
     assert content.count(b"HTTP/1.1 200 OK") == 1
@@ -314,7 +314,7 @@ async def test_connection_stays_open_after_100_continue() -> None:
             pass
         await hello(scope, receive, send)
 
-    async with listeners(application, keep_alive_secs=1000) as (_, connect):
+    async with listening(application, keep_alive_secs=1000) as (_, connect):
         reader, writer = await connect()
         writer.write(EXPECT)
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from cortex.running_gateway import listeners
+from cortex.running_gateway import listening
 from helexa.cortex.access.cors import with_cors
 from helexa.http.listener import Listener
 
@@ -36,7 +36,7 @@ class RejectingApplication:
 
 @asynccontextmanager
 async def client_of(app: ASGIApp) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    async with listeners(Listener(app)) as url, aiohttp.ClientSession() as client:
+    async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
         yield client, url
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from cortex.running_gateway import eventually, listeners
+from cortex.running_gateway import eventually, listening
 from helexa.core.errors import ApiError
 from helexa.core.fleet import ModelInfo
 from helexa.cortex.config import NeuronSection
@@ -50,7 +50,7 @@ async def serving(*neurons: NeuronSection) -> AsyncIterator[Api]:
         exception_handlers={ApiError: handle_api_error},
     )
     app.state.gateway = SimpleNamespace(fleet=fleet)
-    async with listeners(Listener(app)) as url, aiohttp.ClientSession() as client:
+    async with listening(Listener(app)) as url, aiohttp.ClientSession() as client:
         yield Api(url, client, fleet)
 
 

@@ -40,7 +40,7 @@ class Clients:
 
 
 @asynccontextmanager
-async def listeners(application: Application, **options: Any) -> AsyncIterator[tuple[Listener, Clients]]:
+async def listening(application: Application, **options: Any) -> AsyncIterator[tuple[Listener, Clients]]:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await application(scope, receive, send)
