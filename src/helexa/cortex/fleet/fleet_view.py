@@ -57,8 +57,8 @@ class Node:
 class FleetView:
     """State of the fleet, as input of one decision.
 
-    The mappings `in_flight`, `loading`, `draining`, `loaded_at` and `used_at` may change at every `await`, so a
-    decision must not await between two reads.
+    The mappings `in_flight`, `loaded_at` and `used_at` are live: they may change at every `await`. A decision must
+    therefore not await between two reads.
 
     Attributes:
         nodes: the nodes in configured order.

@@ -81,8 +81,8 @@ class Proxy:
             request: the parsed request.
             response: the response to the client.
             record: the request record.
-            settle: charges the request. Awaited before the end of a complete response is sent, so that the client's
-                next request sees the charge. None for anonymous requests.
+            settle: charges the request; None for anonymous requests. `settle` is awaited before the end of a complete
+                response is sent.
             last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded to the
                 client.
 

@@ -87,7 +87,7 @@ class Budgets:
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Add tokens to a lease in memory, after the database transaction that took the tokens from the key's window."""
+        """Add tokens to a lease in memory after a transaction has taken the tokens from the key's window."""
         lease, principal = grant.lease, grant.principal
         lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now

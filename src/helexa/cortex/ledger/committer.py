@@ -251,10 +251,10 @@ class Committer:
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], ReservationsByKey]:
-        """Grant all waiting reservations that fit the leases in memory.
+        """Reserve tokens for the waiting reservations that the leases in memory cover.
 
         Returns:
-            The granted reservations; and all other reservations, which need more tokens than the lease has, by key id.
+            The covered reservations; and by key id the reservations that need more tokens than the key's lease has.
         """
         opened: list[Opened] = []
         uncovered: ReservationsByKey = {}

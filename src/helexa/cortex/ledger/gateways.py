@@ -43,7 +43,7 @@ SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id =
 class GatewayRetired(Exception):
     """Raised if another gateway has retired this gateway.
 
-    The retired gateway's reservations are orphaned (closed in the database), and its leases are deleted.
+    The retired gateway's open reservations are orphaned (charged in full), and its leases are deleted.
     """
 
 

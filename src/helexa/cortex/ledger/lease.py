@@ -1,4 +1,7 @@
-"""Leases: tokens that a gateway takes from a key's budget in advance, so that most reservations need no database access."""
+"""Leases: tokens of a key's budget that a gateway takes in advance.
+
+Most reservations therefore need no database access.
+"""
 
 import math
 from dataclasses import dataclass
@@ -44,7 +47,7 @@ class Lease:
     used_at: float = 0.0
 
     def has(self, principal: Principal, tokens: int, now: float) -> bool:
-        """Return whether a reservation of `tokens` fits into the lease without taking more tokens from the key's window."""
+        """Return whether a reservation of `tokens` fits into the lease, so that no database access is needed."""
         return (
             now < self.ends_at
             and (self.cap is None or self.granted - self.spent - self.reserved >= tokens)
@@ -58,7 +61,7 @@ class Lease:
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """End a reservation: subtract `reserved` tokens from the reserved tokens and add `charged` tokens to `spent`."""
+        """End a reservation: subtract `reserved` from the lease's reserved tokens and add `charged` to `spent`."""
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
