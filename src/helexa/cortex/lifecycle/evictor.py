@@ -104,8 +104,8 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
     """Return when a model may be evicted (seconds of the fleet's clock).
 
-    A model may be evicted once it has been idle long enough, or once requests for the model to load have waited
-    `swap_wait_secs` since the time `since`. In the following cases, a model is never evicted:
+    A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
+    oldest request that needs the memory. In the following cases, a model is never evicted:
     * within `min_residency_secs` after its load
     * within `LEAST_RESIDENCY_SECS` after requests that had waited for the model were forwarded to the node
     * during the model's load

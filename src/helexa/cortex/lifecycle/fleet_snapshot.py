@@ -133,7 +133,10 @@ class FleetSnapshot:
         ]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """Return the MB that a model uses on the node: the value that the node reports, else the result of `needs_mb`."""
+        """Return the MB that a model uses on the node.
+
+        This is the value that the node reports, or the result of `needs_mb` if the node reports none.
+        """
         info = node.models.get(model)
         reported_mb = info.vram_used_mb if info is not None else None
         return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)

@@ -201,7 +201,10 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the completed fraction (0 to 1) and the stage of a load; None for a value that the node does not report."""
+    """Return the completed fraction (0 to 1) and the stage of a load.
+
+    A value that the node does not report is None.
+    """
     info = node.models.get(model)
     if info is not None and info.status == "loading":
         return _fraction(info.progress), info.stage

@@ -124,7 +124,7 @@ class MemoryBook:
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """Return the MB that running loads will use, by node and device; only nodes with tracked changes are included."""
+        """Return the MB that running loads will use, by node and device, for nodes with tracked changes."""
         return {
             name: _sum(change for change in node_changes.changes if change.ended_at is None)
             for name, node_changes in self._by_node.items()

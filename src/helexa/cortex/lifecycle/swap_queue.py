@@ -58,7 +58,7 @@ def decide(
     take_snapshot: Callable[[], FleetSnapshot],
     start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
-    """Decide for each model of `queue` in order, start the loads that can start, and return the decisions.
+    """Decide for each waiting model in the order of `queue_order`; start the loads that can start.
 
     If a model has waited for `swap_wait_secs` and its load still cannot start, the node that it will probably be loaded
     on is reserved: later models in the order cannot be placed on this node.
