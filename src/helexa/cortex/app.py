@@ -69,9 +69,10 @@ ROUTES = [  # paths without parameters come first, because the first route of a 
 
 
 class HotPaths:
-    """ASGI application that dispatches POST requests for frequent paths itself, and all other requests to `app`.
+    """ASGI application that calls the endpoints of frequent POST routes directly, and passes other requests to `app`.
 
-    For the frequent paths, Starlette's router and middleware would cost more than all other work before forwarding.
+    For a frequent route, Starlette's router and middleware would take longer than all other work that the gateway does
+    before it forwards a request.
     """
 
     def __init__(self, app: Starlette, endpoints: Mapping[str, ASGIApp]) -> None:

@@ -22,10 +22,13 @@ class GatewaySection(config.Section):
         insecure: allow listening on the network without required keys.
         cors_origins: origins whose pages may call the API; none by default, `*` for all.
         max_body_mb: largest request body in MiB.
-        max_body_memory_mb: memory in MiB for all concurrent request bodies; None for 512 or four times `max_body_mb`,
-            whichever is more. At least twice `max_body_mb`, because one client address may use half of it.
-        max_connections: maximum number of concurrent connections; lower if the limit on open files is low.
-        max_connections_per_address: maximum number of connections of one client address; None for half of all.
+        max_body_memory_mb: memory in MiB for all concurrent request bodies. None means 512 or four times `max_body_mb`,
+            whichever is more. Must be at least twice `max_body_mb`, because one client address may use half of this
+            memory.
+        max_connections: maximum number of concurrent connections. The gateway reduces this number if the process's
+            limit on open files is too low.
+        max_connections_per_address: maximum number of connections of one client address. None means half of the maximum
+            number of connections.
         poll_interval_secs: seconds between two polls of a node.
         load_timeout_secs: longest time that a load may take without progress.
         load_wait_secs: longest time that a request waits for its model to load.
@@ -64,13 +67,13 @@ class RoutingSection(config.Section):
     """`[routing]`.
 
     Attributes:
-        affinity: send requests with the same prompt beginning to the same node, whose prefix cache contains it,
-            unless the node is too busy.
-        affinity_min_bytes: minimum length of a prompt for affinity; shorter prompts go to the node with the lowest
-        load.
+        affinity: send requests with the same prompt beginning to the same node, unless this node is too busy. The
+            node's prefix cache contains the prompt beginning.
+        affinity_min_bytes: minimum length in bytes of a prompt for affinity. A shorter prompt goes to the node with the
+            lowest load.
         affinity_load_factor: maximum load of a preferred node: this multiple of the average load, plus one request.
-        breaker_failures: transport failures in a row after which a node gets no requests for a model.
-        breaker_reset_secs: seconds until this node gets a probe request for the model.
+        breaker_failures: number of consecutive transport failures after which a node gets no requests for a model.
+        breaker_reset_secs: seconds after the last of these failures until the node gets a probe request for the model.
     """
 
     affinity: bool = True
@@ -85,11 +88,11 @@ class EvictionSection(config.Section):
 
     Attributes:
         strategy: `lru` weighs idle time against reload cost; `priority` evicts lower residency classes first.
-        defrag_after_cycles: warn after this number of unloads on a node; 0 for never.
+        defrag_after_cycles: number of unloads on a node after which the gateway logs a warning; 0 for never.
         min_residency_secs: minimum time between a model's load and its eviction.
-        idle_ttl_secs: unload models without requests for this time; 0 for never.
-        swap_wait_secs: longest time that a waiting request lets a busy model continue before that model is drained
-            and evicted.
+        idle_ttl_secs: a model that received no requests for this time is unloaded; 0 for never.
+        swap_wait_secs: longest time that a request waits for a model in use to become idle. After this time, the model
+            in use is drained and evicted.
     """
 
     strategy: Literal["lru", "priority"] = "lru"
@@ -131,7 +134,7 @@ class EntitlementsSection(config.Section):
     """`[entitlements]`.
 
     Attributes:
-        require_auth: reject requests without a valid key; otherwise these requests are anonymous.
+        require_auth: True to reject requests without a valid key. If False, these requests are anonymous.
         keys: static keys, in addition to the keys that `cortex keys` creates.
     """
 

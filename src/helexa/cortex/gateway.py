@@ -43,7 +43,7 @@ class Gateway:
     Attributes:
         config: the current configuration.
         catalogue: the current model catalogue.
-        bodies: the memory limit for request bodies, which the listener of the API enforces.
+        bodies: the memory limit for all concurrent request bodies. The API's listener enforces this limit.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class Gateway:
     def connection_limits(self) -> ConnectionLimits:
         """Return the connection limits of the API's listener.
 
-        Each client connection counts as two descriptors, because its request may need a connection to a node.
+        The limits follow from the configuration and from the process's limit on open files.
+
+        Each client connection counts as two file descriptors, because its request may need a connection to a node.
         """
         section = self._started
         return ConnectionLimits.within(

@@ -62,7 +62,7 @@ class Reloader:
                 await self.reload()
 
     async def reload(self) -> None:
-        """Read both files again and apply their changes. Log an error if a file is invalid."""
+        """Read the configuration and the catalogue again and apply their changes. Log an error if a file is invalid."""
         try:
             config, catalogue = await asyncio.to_thread(self._read)
             self._apply(config, catalogue)
@@ -89,7 +89,7 @@ class Reloader:
 
 
 def differences(previous: BaseModel, current: BaseModel) -> list[str]:
-    """Return the differences between two configurations, one line per changed value. Secrets are not shown."""
+    """Return one line of text per value that differs between two configurations. Secrets are not shown."""
     old, new = dict(_leaves("", previous)), dict(_leaves("", current))
     lines = [f"{key}: {old[key]!r} became {new[key]!r}" for key in old if key in new and old[key] != new[key]]
     lines += [f"{key}: {value!r} is new" for key, value in new.items() if key not in old]
@@ -97,9 +97,9 @@ def differences(previous: BaseModel, current: BaseModel) -> list[str]:
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all values of a configuration with their dotted names.
+    """Yield (dotted name, value) for each value of a configuration.
 
-    A list entry is named by its id, name or key id, or else by its position.
+    In the dotted name, a list entry is identified by its id, name or key id if it has one, else by its position.
     """
     if isinstance(value, BaseModel):
         value = {name: getattr(value, name) for name in type(value).model_fields}

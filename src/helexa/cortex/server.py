@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 async def serve(config: CortexConfig, catalogue: Catalogue, path: Path | None = None) -> None:
-    """Run the API and metrics listeners until SIGINT or SIGTERM. Streams still open one second later are ended.
+    """Run the API and metrics listeners until SIGINT or SIGTERM.
+
+    Streams that are still open one second after the signal are ended.
 
     Args:
         config: the configuration.

@@ -1,1 +1,1 @@
-"""Authentication, authorization and per-key limits of requests."""
+"""Authentication and authorization of requests, and rate limits per API key."""

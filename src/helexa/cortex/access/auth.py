@@ -12,6 +12,8 @@ from helexa.http.connections.request_head import Headers
 class Gatekeeper:
     """Authenticates requests by their API keys.
 
+    The result depends on the key and on the setting `require_auth`:
+
     | key in the request      | `require_auth = false` | `require_auth = true`  |
     |-------------------------|------------------------|------------------------|
     | none                    | anonymous              | 401, missing           |
@@ -30,13 +32,13 @@ class Gatekeeper:
         self.configure(require_auth, static)
 
     def configure(self, require_auth: bool, static: Iterable[Key]) -> None:
-        """Set `require_auth` and replace the static keys, which are those of cortex.toml."""
+        """Set `require_auth` and replace the static keys (the keys from cortex.toml)."""
         self.require_auth = require_auth
         self.static = tuple(static)
         self._index()
 
     def replace(self, stored: Iterable[Key]) -> None:
-        """Replace the stored keys, which are those of the database; static keys stay."""
+        """Replace the stored keys (the keys from the database). Keys from cortex.toml stay."""
         self._stored = tuple(stored)
         self._index()
 
@@ -44,7 +46,8 @@ class Gatekeeper:
         """Return the principal of a request with these headers; None for an anonymous request.
 
         Raises:
-            ApiError: 401 in the cases of this class's table; 400 if the headers contain two different keys.
+            ApiError: 401 if the key is missing or invalid although `require_auth` is true, or if the key is revoked or
+                expired; 400 if the headers contain two different keys.
         """
         secret = shown_secret(headers)
         if secret is None:
@@ -67,7 +70,8 @@ class Gatekeeper:
         """Return the principal of a request to the admin API, which allows no anonymous requests.
 
         Raises:
-            ApiError: as for `admit`; 401 without a known key; 403 for a key with the role `user`.
+            ApiError: 401 if the key is missing, unknown, revoked or expired; 403 if the key's role is `user`; 400 if
+                the headers contain two different keys.
         """
         principal = self.admit(headers)
         if principal is None:
@@ -102,7 +106,7 @@ def shown_secret(headers: Headers) -> bytes | None:
 
 
 def allows(principal: Principal | None, model_id: str) -> bool:
-    """Return whether a principal may use and list the model of this id (not an alias)."""
+    """Return whether a principal may use and list the model with the id `model_id`, which is not an alias."""
     return principal is None or principal.models is None or model_id in principal.models
 
 
@@ -114,7 +118,7 @@ def authorise(principal: Principal | None, model_id: str, name: str) -> None:
     Args:
         principal: the principal of the request.
         model_id: the requested model, with aliases resolved.
-        name: the requested name.
+        name: the model name in the request, possibly an alias; used in the error message.
 
     Raises:
         ApiError: 403 `model_not_allowed`.

@@ -1,4 +1,4 @@
-"""Checks that the gateway's listen address is safe without keys."""
+"""Checks that a gateway that requires no API keys listens only on loopback."""
 
 from helexa.core.errors import ConfigError
 from helexa.cortex.config import CortexConfig
@@ -6,7 +6,7 @@ from helexa.http.origin import is_loopback
 
 
 def check_exposure(config: CortexConfig) -> None:
-    """Raise an error if the gateway would serve a network without keys and `insecure` is not set.
+    """Raise an error if the gateway would accept requests without keys from a network and `insecure` is not set.
 
     Raises:
         ConfigError: the message names the three ways to resolve the conflict.

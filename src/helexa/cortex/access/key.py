@@ -61,8 +61,8 @@ def hint_of(secret: SecretStr) -> str:
 def static_keys(entitlements: EntitlementsSection) -> list[Key]:
     """Return the keys from cortex.toml.
 
-    Two entries may share a `key_id`, and with it budget and limits, so that a secret can be replaced without downtime.
-    The other values of these entries must be equal.
+    Two entries with different secrets may have the same `key_id`, so that a secret can be replaced without downtime.
+    These entries share one budget and one set of limits, and all their other values must be equal.
 
     Raises:
         ConfigError: a key is empty, too long or duplicated, or entries of one `key_id` have different values.

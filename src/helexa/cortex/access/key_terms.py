@@ -1,4 +1,4 @@
-"""Validation of the terms of a key (models, cap, limits), for the admin API and the command line."""
+"""Validation of a key's terms (allowed models, token cap, rate limits), for the admin API and the command line."""
 
 import secrets
 from collections.abc import Iterable, Mapping
@@ -60,7 +60,7 @@ class _Terms(BaseModel):
             raise to_api_error(error) from None
 
     def _values(self, catalogue: Catalogue) -> dict[str, Any]:
-        """Return the given attributes of the principal, with model names resolved to ids."""
+        """Return the principal's attributes that the request body sets, with model names resolved to ids."""
         values = {name: getattr(self, name) for name in self.model_fields_set}
         if values.get("models") is not None:
             values["models"] = frozenset(catalogue.resolve(name) for name in values["models"])
@@ -77,7 +77,7 @@ class NewKey(_Terms):
         key_id: name of the key; derived from the account's name if absent.
         role: `user` or `admin`.
         expires_at: Unix seconds.
-        models, hard_cap, window, requests_per_minute, tokens_per_minute, concurrency: as in `Principal`.
+        models, hard_cap, window, requests_per_minute, tokens_per_minute, concurrency: attributes of `Principal`.
     """
 
     account_id: Name

@@ -27,9 +27,9 @@ class _Bucket:
         self.used = 0.0 if limit is None else max(0.0, self.used - seconds * limit / _MINUTE)
 
     def wait(self, limit: int | None, amount: float) -> float:
-        """Return the seconds until `amount` fits into the bucket; 0.0 if it fits now.
+        """Return the seconds until `amount` fits into the bucket; 0.0 if `amount` fits now.
 
-        An amount above the limit fits into an empty bucket, and then fills the bucket above its limit.
+        An `amount` above the limit fits only into an empty bucket, and fills the bucket above the limit.
         """
         excess = 0.0 if limit is None else self.used + min(amount, limit) - limit
         return 0.0 if limit is None or excess < _TOLERANCE else excess * _MINUTE / limit
@@ -52,9 +52,9 @@ class _KeyUsage:
 
 
 class Pass:
-    """A request that the limits of its key have admitted.
+    """Context manager for one request that was admitted within the rate limits of its key.
 
-    The request counts as running until `answered` is called or the context ends.
+    The request counts as running until `answered` is called or the `with` block ends.
     """
 
     __slots__ = ("_actual", "_clock", "_principal", "_reserved", "_running", "_usage")
@@ -67,7 +67,7 @@ class Pass:
         self._running = usage is not None
 
     def hold_tokens(self, tokens: int) -> None:
-        """Reserve the maximum number of tokens that the request may use from the tokens-per-minute limit. Call it once.
+        """Count `tokens`, the maximum that the request may use, against the tokens-per-minute limit. Call this once.
 
         Raises:
             ApiError: 429 with the seconds after which the same request would be admitted.
@@ -86,19 +86,22 @@ class Pass:
 
     @property
     def headers(self) -> Headers:
-        """The current `x-ratelimit-*` response headers."""
+        """The `x-ratelimit-*` response headers with the key's current limits and usage; empty without limits."""
         principal, usage = self._principal, self._usage
         return [] if principal is None or usage is None else _headers(principal, usage)
 
     def spent(self, tokens: int) -> None:
-        """Count `tokens` instead of the reserved tokens once the request ends.
+        """Store the tokens that the request really used. They replace the reserved tokens when the request ends.
 
-        Without a call of this method, the request counts as 0 tokens.
+        If this method is not called, the request counts as 0 tokens.
         """
         self._actual = tokens
 
     def answered(self) -> None:
-        """Stop counting the request as running. Its client may then send the next request before settlement ends."""
+        """Stop counting the request as running.
+
+        The client may then send its next request before this request is charged.
+        """
         if self._running and self._usage is not None:
             self._usage.running -= 1
         self._running = False
@@ -114,14 +117,14 @@ class Pass:
 
 
 class Limits:
-    """Admits requests within the limits of their keys, in two steps.
+    """Admits requests within the rate limits of their keys, in two steps:
 
     1. `enter`, before the body is read, checks concurrent requests and requests per minute. A request that enters
-       counts against both limits, even if it is rejected later.
+       counts against both limits, even if the request is rejected later.
     2. `Pass.hold_tokens`, after the body is parsed, checks tokens per minute.
 
-    A limit of N per minute is a bucket that drains N per minute: N requests may arrive at once, and then N in every
-    minute. Only keys with a limit and recent requests have an entry in memory.
+    A limit of N per minute is a leaky bucket: N requests may arrive at once, and after this burst N per minute. Only
+    keys with a limit and recent requests have an entry in memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -134,7 +137,7 @@ class Limits:
         return len(self._usage_by_key)
 
     def enter(self, principal: Principal | None) -> Pass:
-        """Admit one request, which runs until the context of the returned pass ends.
+        """Admit one request and return its `Pass`. The request counts as running until the pass's `with` block ends.
 
         Raises:
             ApiError: 429 with the seconds after which the request would be admitted.

@@ -1,4 +1,4 @@
-"""Protects a gateway that requires no keys from requests of foreign web pages."""
+"""Protects a gateway that requires no API keys against requests from foreign web pages."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,7 +16,8 @@ class OriginGuard:
     """ASGI middleware: if the gateway requires no API key, requests from foreign web pages still need one.
 
     A page is foreign if its origin is neither the gateway's own nor in `gateway.cors_origins`. A gateway that listens
-    on loopback also rejects requests without a key whose `Host` is not a loopback name. This middleware runs first.
+    on loopback also rejects requests without a key if their `Host` is not a loopback name. This middleware runs before
+    all other middleware.
     """
 
     def __init__(self, app: ASGIApp, section: GatewaySection, gatekeeper: Gatekeeper) -> None:
@@ -28,7 +29,7 @@ class OriginGuard:
         self._hosts = _LOCAL_HOSTS | {listen_host} if is_loopback(host) and not section.insecure else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it."""
+        """Pass a request on to the wrapped application, or reject the request."""
         rejection = self._rejection(scope["headers"]) if scope["type"] == "http" else None
         await (self._app if rejection is None else error_response(rejection))(scope, receive, send)
 

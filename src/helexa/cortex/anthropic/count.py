@@ -29,7 +29,7 @@ class CountRequest:
     Attributes:
         model: model name in the client's request.
             body: JSON body for `POST /tokenize` of a node, with the client's model name.
-        estimate: estimated number of prompt tokens.
+            estimate: estimated number of prompt tokens, used if no node counts the tokens.
     """
 
     model: str
@@ -44,7 +44,7 @@ class CountRequest:
 
     @classmethod
     def parse(cls, body: bytes) -> Self:
-        """Parse and translate the body of `POST /v1/messages/count_tokens`.
+        """Parse the body of `POST /v1/messages/count_tokens` and translate it to a body for `POST /tokenize` of a node.
 
         Raises:
             ApiError: 400 `malformed_json`, `missing_model_field`, or `invalid_anthropic_body` naming the field.
@@ -59,12 +59,14 @@ class CountRequest:
 
 
 async def count_tokens(request: CountRequest, model: str, ask: Ask) -> bytes:
-    """Return the response body `{"input_tokens": N}`. N is exact if a node counted the tokens, else the estimate.
+    """Return the response body `{"input_tokens": N}`.
+
+    N is the count of a node, or the estimate if no node counted the tokens.
 
     Args:
         request: the client's request.
         model: the model id, with aliases resolved.
-        ask: posts the body to a node.
+        ask: posts a body to a node and returns status and body of the response, or None if the call failed.
     """
     completion = await ask(request.body_for(model))
     count = None if completion is None else parse_count(*completion)

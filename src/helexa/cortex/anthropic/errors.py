@@ -36,9 +36,9 @@ def invalid_anthropic_body(field: str, problem: str) -> ApiError:
 
 
 def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[str, Any]:
-    """Return the JSON body: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+    """Return the JSON body of an error: `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 
-    Anthropic's client libraries handle some errors by code. These errors have the code in `error.details.error_code`.
+    If Anthropic's client libraries handle an error by its code, `error.details.error_code` contains the code.
     """
     kind = _TYPES.get(error.status) or ("api_error" if error.status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": _message(error)}
@@ -50,7 +50,7 @@ def to_anthropic_error(error: ApiError, request_id: str | None = None) -> dict[s
 def error_headers(error: ApiError) -> dict[str, str]:
     """Return the response headers of an error.
 
-    For an exhausted quota, the headers tell clients not to retry the 429.
+    If the error is a 429 because a key's quota is exhausted, the headers tell clients not to retry.
     """
     return error.headers() | ({"x-should-retry": "false"} if error.code == "insufficient_quota" else {})
 
@@ -66,7 +66,7 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
     The node's message is used only if the body is in helexa's error format.
 
     Args:
-        status: the node's HTTP status; a status that is not an error status becomes 502.
+        status: the node's HTTP status. A status outside the range 400 to 599 becomes 502.
         body: body of the node's response.
         retry_after: seconds of the node's `Retry-After` header, or None.
     """
@@ -80,10 +80,10 @@ def node_error(status: int, body: bytes, retry_after: int | None = None) -> ApiE
 
 
 def streamed_error(error: Any) -> ApiError:
-    """Convert an error that a node sent within a stream to an `ApiError`.
+    """Convert an error that a node sent as an event of a stream to an `ApiError`.
 
     Args:
-        error: value of `error` in the event.
+        error: value of the event's member `error`.
     """
     kind = error.get("type") if isinstance(error, dict) else None
     return _from_envelope(_STATUSES.get(kind, 500) if isinstance(kind, str) else 500, error, None)
@@ -111,7 +111,8 @@ def _upstream_error(status: int, retry_after: int | None) -> ApiError:
 def _message(error: ApiError) -> str:
     """Return the message of an error.
 
-    For a prompt above the context limit, use Anthropic's wording, which makes agents compact the conversation.
+    If the prompt exceeds the context limit, the message has Anthropic's wording, because agents recognize this wording
+    and then compact the conversation.
     """
     text = str(error)
     if error.code != "context_length_exceeded":

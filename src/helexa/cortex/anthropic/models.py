@@ -14,7 +14,7 @@ _UNKNOWN_TIME = "1970-01-01T00:00:00Z"  # Anthropic's value for models whose rel
 
 
 def anthropic_model(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an entry of `/v1/models` in Anthropic's format."""
+    """Convert an entry of `/v1/models` from OpenAI's format to Anthropic's format."""
     return {
         "type": "model",
         "id": entry["id"],

@@ -18,13 +18,13 @@ _STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"ca
 
 
 class AnthropicReply(Reply):
-    """Writes a response of the Messages API. Like every `Reply`, it receives the bytes of the node's response.
+    """Translates a node's chat completion to a response of the Messages API and sends the response to the client.
 
-    Streams are translated chunk by chunk. Other responses are buffered until they are complete, so that an error
-    response can be sent instead.
+    Streams are translated chunk by chunk. A non-streaming response is buffered until it is complete, so that the
+    gateway can still send an error response if the completion is malformed.
 
     Attributes:
-        translation: the translated request; None before the request is parsed, when only errors can be sent.
+        translation: the translated request. None before the request is parsed; only errors can be sent then.
     """
 
     def __init__(self, send: Send, request_id: str | None = None) -> None:
@@ -39,7 +39,7 @@ class AnthropicReply(Reply):
             self.headers.append((b"request-id", request_id.encode("latin-1", "replace")))
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Store the node's status and headers. For a stream, send the head of the response.
+        """Store the node's status and headers. If the response is a stream, send status and headers to the client.
 
         Raises:
             ApiError: 502 `upstream_malformed_response` if the node streams although the client did not ask for a
@@ -56,7 +56,7 @@ class AnthropicReply(Reply):
             await super().start(status, [*_STREAM_HEADERS, *self._node_headers], streamed=False)
 
     async def write(self, chunk: bytes) -> None:
-        """Process the node's next bytes.
+        """Process the next bytes of the node's response.
 
         Raises:
             ApiError: the node's response is malformed. In a stream, the client has already received the error event.
@@ -85,7 +85,10 @@ class AnthropicReply(Reply):
         await super().finish()
 
     async def abort(self, error: ApiError) -> None:
-        """End the response with an error: as the last event of a stream that has begun, else as an error response."""
+        """End the response with an error.
+
+        The error is the last event if a stream has begun, otherwise an error response.
+        """
         if self._events is not None:
             await super().write(self._events.fail(error))
         else:

@@ -1,4 +1,4 @@
-"""Translation of a Messages API request and of its response."""
+"""Translates a Messages API request to a chat request, and the chat completion to a Messages API response."""
 
 import secrets
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Translation:
         )
 
     def events(self, request_id: str | None = None) -> MessageStream:
-        """Return the translator from a streamed chat completion to the client's events."""
+        """Return an object that translates a streamed chat completion to the events of a Messages API stream."""
         return MessageStream(
             self.model,
             self.message_id,

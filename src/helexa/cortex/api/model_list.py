@@ -20,15 +20,15 @@ def model_list(
     created: int,
     progress: Callable[[str], Progress | None] = lambda _model: None,
 ) -> list[Entry]:
-    """Return one entry per known model, and one per alias of a known model.
+    """Return the entries of `/v1/models`: one per known model, and one per alias of a known model.
 
-    Unknown values are left out.
+    An entry omits the fields whose values are unknown.
 
     Args:
         view: the state of the fleet.
         catalogue: the models and aliases.
         created: value of `created` in every entry, Unix seconds.
-        progress: returns the progress of a loading model, or None.
+        progress: returns the load progress of a model, or None if the model is not loading.
     """
     ids = [profile.id for profile in catalogue.models]
     for node in view.nodes:

@@ -48,12 +48,12 @@ class Operation:
         summary: short description.
         response: name of the schema of a successful response.
         body: name of the schema of the request body, or None.
-        query: schemas of the query parameters; schemas of required parameters too.
+        query: schemas of all query parameters by name, required and optional.
         required: names of the required query parameters.
-        error_statuses: HTTP error statuses in addition to the statuses in `_EVERYWHERE`.
+        error_statuses: HTTP error statuses of this operation, in addition to `_EVERYWHERE`, which every operation has.
         error: name of the schema of error responses.
         status: status of a successful response.
-        unready: True if the operation can answer 503 with the schema `response`.
+        unready: True if a 503 response of the operation has the schema `response` instead of `error`.
         streamed: True if the operation can respond with an event stream.
         forwards_errors: True if a node's error response is forwarded with its status.
         security: required access: `public`, `user` or `admin`.
@@ -76,7 +76,7 @@ class Operation:
     security: str = "user"
 
     def operation_object(self) -> dict[str, Any]:
-        """Return the operation object of the document."""
+        """Return the OpenAPI operation object of this operation."""
         operation: dict[str, Any] = {
             "operationId": self.id,
             "summary": self.summary,
@@ -321,7 +321,7 @@ OPERATIONS = (
 
 @cache
 def document() -> dict[str, Any]:
-    """Return the whole document; callers must not change it."""
+    """Return the whole OpenAPI document. Callers must not change the returned dict."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = operation.operation_object()

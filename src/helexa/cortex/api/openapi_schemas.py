@@ -32,27 +32,27 @@ _RESPONSES = (Activation, Activity, Cost, DeviceHealth, Discovery, Limit, ModelI
 
 
 def ref(name: str) -> Schema:
-    """Return a reference to the schema `name`."""
+    """Return a JSON schema that refers to the component schema `name`."""
     return {"$ref": _FOLDER + name}
 
 
 def either(*types: Schema) -> Schema:
-    """Return a schema that accepts any of several types."""
+    """Return a schema that accepts any value that one of the schemas `types` accepts."""
     return {"anyOf": list(types)}
 
 
 def or_null(schema: Schema) -> Schema:
-    """Return a schema that also accepts null."""
+    """Return a schema that accepts null and all values that `schema` accepts."""
     return either(schema, {"type": "null"})
 
 
 def array(items: Schema, **limits: int) -> Schema:
-    """Return the schema of a list of `items`."""
+    """Return the schema of a list whose elements have the schema `items`."""
     return {"type": "array", "items": items, **limits}
 
 
 def record(required: dict[str, Schema], **optional: Schema) -> Schema:
-    """Return the schema of an object, which may have further members."""
+    """Return the schema of an object with these required and optional members. Further members are allowed."""
     return {"type": "object", "properties": required | optional, "required": list(required)}
 
 
@@ -62,7 +62,7 @@ def one_of(*values: str) -> Schema:
 
 
 def schemas() -> dict[str, Schema]:
-    """Return all schemas by name."""
+    """Return all component schemas of the OpenAPI document by name."""
     inputs = [(schema_type.__name__, "validation", TypeAdapter[Any](schema_type)) for schema_type in _REQUESTS]
     inputs += [(schema_type.__name__, "serialization", TypeAdapter[Any](schema_type)) for schema_type in _RESPONSES]
     _, derived = TypeAdapter.json_schemas(inputs, ref_template=_FOLDER + "{model}")  # pyright: ignore[reportArgumentType]
@@ -77,7 +77,10 @@ def schemas() -> dict[str, Schema]:
 
 
 def _terse(schema: Any) -> Any:
-    """Return a schema without titles, which repeat the names, and with only the first paragraph of descriptions."""
+    """Return a schema without titles and with only the first paragraph of each description.
+
+    Titles are removed because they only repeat the names.
+    """
     if isinstance(schema, list):
         return [_terse(item) for item in schema]
     if not isinstance(schema, dict):

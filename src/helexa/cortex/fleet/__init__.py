@@ -1,1 +1,1 @@
-"""The nodes of a gateway: their state, the polling of nodes, and the client for nodes."""
+"""The nodes that a gateway uses: state of the nodes, polling, circuit breakers, and the client for their API."""

@@ -1,10 +1,10 @@
 """Circuit breakers: a (node, model) pair that keeps failing gets no requests for a while, then one probe request.
 
 Only transport failures count: a failed connection, a reset, a timeout on a node whose polls fail too, or a response
-that is not HTTP. An error response of a node does not count. A timeout on a node that answers its polls does not
-count.
-After a 429 or 503, the router prefers other nodes for a short time. No function reads a clock: the time is an
-argument.
+that is not HTTP. A node's error response does not count, nor does a timeout on a node that answers its polls.
+
+After a 429 or 503, the router prefers other nodes for a short time. No function in this module reads a clock: callers
+pass the time.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ WARY_SECS = 1.0
 class Breaker:
     """Breaker state of one (node, model) pair.
 
-    The class is immutable: each transition returns a new `Breaker`. All times are seconds of one clock.
+    The class is immutable: each transition returns a new `Breaker`. All times are seconds of the same clock.
 
     Attributes:
         faults: number of consecutive failures in the closed state.
         open_until: time at which an open breaker becomes half-open; None for a closed breaker.
         probing: True while the probe request is in progress.
-        wary_until: until this time the router prefers other nodes, because this node failed or was busy.
+        wary_until: time before which the router prefers other nodes, because this node failed or was busy.
     """
 
     faults: int = 0
@@ -51,14 +51,15 @@ class Breaker:
     def ended(self) -> "Breaker":
         """Return the breaker after the probe request has ended.
 
-        If neither `ok` nor `fault` was called for the probe, another probe is allowed.
+        If the probe ended without a result (neither `ok` nor `fault` was called), another probe is allowed.
         """
         return replace(self, probing=False) if self.probing else self
 
     def ok(self, now: float) -> "Breaker":
-        """Return the breaker after the node responded.
+        """Return the breaker after the node responded: closed, without counted failures.
 
-        In the open state, a response to an earlier request changes nothing.
+        An open breaker without a running probe does not change, because the response belongs to a request that was sent
+        before the breaker opened.
         """
         if self.state(now) == "open" and not self.probing:
             return self
@@ -86,14 +87,14 @@ class Breaker:
         return replace(self, wary_until=max(self.wary_until, now + secs))
 
     def changes_at(self, now: float) -> float:
-        """Return when the state changes next by the passage of time alone; infinity if never."""
+        """Return the next time at which the state changes without another event; infinity if there is no such time."""
         change_times = [self.wary_until]
         if self.open_until is not None and not self.probing:
             change_times.append(self.open_until)
         return min((change_time for change_time in change_times if change_time > now), default=inf)
 
     def blank(self, now: float) -> bool:
-        """Return whether the breaker has the state of a new breaker, so that it need not be stored."""
+        """Return whether the breaker equals a new breaker and therefore need not be stored."""
         return self.faults == 0 and self.open_until is None and self.wary_until <= now
 
 
@@ -101,7 +102,10 @@ _BLANK = Breaker()
 
 
 class Breakers:
-    """The breakers of a fleet. A pair is stored only while its breaker differs from a new one."""
+    """The breakers of all (node, model) pairs of a fleet.
+
+    A pair without a stored breaker has a new breaker: closed, without failures.
+    """
 
     def __init__(self, failures: int, reset_secs: float) -> None:
         self.failures = failures
@@ -138,7 +142,7 @@ class Breakers:
         return breaker.state(now)
 
     def busy(self, pair: Pair, now: float, secs: float) -> None:
-        """Record a 429 or 503 of the node: the pair is wary for `secs` seconds."""
+        """Record a 429 or 503 of the node: the router prefers other nodes for `secs` seconds."""
         self._put(pair, self._breakers.get(pair, _BLANK).busy(now, secs), now)
 
     def open(self, now: float) -> frozenset[Pair]:
@@ -150,7 +154,7 @@ class Breakers:
         return frozenset(pair for pair, breaker in self._breakers.items() if breaker.wary_until > now)
 
     def changes_at(self, now: float) -> float:
-        """Return when `open` or `wary` change next by the passage of time alone; infinity if never."""
+        """Return the next time at which `open` or `wary` change without another event; infinity if never."""
         return min((breaker.changes_at(now) for breaker in self._breakers.values()), default=inf)
 
     def keep(self, wanted: Callable[[Pair], bool]) -> None:

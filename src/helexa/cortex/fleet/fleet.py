@@ -58,8 +58,8 @@ class Fleet:
     def configure(self, neurons: Iterable[NeuronSection]) -> None:
         """Replace the configured nodes, and set the event `reconfigured`.
 
-        A node that keeps its address and kind keeps its state. A node that was cordoned by hand stays cordoned unless
-        its configured `cordoned` value changes.
+        A node whose address and kind are unchanged keeps its state. A node that was cordoned through the API stays
+        cordoned, unless its `cordoned` value in the configuration changes.
         """
         sections = {neuron.name: neuron for neuron in neurons}
         self._nodes = {name: self._node_for(section) for name, section in sections.items()}
@@ -72,7 +72,7 @@ class Fleet:
         self.reconfigured.set()
 
     def set_routing(self, routing: RoutingSection) -> None:
-        """Apply new breaker settings, beginning with the next failure."""
+        """Store new breaker settings. They apply from the next failure on."""
         self._breakers.failures, self._breakers.reset_secs = routing.breaker_failures, routing.breaker_reset_secs
 
     def view(self) -> FleetView:
@@ -106,7 +106,7 @@ class Fleet:
         return node is not None and node.healthy
 
     def has(self, node: Node) -> bool:
-        """Return whether `node` is still configured with the same address and kind."""
+        """Return whether the configuration still contains a node with the name, address and kind of `node`."""
         current = self._nodes.get(node.name)
         return current is not None and (current.endpoint, current.kind) == (node.endpoint, node.kind)
 
@@ -196,7 +196,7 @@ class Fleet:
             self._changed()
 
     def transport_fault(self, name: str, model: str) -> None:
-        """Record a transport failure, such as no connection, a reset, or a timeout on a node that is down."""
+        """Record a transport failure of a request: no connection, a reset, or a timeout on a node that is down."""
         if name in self._nodes:
             if self._breakers.fault((name, model), self._clock()) == "open":
                 log.warning("node %s gets no requests for %s for now: requests keep failing", name, model)
@@ -209,13 +209,13 @@ class Fleet:
             self._changed()
 
     async def emptied(self, name: str) -> None:
-        """Wait until this gateway has no request and no load on a node."""
+        """Wait until this gateway has no running request and no running load on a node."""
         while any(node == name for node, _ in (*self._in_flight, *self._loading)):
             self._freed.clear()
             await self._freed.wait()
 
     def begin(self, pair: Pair) -> bool:
-        """Count a request as begun. Return whether the request is the probe of a breaker.
+        """Count a request as begun on a node. Return whether the request is the probe of a half-open breaker.
 
         The caller must pass this result to `end`.
         """
@@ -227,7 +227,7 @@ class Fleet:
         return is_probe
 
     def end(self, pair: Pair, probe: bool) -> None:
-        """Count a request as ended. `probe` is the result of `begin`."""
+        """Count a request as ended on a node. `probe` is the result of `begin` for this request."""
         self._used_at[pair] = now = self._clock()
         self._in_flight[pair] -= 1
         if not self._in_flight[pair]:
@@ -243,7 +243,7 @@ class Fleet:
 
     @contextmanager
     def load(self, name: str, model: str) -> Iterator[None]:
-        """Mark a load of the model as running until the block ends."""
+        """Return a context manager that marks a load of the model on the node as running."""
         self._loading.add((name, model))
         self._changed()
         try:
@@ -255,7 +255,7 @@ class Fleet:
 
     @contextmanager
     def drain(self, name: str, model: str) -> Iterator[None]:
-        """Send no new requests for the model to the node until the block ends."""
+        """Return a context manager during which the node gets no new requests for the model."""
         self._draining.add((name, model))
         self._changed()
         try:
@@ -281,7 +281,7 @@ class Fleet:
         return node if section.cordoned == previous_section.cordoned else replace(node, cordoned=section.cordoned)
 
     def _update_times(self, node: Node, models: Mapping[str, ModelInfo], began: float) -> None:
-        """Record the times of loads and of other clients' requests. Drop the times of models that were removed."""
+        """Update the load and last-use times of a node's models after a poll; drop the times of removed models."""
         for model, info in models.items():
             is_new = model not in node.models or node.models[model].status == "loading"
             # in a node's first report, load times are unknown

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the nodes' reported state, read from the fleet at each scrape."""
+"""Prometheus metrics of the state that nodes report. The state is read at each scrape."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -46,7 +46,10 @@ class _DeviceReading(NamedTuple):
 
 
 class FleetCollector(Collector):
-    """Collector of node metrics. It reads the fleet at each scrape, so removed nodes and models leave no series."""
+    """Prometheus collector of node metrics.
+
+    The collector reads the fleet's state at each scrape, so removed nodes and models have no series.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

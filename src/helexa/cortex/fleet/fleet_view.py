@@ -1,4 +1,4 @@
-"""The state of the fleet as immutable records, the input of all routing and placement decisions."""
+"""Immutable records of the fleet's state. Routing and placement decisions use them as input."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,8 +22,8 @@ class Node:
         discovery: last reported hardware.
         health: last reported health.
         models: last reported models, by id; kept while the node is down.
-        urls: base URL of each model's API, if the node reported it.
-        other_requests: running and queued requests at the last poll that did not come from this gateway, by model.
+        urls: base URL of each model's API, by model id; only for models whose URL the node reported.
+        other_requests: number of running and queued requests of other clients at the last poll, by model.
         read_at: when the poll that reported `health` began (`time.monotonic`).
     """
 
@@ -46,7 +46,7 @@ class Node:
         return self.urls.get(model, self.endpoint)
 
     def activating(self) -> list[str]:
-        """Return the models that the node is loading, or has queued to load."""
+        """Return the ids of the models that the node is loading or has queued for loading."""
         if self.health is None:
             return []
         activation = self.health.activation
@@ -55,13 +55,14 @@ class Node:
 
 @dataclass(frozen=True)
 class FleetView:
-    """State of the fleet at one moment.
+    """State of the fleet, as input of one decision.
 
-    The mappings of counts and times are live, so a decision must not await between two reads.
+    The mappings `in_flight`, `loaded_at` and `used_at` are live: they may change at every `await`. A decision must
+    therefore not await between two reads.
 
     Attributes:
         nodes: the nodes in configured order.
-        in_flight: running requests of this gateway, by (node, model).
+        in_flight: number of running requests of this gateway, by (node, model).
         loading: running loads of this gateway, as (node, model).
         draining: (node, model) pairs that get no new requests because the model will be unloaded.
         loaded_at: when a model was loaded (`time.monotonic`), by (node, model); only for loads that the gateway saw.
@@ -80,7 +81,7 @@ class FleetView:
     wary: frozenset[Pair] = frozenset()
 
     def holder(self, response: str) -> Node | None:
-        """Return the node that stores the response with this id, found by the id's prefix, or None."""
+        """Return the node that stores the response with the id `response`, or None. The id's prefix names the node."""
         for node in self.nodes:
             prefix = node.health.responses if node.health is not None else None
             if prefix and response.startswith(prefix):
@@ -88,16 +89,18 @@ class FleetView:
         return None
 
     def load(self, node: Node, model: str) -> int:
-        """Return the load of `model` on `node`: its running requests from this gateway, plus others at the last
-        poll."""
+        """Return the load of `model` on `node`: a number of requests.
+
+        The load is this gateway's running requests, plus the requests of other clients at the last poll.
+        """
         return self.in_flight.get((node.name, model), 0) + node.other_requests.get(model, 0)
 
     def running(self, name: str) -> dict[str, int]:
-        """Return the running requests of this gateway on a node, by model."""
+        """Return the number of this gateway's running requests on a node, by model."""
         return {model: count for (node, model), count in self.in_flight.items() if node == name}
 
     def knows(self, model: str) -> bool:
-        """Return whether any node has reported the model, or reports that it is loading it."""
+        """Return whether any node has the model in its list of models, or reports that the model is loading."""
         return any(model in node.models or model in node.activating() for node in self.nodes)
 
 

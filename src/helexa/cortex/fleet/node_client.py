@@ -45,7 +45,7 @@ class NodeError(HelexaError):
 
     Attributes:
         temporary: True if the same call may succeed later.
-        local: True if the gateway is out of descriptors, ports or memory, so that the node is not the cause.
+        local: True if the gateway, not the node, is the cause: it is out of descriptors, ports or memory.
     """
 
     def __init__(self, message: str, *, temporary: bool = True, local: bool = False) -> None:
@@ -97,7 +97,10 @@ class NodeClient:
         return models_by_id
 
     async def url(self, node: Node, model: str, bearer: str | None = None) -> str:
-        """Return the base URL of a model's API: the URL that the node names, if allowed, else the node's endpoint."""
+        """Return the base URL of a model's API.
+
+        This is the URL that the node reports for the model if the URL is allowed, else the node's endpoint.
+        """
         try:
             path = f"/models/{quote(model, safe='')}/endpoint"
             url = parse(_endpoint, await self.get(node.endpoint, path, bearer)).get("url")
@@ -112,8 +115,8 @@ class NodeClient:
     async def load(self, endpoint: str, spec: ModelSpec, bearer: str | None = None) -> None:
         """Load a model with `POST /models/load` and return once the model accepts requests.
 
-        An already loaded model counts as a success. The call has no timeout: the caller watches the load's progress
-        and cancels the call.
+        If the model is already loaded, the call succeeds. The call has no timeout: the caller must watch the load's
+        progress and cancel the call if the load makes no progress.
         """
         status, body = await self._call("POST", endpoint, "/models/load", None, orjson.dumps(spec.json_dict()), bearer)
         if status // 100 == 2 or b"already loaded" in body:
@@ -125,7 +128,7 @@ class NodeClient:
     async def unload(self, endpoint: str, model: str, bearer: str | None = None) -> None:
         """Unload a model with `POST /models/unload` and return once its memory is free.
 
-        A model that is not loaded counts as a success.
+        If the model is not loaded, the call succeeds.
         """
         status, body = await self._call(
             "POST", endpoint, "/models/unload", UNLOAD_TIMEOUT_SECS, orjson.dumps({"model_id": model}), bearer
@@ -152,7 +155,7 @@ class NodeClient:
             id: id of the response.
             identity: headers that name the principal.
             bearer: the node's key.
-            subpath: the remaining path and the query.
+            subpath: path and query to append after the id.
         """
         path = f"/v1/responses/{quote(id, safe='')}{subpath}"
         status, body = await self._call(method, endpoint, path, POLL_TIMEOUT_SECS, None, bearer, identity)
@@ -167,7 +170,7 @@ class NodeClient:
     async def post(self, endpoint: str, path: str, content: object, bearer: str | None = None) -> bytes:
         """Return the response body of a JSON POST request.
 
-        Any status other than 200, and a response after `POLL_TIMEOUT_SECS`, raise `NodeError`.
+        A status other than 200, or no response within `POLL_TIMEOUT_SECS`, raises `NodeError`.
         """
         return await self._call_ok("POST", endpoint, path, orjson.dumps(content), bearer)
 
@@ -178,11 +181,10 @@ class NodeClient:
         return body
 
     async def _urls(self, node: Node, models: Mapping[str, ModelInfo], bearer: str | None) -> dict[str, str]:
-        """Return the base URL of each model's API.
+        """Return the base URL of each model's API, by model id.
 
         A known URL is requested again only after a missed poll. At most `_MAX_URL_REQUESTS` URLs are requested per
-        poll.
-        Models that are still loading are skipped, because the node does not know their URLs yet.
+        poll. Models that are still loading are skipped, because the node does not know their URLs yet.
         """
         known_urls = {} if node.misses else node.urls
         new_models = [id for id, info in models.items() if id not in known_urls and info.status in _SERVING][
@@ -229,10 +231,10 @@ def endpoint_url(base: str, path: str) -> URL:
 
 
 def reachable_url(url: str, endpoint: str, allowed_hosts: Collection[str] = ()) -> str:
-    """Return the URL at which the gateway reaches an address that a node reported.
+    """Return the URL at which the gateway can reach a URL that a node reported.
 
-    A loopback host is replaced by the host of `endpoint`. Requests to the URL carry prompts and the node's key, so the
-    host must be the node's own host or an allowed host.
+    If the reported host is a loopback host, it is replaced by the host of `endpoint`. Requests to the URL carry prompts
+    and the node's key, so the host must be the node's own host or an allowed host.
 
     Args:
         url: the URL that the node reported.
@@ -276,8 +278,10 @@ def parse(adapter: TypeAdapter[ValueT], body: bytes) -> ValueT:
 
 
 def _error_reason(body: bytes) -> tuple[str, str | None]:
-    """Return the error message (one line) and the error kind from `{"error": "text"}` or `{"error": {"kind",
-    "message", ...}}`."""
+    """Return the message (as one line) and the kind of an error in a node's response body.
+
+    The body is `{"error": "text"}` or `{"error": {"kind", "message", ...}}`.
+    """
     try:
         content = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,8 +1,8 @@
-"""Nodes of kind `openai`: any OpenAI-compatible server (vLLM, SGLang, llama.cpp, Ollama, LM Studio) in the fleet.
+"""Polls nodes of kind `openai`: OpenAI-compatible servers such as vLLM, SGLang, llama.cpp, Ollama and LM Studio.
 
-The gateway only reads from these nodes; it never loads or unloads their models. `GET /v1/models` decides whether a node
-is up, and all listed models count as loaded. When a model first appears, the gateway detects the kind of server,
-and then reads this kind's other endpoints.
+The gateway never loads or unloads models on these nodes. A node is up if `GET /v1/models` succeeds, and all listed
+models count as loaded. When a model first appears in the list, the gateway detects which server the node runs, and
+reads the endpoints that only this server has.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class _Entry(Record):
 
 
 class _Props(Record):
-    """llama.cpp's `/props`."""
+    """The fields of llama.cpp's `/props` that the gateway reads."""
 
     default_generation_settings: dict[str, Any] = Field(default_factory=dict[str, Any])
     modalities: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -50,7 +50,7 @@ class _Ps(Record):
 
 
 class _Show(Record):
-    """Ollama's `/api/show`: details of a model."""
+    """The fields of Ollama's `/api/show` that the gateway reads: details of a model."""
 
     model_info: dict[str, Any] = Field(default_factory=dict[str, Any])
     capabilities: list[str] = Field(default_factory=list[str])
@@ -88,7 +88,10 @@ Known = Mapping[str, ModelInfo]
 
 
 class OpenAINode:
-    """Polls nodes of kind `openai`. The class has no state: earlier results are in the `Node` that is polled."""
+    """Polls nodes of kind `openai`.
+
+    The class has no state: results of earlier polls are read from the polled `Node`.
+    """
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
@@ -156,8 +159,8 @@ class _NodePoll:
     async def _ollama(self, entries: dict[str, _Entry], known: Known) -> dict[str, ModelInfo] | None:
         """Return Ollama's models, or None if the server is not Ollama.
 
-        Ollama truncates prompts to the context length that a model was loaded with, so this length takes precedence
-        over the model's maximum.
+        Ollama truncates prompts to the context length that a model was loaded with, so the gateway uses this length
+        instead of the model's maximum.
         """
         ps = await or_none(self._running)
         if ps is None:
@@ -210,7 +213,7 @@ class _NodePoll:
 
 
 def _entries(listing: _Listing) -> dict[str, _Entry]:
-    """Return the entries by id; malformed entries are left out."""
+    """Return the entries of `/v1/models` by model id, without malformed entries."""
     entries: dict[str, _Entry] = {}
     for raw in (listing.data or [])[:MAX_MODELS]:
         try:

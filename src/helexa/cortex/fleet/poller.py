@@ -33,7 +33,10 @@ class Poller:
         self.interval_secs = interval_secs
 
     async def run(self) -> None:
-        """Poll all configured nodes until cancelled. Added nodes are polled at once, polls of removed nodes end."""
+        """Poll all configured nodes until cancelled.
+
+        When the configuration changes, polls of added nodes start at once, and polls of removed nodes end.
+        """
         polls: dict[Address, asyncio.Task[None]] = {}
         try:
             while True:
@@ -76,7 +79,7 @@ class Poller:
 
 
 def pause_secs(node: Node, interval_secs: float, chance: float) -> float:
-    """Return the seconds until the next poll of a node. The pause grows with each failed poll of a node that is down.
+    """Return the seconds until the next poll of a node. If the node is down, the pause grows with each failed poll.
 
     Args:
         node: the node.

@@ -1,4 +1,4 @@
-"""Waits for a model to load, and meanwhile sends progress comments to streaming clients."""
+"""Waits for a model to load, and sends progress comments to streaming clients during the load."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

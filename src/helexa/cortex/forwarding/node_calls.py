@@ -66,7 +66,8 @@ class NodeCalls:
 
         Args:
             target: the node.
-            usage_id: usage id that was sent with the request; empty for third-party backends.
+            usage_id: the id that the gateway sent with the request, under which the node keeps the token counts; empty
+                for third-party backends.
             answered: True if the node's response had begun. Otherwise the node may not have read the request yet, so
                 the call is repeated a few times.
         """

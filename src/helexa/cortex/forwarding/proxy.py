@@ -44,7 +44,7 @@ class NoResponse(Exception):
     """The node failed or was busy before the first byte of its response, so the request may be retried.
 
     Attributes:
-        outcome: kind of failure, which decides whether a retry is allowed.
+        outcome: kind of failure (`unreached`, `busy`, `broken` or `silent`); decides whether a retry is allowed.
         error_response: error for the client if the request is not sent to another node.
     """
 
@@ -81,14 +81,15 @@ class Proxy:
             request: the parsed request.
             response: the response to the client.
             record: the request record.
-            settle: charges the request; awaited before the end of a complete response is sent. None for anonymous
-                requests.
-            last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded.
+            settle: charges the request; None for anonymous requests. `settle` is awaited before the end of a complete
+                response is sent.
+            last: True if the request cannot be sent to another node. A 429 or 503 of the node is then forwarded to the
+                client.
 
         Raises:
             NoResponse: nothing was sent to the client, so the request may be retried.
-            ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503); the
-                caller ends the reply with this error.
+            ApiError: the response is incomplete, a timeout expired, or the gateway is out of connections (503). The
+                caller must end the client's response with this error.
         """
         node, model = target.node, target.model
         record.node, record.route, record.waited = node, target.reason, time.perf_counter() - record.started
@@ -143,22 +144,27 @@ class Proxy:
                 node_response.close()
 
     def _count_fault(self, node: str, model: str, *, silent: bool) -> None:
-        """Report a failure to the breaker.
+        """Report a transport failure to the breaker of a (node, model) pair.
 
-        A timeout on a healthy node is not reported, because only this request may be slow.
+        If `silent` is True (the failure is a timeout) and the node is healthy, nothing is reported, because perhaps
+        only this request is slow.
         """
         if not (silent and self._fleet.is_alive(node)):
             self._fleet.transport_fault(node, model)
 
     def _usage_id(self) -> str:
-        """Return an unguessable usage id: a random secret of this process and a counter.
+        """Return an unguessable id under which a node keeps a request's token counts.
 
-        A counter is cheaper than a random number per request.
+        The id consists of a random secret of this process and a counter, because a counter is cheaper than a new random
+        number for each request.
         """
         return f"{self._usage_secret}{next(self._usage_count):016x}"
 
     def _headers(self, request: ClientRequest, record: RequestRecord, target: Warm) -> Headers:
-        """Return the headers for the node. Third-party backends get no account, key or usage ids."""
+        """Return the request headers to send to a node.
+
+        Third-party backends receive no account id, key id or usage id.
+        """
         headers = forwarded_headers(request.headers)
         headers.append((b"content-type", b"application/json"))
         headers.append((b"x-request-id", record.request_id.encode()))
@@ -212,9 +218,9 @@ class Proxy:
     async def _next_or_settle(
         self, node_response: UpstreamResponse, record: RequestRecord, settle: Settle | None
     ) -> bytes:
-        """Return the next chunk of a non-streamed response; empty at the end.
+        """Return the next chunk of a non-streamed response, or empty bytes at the end.
 
-        At the end, the request is settled before the empty chunk is returned.
+        At the end, the request is charged before the empty bytes are returned.
         """
         chunk = b"" if node_response.complete else await self._next_chunk(node_response, record)
         if not chunk and settle is not None:
@@ -237,9 +243,9 @@ class Proxy:
     async def _forward_error(
         self, node_response: UpstreamResponse, chunk: bytes, response: Reply, record: RequestRecord
     ) -> None:
-        """Forward a node's error response. If the client's stream has already begun, raise the error instead.
+        """Forward a node's error response to the client, or raise the error if the client's stream has already begun.
 
-        The log contains the status and the code but not the message, because a message may quote the prompt.
+        The gateway logs the error's status and code, but not its message, because a message may quote the prompt.
         """
         body = bytearray()
         while chunk and len(body) <= _MAX_ERROR_BYTES:
@@ -262,7 +268,7 @@ class Proxy:
 
 
 def _is_from_proxy(node_response: UpstreamResponse) -> bool:
-    """Return whether the response comes from a proxy in front of the node, or from another server."""
+    """Return whether the response comes from a server other than the node, such as a reverse proxy in front of it."""
     if node_response.status >= 400:
         return node_response.status in (502, 504)
     kinds = [value for name, value in node_response.headers if name == b"content-type"]
@@ -276,13 +282,16 @@ def _error_fields(body: bytes) -> dict[str, str]:
 
 
 def _code(error: dict[str, str]) -> str | None:
-    """Return the error's `code`, or None if the code is missing or contains unusual characters."""
+    """Return the `code` of a node's error, or None if the code is missing or contains unusual characters."""
     code = error.get("code", "")
     return code if _CODE.fullmatch(code) else None
 
 
 def _retry_after(node_response: UpstreamResponse) -> float:
-    """Return for how many seconds to prefer other nodes: the response's `Retry-After`, else `WARY_SECS`."""
+    """Return for how many seconds the router prefers other nodes after this response.
+
+    This is the response's `Retry-After`, or `WARY_SECS` if the header is missing.
+    """
     text = next((value for name, value in node_response.headers if name == b"retry-after"), b"")
     return float(text) if text.isdigit() and len(text) < 6 else WARY_SECS
 

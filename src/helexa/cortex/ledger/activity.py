@@ -25,7 +25,7 @@ class Activity:
         duration_ms: duration of the whole request.
         account_id, key_id: principal of the request; None for anonymous requests.
         alias: requested model name, if it differs from the model id.
-        node: name of the node that responded.
+        node: name of the last node that the request was forwarded to.
         route: why the router chose the node.
         error_code: code of the error response.
         prompt, completion, cached: token counts.
@@ -67,12 +67,12 @@ _FILTERS = ("account_id", "key_id", "model", "node", "status")
 
 
 class ActivityLog:
-    """Queues rows for the activity table and trims the table to the newest `MAX_ROWS` rows.
+    """Queues rows for the database table `activity` and trims the table to the newest `MAX_ROWS` rows.
 
     If `MAX_ROWS` rows are already queued, new rows are dropped and counted.
 
     Attributes:
-        dropped: number of rows that were never written.
+        dropped: number of rows that were dropped because the queue was full.
     """
 
     def __init__(self) -> None:

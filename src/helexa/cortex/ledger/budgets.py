@@ -1,7 +1,7 @@
-"""One gateway's budget state in memory: leases, open reservations, and rows that are not written yet.
+"""One gateway's budget state in memory: leases, open reservations, and rows that are not in the database yet.
 
-The state already includes the changes that the next batch will write. The ledger writes batches in order, each exactly
-once.
+The state in memory is ahead of the database by the changes that the next batch will write. The ledger writes batches in
+order, and each batch exactly once.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ class Budgets:
 
     Attributes:
         gateway: the gateway's id.
-        batch: number of batches made so far.
+        batch: number of batches that `next_batch` has returned so far.
         leases: leases by (key id, window id).
-        open: reservations that are neither settled nor released, by sequence number, oldest first.
+        open: reservations that are neither settled nor released, by sequence number, in the order of admission.
     """
 
     def __init__(self, gateway: int) -> None:
@@ -87,14 +87,17 @@ class Budgets:
         return [entries.CLOSED, seq, lease.key_id, lease.window_id, lease.spent, *columns]
 
     def adopt(self, grant: LeaseGrant, now: float) -> None:
-        """Add the tokens that `gateways.take` took from the window to the lease in memory."""
+        """Add tokens to a lease in memory after a transaction has taken the tokens from the key's window."""
         lease, principal = grant.lease, grant.principal
         lease.granted, lease.debt, lease.cap = grant.granted, grant.debt, principal.hard_cap
         lease.window, lease.ends_at, lease.used_at = principal.window, grant.ends_at, now
         self.leases[lease.key_id, lease.window_id] = self._current[lease.key_id] = lease
 
     def tidy(self, now: float) -> None:
-        """Return free tokens of idle leases; delete leases that are unused for long or whose window has ended."""
+        """Return the free tokens of idle leases to their windows.
+
+        Leases without reservations are deleted if they were unused for `UNUSED_SECS` or their window has ended.
+        """
         for lease in list(self.leases.values()):
             idle = now - lease.used_at
             window_ended = self._current.get(lease.key_id) is not lease or now >= lease.ends_at
@@ -105,9 +108,10 @@ class Budgets:
                 self._changed.add(lease)
 
     def next_batch(self, extra_steps: Sequence[Step] = ()) -> tuple[tuple[str, Args], list[Step]]:
-        """Return the next batch: its guard statement, and the steps that write this state, then `extra_steps`.
+        """Return the next batch: its guard statement, and the SQL steps that write all changes since the last batch.
 
-        The guard numbers the batch, so that the database applies each batch once.
+        The guard stores the number of the batch, so that the database applies each batch only once. `extra_steps` are
+        appended to the steps.
         """
         self.batch += 1
         lowest_open_seq = next(iter(self.open), self._seq + 1)
@@ -127,12 +131,12 @@ class Budgets:
 
     @property
     def written(self) -> bool:
-        """Whether `next_batch` has returned all changes."""
+        """True if there are no changes since the last call of `next_batch`."""
         return not (self._changed or self._opened or any(self._rows.values()))
 
     @property
     def unwritten(self) -> int:
-        """Number of entries that the next batch must add or close."""
+        """Number of reservations whose rows the next batch must add or close."""
         return len(self._opened) + len(self._rows[entries.CLOSE])
 
     def _delete_lease(self, lease: Lease) -> None:

@@ -1,11 +1,12 @@
 """Group commit: while the database writes one batch, new reservations and settlements are gathered for the next batch.
 
-A request therefore costs microseconds when many requests arrive at once, and one commit when it arrives alone. Batches
-are numbered. If the connection is lost during a commit, the gateway repeats the batch until the database has the
-batch's number, so each batch is written exactly once.
+Many requests that arrive at once share one commit; a request that arrives alone costs one commit. Batches are numbered.
+If the connection is lost during a commit, the gateway repeats the batch until the database has the batch's number, so
+each batch is written exactly once.
 
-With a write-ahead log, a request waits for the database only if the key's lease has too few tokens. If the lease has
-enough tokens, the reservation is written to the write-ahead log at once, and to the database with the next batch.
+Each gateway holds tokens of a key's budget in advance, in a lease. With a write-ahead log, a request waits for the
+database only if the lease has too few tokens. Otherwise the reservation is written to the write-ahead log at once, and
+to the database with the next batch.
 """
 
 import asyncio
@@ -38,25 +39,26 @@ _MAX_UNWRITTEN_ROWS = 10_000  # with more unwritten rows of the ledger, each req
 
 
 class Committer:
-    """Owns a gateway's budgets: decides reservations, writes batches, and resolves the waiting requests.
+    """Owns a gateway's budgets: grants or rejects reservations, writes batches, and wakes the waiting requests.
 
     Attributes:
         budgets: leases and open reservations; replaced when this gateway registers again.
-        waiting: requests that wait for the next batch.
-        activity: rows of the activity log to write.
+        waiting: reservations, settlements and flushes that wait for the next batch.
+        activity: rows of the activity log that are not written yet.
         retry: repeats failed database work and records why the database cannot be written.
         ending: True once no new reservations are accepted.
         clean: True if `run` ended with all requested changes in the database.
     """
 
     def __init__(self, database: Database, clock: Callable[[], float], name: str, wal_base: Path | None = None) -> None:
-        """Store the arguments; call `join` before any other method.
+        """Store the arguments. The caller must call `join` before any other method.
 
         Args:
             database: the ledger's database.
             clock: returns Unix seconds.
             name: human-readable name of this gateway.
-            wal_base: the database file, next to which the write-ahead log is kept; None if gateways share the database.
+            wal_base: the database file; the write-ahead log is stored next to this file. None if several gateways share
+                the database, so that there is no write-ahead log.
         """
         self.waiting = Waiting()
         self.activity = ActivityLog()
@@ -83,7 +85,10 @@ class Committer:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Reserve the claimed tokens if the key's lease has enough; return None if the database must be asked."""
+        """Reserve the claimed tokens without the database, or return None if this is not possible.
+
+        The key's lease in memory must have enough tokens. If the result is None, call `enqueue`.
+        """
         if self._wal is None or not self._wal.complete:
             return None
         if self.waiting.reservations or self.budgets.unwritten >= _MAX_UNWRITTEN_ROWS:
@@ -141,7 +146,10 @@ class Committer:
             await flushed
 
     async def probe(self) -> str | None:
-        """Return why the database cannot be written, or None if it can; may write a batch to find out."""
+        """Return why the database cannot be written, or None if it can be written.
+
+        This method may write a batch as a test.
+        """
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(beat=True)
@@ -162,7 +170,10 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)`. After an unexpected exception, register again and continue."""
+        """Write batches until `wake(end=True)` is called.
+
+        After an unexpected exception, register this gateway again and continue.
+        """
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -240,10 +251,10 @@ class Committer:
         waiting.resolve(flushes)
 
     def _admit(self, now: float) -> tuple[list[Opened], ReservationsByKey]:
-        """Decide the waiting reservations.
+        """Reserve tokens for the waiting reservations that the leases in memory cover.
 
         Returns:
-            The granted reservations, and by key id the reservations that need more tokens than the key's lease has.
+            The covered reservations; and by key id the reservations that need more tokens than the key's lease has.
         """
         opened: list[Opened] = []
         uncovered: ReservationsByKey = {}
@@ -274,7 +285,10 @@ class Committer:
         return True
 
     async def _extend_leases(self, uncovered: ReservationsByKey, now: float) -> list[Opened]:
-        """Extend the leases of keys; return the reservations that the extended leases cover, and reject the others."""
+        """Take more tokens for the leases of the keys in `uncovered`, and decide the reservations of these keys.
+
+        Return the reservations that the extended leases cover. All other reservations in `uncovered` are rejected.
+        """
         budgets = self.budgets
         waiting = {key: [request for request in requests if request.waiting] for key, requests in uncovered.items()}
         uncovered = {key: requests for key, requests in waiting.items() if requests}
@@ -304,7 +318,10 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, uncovered: Sequence[PendingClaim] = ()
     ) -> None:
-        """Write a batch and resolve its requests; if the database fails, reject them and `uncovered`."""
+        """Write a batch, then resolve the requests in `opened` and `closings`.
+
+        If the database fails, reject the reservations in `opened` and `uncovered`.
+        """
         try:
             written = await self._write_batch([*(request for request, _, _ in opened), *uncovered], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
@@ -322,7 +339,7 @@ class Committer:
         finish(closings)
 
     async def _write_batch(self, reservations: Sequence[PendingClaim], closings: Sequence[Closing], now: float) -> bool:
-        """Write the next batch. Return False if other gateways have retired this gateway."""
+        """Write the next batch. Return False if another gateway has declared this gateway dead and retired it."""
         budgets = self.budgets
         if self._tidy_due:
             budgets.tidy(now)
@@ -357,8 +374,9 @@ class Committer:
 
         Args:
             work: one attempt.
-            reservations: rejected when an attempt fails.
-            closings: settlements that stop waiting if the database is unavailable for long; they are written later.
+            reservations: waiting reservations, which are rejected when an attempt fails.
+            closings: waiting settlements. If the database is unavailable for long, their callers are woken, and the
+                settlements are written later.
             retried: the exceptions to retry after; others are raised.
         """
 
@@ -373,7 +391,7 @@ class Committer:
         return await self.retry.until_done(work, failed, retried)
 
     async def _rejoin(self) -> None:
-        """Register as a new gateway and retire the old registration, if it still exists."""
+        """Register this gateway under a new id, and retire the old id if its registration still exists."""
         previous_gateway = self.budgets.gateway
         if self._wal is not None:
             self._wal.close()
@@ -385,7 +403,10 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Close a reservation of the previous registration; in a long outage, wake the callers of `waiting`."""
+        """Settle or release a reservation that was made before this gateway registered again under a new id.
+
+        If the database is unavailable for long, the callers that wait for the settlements in `waiting` are woken.
+        """
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

@@ -27,10 +27,20 @@ _OPEN: Args = ("reserved", None, 0, 0, 0, 0, 0, None)
 
 
 def opening(gateway: int, *values: Any) -> Args:
-    """Return a row for `ADD` of an open reservation; `values` are the columns from seq to reserved_ms."""
+    """Return the row of an open reservation, as arguments of the SQL statement `ADD`.
+
+    `values` are the columns from seq to reserved_ms.
+    """
     return (gateway, *values, *_OPEN)
 
 
 def closed(row: Args, columns: Args) -> Args:
-    """Return a row for `ADD` of a reservation that is closed before its row was added."""
+    """Return the row of a closed reservation, as arguments of the SQL statement `ADD`.
+
+    This function is used if the reservation ended before its row was in the database.
+
+    Args:
+        row: the row of the open reservation, from `opening`.
+        columns: the values of the last columns, beginning with state.
+    """
     return (*row[: -len(_OPEN)], *columns)

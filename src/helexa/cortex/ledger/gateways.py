@@ -1,6 +1,6 @@
 """Gateways that share one database: registration, taking tokens for leases, and retirement of dead gateways.
 
-All transactions lock rows in one order: the gateway's row first, then windows by key.
+All transactions lock rows in the same order: first the row of the gateway, then the rows of windows, sorted by key.
 """
 
 import logging
@@ -41,19 +41,23 @@ SPEND = "UPDATE windows SET spent = spent + $3 WHERE key_id = $1 AND window_id =
 
 
 class GatewayRetired(Exception):
-    """Another gateway retired this one: the reservations of this gateway are orphaned and its leases deleted."""
+    """Raised if another gateway has retired this gateway.
+
+    The retired gateway's open reservations are orphaned (charged in full), and its leases are deleted.
+    """
 
 
 @dataclass(frozen=True)
 class LeaseGrant:
-    """Result of taking tokens from a window for a lease.
+    """Result of taking tokens from a key's window for this gateway's lease.
 
     Attributes:
         lease: the lease that the tokens belong to.
         principal: owner of the lease, with the cap and window that were applied.
         ends_at: when the window ends (Unix seconds); infinity for a balance.
         granted: the lease's new total of granted tokens.
-        available: tokens of the window that were available; negative if spent and reserved tokens exceed the cap.
+        available: tokens of the window that were available before; negative if spent and reserved tokens exceed the
+            cap.
     """
 
     lease: Lease
@@ -120,10 +124,11 @@ async def take(
     leases: Mapping[tuple[str, int], Lease],
     now: float,
 ) -> LeaseGrant:
-    """Take tokens from a key's window for waiting reservations and for later ones, within the key's cap.
+    """Take tokens from a key's window for waiting and later reservations, within the key's cap.
 
-    The leases in memory must match the database. Otherwise, if this gateway crashed after the commit, the key could be
-    charged more than its grant. This function does not change `leases`: the caller applies the result after the commit.
+    The leases in memory must match the database before the call. Otherwise, if this gateway crashed after the commit,
+    the key could be charged for more tokens than it was granted. This function does not change `leases`: the caller
+    applies the result after the commit.
 
     Args:
         sql: a transaction.
@@ -184,12 +189,12 @@ async def retire(sql: Sql, gateway: int, batch: int, now: float) -> bool:
 
 
 async def present(database: Database) -> list[tuple[int, int]]:
-    """Return the id and the last batch number of every registered gateway."""
+    """Return (id, number of the last batch) for every registered gateway."""
     return [(row["id"], row["batch"]) for row in await database.fetch("SELECT id, batch FROM gateways")]
 
 
 async def retire_all(database: Database, registrations: Iterable[tuple[int, int]], now: float) -> None:
-    """Retire the gateways in `registrations`: pairs of id and last batch number."""
+    """Retire gateways. `registrations` are pairs (id, number of the last batch)."""
     for gateway, batch in registrations:
         async with database.transaction() as sql:
             if await retire(sql, gateway, batch, now):
@@ -219,7 +224,10 @@ async def amend(sql: Sql, reservation: Reservation, state: str, values: tuple[ob
 
 
 class DeadGatewayDetector:
-    """Detects dead gateways with this gateway's clock only, so that clocks of different machines need not agree."""
+    """Detects other gateways that no longer commit batches.
+
+    The detector uses only this gateway's clock, so the clocks of different machines need not agree.
+    """
 
     def __init__(self, dead_after_secs: float) -> None:
         self._dead_after_secs = dead_after_secs
@@ -227,10 +235,10 @@ class DeadGatewayDetector:
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return the id and last batch number of each gateway that has not committed for `dead_after_secs`.
+        """Return (id, number of the last batch) of each gateway that has committed no batch for `dead_after_secs`.
 
         Args:
-            gateways: id and last batch number of all other gateways.
+            gateways: (id, number of the last batch) of all other gateways.
             now: seconds of a monotonic clock.
         """
         if now - self._last_check >= self._dead_after_secs:

@@ -1,4 +1,4 @@
-"""API keys in the database, and the `Gatekeeper`'s copy of them."""
+"""API keys in the database, and updates of the copy of these keys with which the gateway authenticates requests."""
 
 import asyncio
 import time
@@ -39,7 +39,8 @@ class KeyStore:
         """Create a key and return it with its secret. The secret cannot be read again later.
 
         Raises:
-            ApiError: 409 if a key with this id exists, even a revoked one, whose charges are stored under the id.
+            ApiError: 409 if a key with this id exists. A revoked key counts too, because charges are stored under its
+                id.
         """
         secret = new_secret()
         key = Key(principal, digest_of(secret.get_secret_value().encode()), hint_of(secret), self._clock())
@@ -59,7 +60,7 @@ class KeyStore:
         return [_key(row) for row in await self._database.fetch("SELECT * FROM keys ORDER BY created_at, key_id")]
 
     async def change(self, key_id: str, edit: Callable[[Principal], Principal]) -> Key:
-        """Replace a key's principal by `edit(principal)` and return the changed key.
+        """Replace a key's principal (its account and terms) by `edit(principal)` and return the changed key.
 
         Raises:
             ApiError: 404 for an unknown id.
@@ -102,9 +103,9 @@ class KeyStore:
 
 
 class Keyring:
-    """Keeps a `Gatekeeper` up to date with the keys in the database.
+    """Keeps the keys of a `Gatekeeper`, which authenticates requests, up to date with the database.
 
-    While the database does not answer, the last known keys remain valid.
+    As long as the database does not answer, the last known keys remain valid.
     """
 
     def __init__(self, store: KeyStore, gatekeeper: Gatekeeper) -> None:
@@ -114,7 +115,7 @@ class Keyring:
         self._refreshing = asyncio.Lock()
 
     async def refresh(self) -> None:
-        """Load the keys if any key changed since the last call.
+        """Load the keys from the database if any key has changed since the last call.
 
         Raises:
             DatabaseError: the database does not answer.
@@ -127,7 +128,9 @@ class Keyring:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Load the keys, and reload changed keys every `POLL_SECS` until the block ends.
+        """Load the keys, and reload them in the background until the `with` block ends.
+
+        Every `POLL_SECS` the keys are reloaded if any key has changed.
 
         Raises:
             DatabaseError: the database does not answer at the start.
@@ -151,7 +154,7 @@ async def _find(sql: Sql, key_id: str) -> Key:
 
 
 def _values(principal: Principal) -> tuple[Any, ...]:
-    """Return the principal's values in the order of `_COLUMNS`."""
+    """Return the principal's values in the order of `_COLUMNS`, the columns of the database table."""
     return (
         principal.key_id,
         principal.account_id,

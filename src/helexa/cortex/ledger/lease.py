@@ -1,4 +1,7 @@
-"""Leases: tokens taken from a key's window in advance, so that most reservations need no database access."""
+"""Leases: tokens of a key's budget that a gateway takes in advance.
+
+Most reservations therefore need no database access.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ UNUSED_SECS = 60.0  # after this idle time a lease is deleted
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The tokens that one gateway holds of one key's window.
+    """The tokens that one gateway holds of one key's current budget window.
 
     A key without a cap also has a lease, which counts tokens without limiting them.
 
@@ -44,7 +47,7 @@ class Lease:
     used_at: float = 0.0
 
     def has(self, principal: Principal, tokens: int, now: float) -> bool:
-        """Return whether a reservation of `tokens` fits without taking more tokens from the database."""
+        """Return whether a reservation of `tokens` fits into the lease, so that no database access is needed."""
         return (
             now < self.ends_at
             and (self.cap is None or self.granted - self.spent - self.reserved >= tokens)
@@ -58,7 +61,7 @@ class Lease:
         return max(0, self.granted - self.spent - self.reserved)
 
     def settle(self, reserved: int, charged: int) -> None:
-        """Remove a reservation of `reserved` tokens and add the `charged` tokens to `spent`."""
+        """End a reservation: subtract `reserved` from the lease's reserved tokens and add `charged` to `spent`."""
         self.reserved -= reserved
         self.spent += charged
         if self.cap is not None:
@@ -69,7 +72,7 @@ class Lease:
 
 
 def window_at(window: Window, latest: int, now: float) -> int:
-    """Return the id of the window that a reservation made now belongs to.
+    """Return the id of the budget window to which a reservation at the time `now` belongs.
 
     A rolling window begins with the first reservation after the previous window has ended. Its id is the Unix second in
     which it began.
@@ -85,10 +88,12 @@ def window_at(window: Window, latest: int, now: float) -> int:
 
 
 def grant(available: int, requested: list[int]) -> int:
-    """Return how many tokens a lease takes from its window: for waiting reservations, and in advance for later ones.
+    """Return how many tokens a lease takes from its window.
+
+    The tokens are for the waiting reservations that fit, plus an advance for later reservations.
 
     Args:
-        available: tokens of the window that are neither spent nor taken.
+        available: tokens of the window that are neither spent nor taken by a lease.
         requested: tokens of each waiting reservation, in order; a reservation that does not fit is skipped.
     """
     fitting_tokens = largest_request = 0
@@ -103,7 +108,7 @@ def grant(available: int, requested: list[int]) -> int:
 
 
 def over_budget(principal: Principal, tokens: int, available: int, ends_at: float, now: float) -> ApiError:
-    """Return the error response for a reservation that does not fit.
+    """Return the error response for a reservation that does not fit into the key's budget.
 
     The error's extra field `tokens_left` is the number of tokens that would fit.
     """

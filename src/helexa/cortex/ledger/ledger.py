@@ -44,12 +44,12 @@ class Ledger:
         clock: Callable[[], float] = time.time,
         dead_after_secs: float = _DEAD_AFTER_SECS,
     ) -> None:
-        """Store the arguments; call `start` before any other method.
+        """Store the arguments. The caller must call `start` before any other method.
 
         Args:
             database: an open, migrated database; the ledger does not close it.
             clock: returns Unix seconds, for windows and idle times.
-            dead_after_secs: a gateway that commits nothing for this long is declared dead.
+            dead_after_secs: seconds without a commit after which another gateway is declared dead.
         """
         self._database = database
         self._clock = clock
@@ -78,7 +78,7 @@ class Ledger:
     async def close(self) -> None:
         """Write the waiting changes and unregister this gateway.
 
-        Open reservations are charged in full.
+        Reservations that are still open are charged in full.
         """
         self._committer.wake(end=True)
         try:
@@ -115,7 +115,7 @@ class Ledger:
             return False
 
     async def reserve(self, principal: Principal, request_id: str, model: str, tokens: int) -> Reservation:
-        """Reserve tokens of the key's budget; durable on return.
+        """Reserve tokens of the key's budget. When the method returns, the reservation is durable.
 
         Reservations of keys without a cap are recorded too.
 
@@ -126,8 +126,8 @@ class Ledger:
             tokens: maximum number of tokens that the request may use.
 
         Raises:
-            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) if the budget does not
-                suffice; 503 if too many requests wait, the database does not answer, or the ledger is closing.
+            ApiError: 429 `insufficient_quota` or `rate_limit_exceeded` (with Retry-After) if the budget has too few
+                tokens left; 503 if too many requests wait, the database does not answer, or the ledger is closing.
         """
         committer = self._committer
         if committer.ending:
@@ -150,13 +150,13 @@ class Ledger:
             raise
 
     def record(self, activity: Activity) -> None:
-        """Queue a request for the activity log. The row is written later."""
+        """Queue a finished request for the activity log. The row is written later."""
         self._committer.record(activity)
 
     async def flush(self) -> None:
-        """Write all pending changes to the database, so that queries return them.
+        """Write all pending changes to the database, so that queries include these changes.
 
-        Returns without an error if the database fails.
+        If the database fails, the method returns without an error.
         """
         await self._committer.flush()
 
@@ -171,7 +171,7 @@ class Ledger:
         return await recent(self._database, limit, before, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Return the key's spent and held tokens in its current window."""
+        """Return the tokens of the key's current budget window that are spent, and the tokens that leases hold."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 

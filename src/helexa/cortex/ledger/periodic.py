@@ -8,12 +8,12 @@ log = logging.getLogger(__name__)
 
 
 async def repeat(work: Callable[[], Awaitable[None]], interval_secs: float, problem: str) -> None:
-    """Call `work` every `interval_secs` until cancelled, regardless of exceptions.
+    """Call `work` every `interval_secs` until cancelled. An exception does not stop the repetition.
 
-    The log shows the first failure of a series, and the success that ends the series.
+    Of several failures in a row, only the first is logged. The next success is logged too.
 
     Args:
-        work: one run.
+        work: the function to call.
         interval_secs: pause before each run.
         problem: log message for a failed run.
     """

@@ -1,4 +1,4 @@
-"""Reservations: tokens of a key's budget that one request holds."""
+"""Reservations: tokens of a key's budget that are set aside for one running request."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,18 +24,18 @@ class Claim(msgspec.Struct, eq=False):
 
 
 class PendingClaim(msgspec.Struct, eq=False):
-    """A requested reservation and the future that a caller awaits."""
+    """A requested reservation, and the future through which the caller receives the result."""
 
     claim: Claim
     future: "asyncio.Future[Reservation]"
 
     @property
     def waiting(self) -> bool:
-        """Whether the caller still awaits the result."""
+        """True if the caller still awaits the result."""
         return not self.future.done()
 
     def grant(self, reservation: "Reservation") -> None:
-        """Resolve the future with a reservation, or release the reservation if the caller was cancelled."""
+        """Resolve the future with a reservation. If the caller was cancelled, release the reservation instead."""
         if self.waiting:
             self.future.set_result(reservation)
         else:
@@ -56,7 +56,7 @@ class Closing(msgspec.Struct, eq=False):
         prompt, completion, cached: token counts.
         node: node that produced the tokens.
         estimated: True if the gateway estimated the counts.
-        done: True once the change is durable, or is queued to be written later.
+        done: True once the callers need not wait any longer: the change is durable, or will be written later.
     """
 
     reservation: "Reservation"
@@ -77,7 +77,7 @@ class Closing(msgspec.Struct, eq=False):
                 future.set_result(None)
 
     async def finished(self) -> None:
-        """Wait for `finish`. Cancelling one waiting caller does not affect others."""
+        """Wait until `finish` is called. Cancelling one waiting caller does not affect other waiting callers."""
         if not self.done:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(future)
@@ -85,11 +85,14 @@ class Closing(msgspec.Struct, eq=False):
 
     @property
     def charged(self) -> int:
-        """Tokens to charge."""
+        """Number of tokens to charge; 0 for a released reservation."""
         return self.prompt + self.completion
 
     def values(self, now: float) -> tuple[object, ...]:
-        """Return the columns of the entry: node, charged, prompt, completion, cached, estimated, closed_ms."""
+        """Return the values of the last columns of the reservation's row in the table `entries`.
+
+        The columns are node, charged, prompt, completion, cached, estimated, closed_ms.
+        """
         return (
             self.node,
             self.prompt + self.completion,
@@ -102,10 +105,11 @@ class Closing(msgspec.Struct, eq=False):
 
 
 class Reservation:
-    """Tokens reserved for a request until it is settled or released. Only the first such call has an effect.
+    """Tokens of a key's budget that are reserved for one request.
 
-    As a context manager, it releases the tokens at the end of the block unless they were settled. A settlement or
-    release that has begun completes even if the caller is cancelled.
+    The reservation ends with the first call of `settle`, `release` or `abandon`; later calls have no effect. As a
+    context manager, the reservation releases its tokens at the end of the block unless they were settled. A settlement
+    or release that has begun completes even if the caller is cancelled.
 
     Attributes:
         gateway: id of the gateway that made the reservation.
@@ -126,10 +130,10 @@ class Reservation:
     async def settle(
         self, prompt: int, completion: int, *, cached: int = 0, node: str | None = None, estimated: bool = False
     ) -> None:
-        """Charge the used tokens, which may be fewer or more than reserved; durable on return.
+        """End the reservation and charge the tokens that the request used, which may be fewer or more than reserved.
 
-        If the database is unavailable for several seconds, the call returns earlier and the settlement is written
-        later.
+        When the call returns, the settlement is durable. Only if the database is unavailable for several seconds, the
+        call returns before the settlement is written.
 
         Args:
             prompt: prompt tokens, including `cached`.
@@ -142,11 +146,11 @@ class Reservation:
         await closing.finished()
 
     async def release(self) -> None:
-        """Charge nothing; durable on return."""
+        """End the reservation without a charge. When the call returns, the release is durable."""
         await self._begin("released").finished()
 
     def abandon(self) -> None:
-        """Release the tokens without waiting for durability."""
+        """End the reservation without a charge, and without waiting until the release is durable."""
         self._begin("released")
 
     async def __aenter__(self) -> Self:
@@ -172,7 +176,7 @@ class Reservation:
 
 
 def bounded(number: int, maximum: int = MAX_TOKENS) -> int:
-    """Return an untrusted number, limited to the range from 0 to `maximum`."""
+    """Return `number`, which may come from an untrusted source, limited to the range from 0 to `maximum`."""
     return min(max(0, number), maximum)
 
 

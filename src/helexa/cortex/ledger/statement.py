@@ -21,7 +21,7 @@ class Budget:
 
     Attributes:
         spent: tokens charged.
-        held: tokens that leases of gateways hold for running and later requests.
+        held: tokens that gateways hold in their leases for running and later requests.
         ends_at: when the window ends (Unix seconds); None for a balance, and before a window begins.
     """
 

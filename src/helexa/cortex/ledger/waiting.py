@@ -9,13 +9,14 @@ from helexa.cortex.ledger.reservation import Closing, PendingClaim
 
 
 class Waiting:
-    """Queues of work for the next batch.
+    """Queues of reservations, settlements and flushes for the ledger's next batch.
 
     Attributes:
         reservations: reservations to grant or reject, in order of arrival.
         closings: settlements and releases that are not yet applied to the budgets.
-        closed: applied settlements and releases, which are finished once a batch with them is written.
-        flushes: futures that are resolved once a batch was written, or when the database fails.
+        closed: settlements and releases that are applied to the budgets. Their callers are woken once the database has
+            the batch that contains them.
+        flushes: futures that are resolved once a batch is in the database, or when the database fails.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Waiting:
         return flush
 
     def resolve(self, flushes: Iterable[asyncio.Future[None]] | None = None) -> None:
-        """Resolve `flushes`, or all flush futures if it is None."""
+        """Resolve the futures in `flushes`, or all queued flush futures if `flushes` is None."""
         for flush in self.flushes if flushes is None else flushes:
             if not flush.done():
                 flush.set_result(None)
@@ -51,7 +52,7 @@ class Waiting:
 
 
 def unavailable() -> ApiError:
-    """Return the error response for a reservation while the database does not answer."""
+    """Return the error response for a reservation that is rejected because the database does not answer."""
     return service_unavailable("the ledger does not answer", retry_after=5)
 
 

@@ -1,12 +1,12 @@
 """Write-ahead log of one gateway: records of granted and closed reservations that the database does not have yet.
 
-A request is answered only after its record is in the log. Adding a record costs far less than a transaction. The log
-exists only for a database that a single gateway uses, because other gateways cannot read it. The log is as durable as
-the database's own log: it survives the death of the process, but not a power failure.
+A reservation is granted only after its record is in the log. Adding a record costs far less than a transaction. The log
+is used only if a single gateway uses the database, because other gateways cannot read the log. The log is as durable as
+the database's own log: records survive the death of the process, but not a power failure.
 
-The log files are memory-mapped. A write system call would release the GIL, and reacquiring the GIL from the thread that
-writes to the database costs more than the rest of adding a record. The first byte of a line is written last, so a line
-is in the file once its first byte is nonzero. A zero byte ends the lines.
+The log files are memory-mapped, because a write system call would release the GIL. Reacquiring the GIL from the thread
+that writes to the database takes longer than all other work of adding a record. Each record is one line. The first byte
+of a line is written last, so a line is complete once its first byte is nonzero. A zero byte follows the last line.
 
 Two files alternate. The current file holds the records of the batch that is being gathered. When the database starts to
 write this batch, new records go into the other file. Once the batch is in the database, its file is emptied. Each file
@@ -43,16 +43,16 @@ _MIN_FREE_BYTES = 64 << 20
 
 
 class WriteAheadLog:
-    """The write-ahead log of the only gateway on a database.
+    """The write-ahead log of a gateway that does not share its database.
 
-    Records depend on earlier records. After a record could not be added, the log therefore rejects all records until
-    the batch with the missing record is in the database.
+    Records depend on earlier records. If a record could not be added, the log therefore rejects all later records until
+    the database has the batch that contains the missing record.
     """
 
     def __init__(self, database: Path) -> None:
         """Open the log files next to the database file, readable by the owner only.
 
-        The files must be empty; `catch_up` empties them.
+        The log files must be empty. The caller empties them before by calling `catch_up`.
 
         Raises:
             OSError: a file cannot be opened.
@@ -67,11 +67,14 @@ class WriteAheadLog:
 
     @property
     def complete(self) -> bool:
-        """Whether each record of the current batch is in the log."""
+        """True if every record of the current batch is in the log."""
         return self._incomplete_batch is None
 
     def start_batch(self, gateway: int, batch: int) -> None:
-        """Direct new records to the file for `batch`; the other file stays until `written` is called."""
+        """Write new records to the file for the batch with the number `batch` from now on.
+
+        The file of the previous batch is kept until `written` is called.
+        """
         self._files.reverse()
         self._batch = batch
         self._header = orjson.dumps([gateway, batch]) + b"\n"
@@ -86,7 +89,10 @@ class WriteAheadLog:
             )
 
     def add(self, record: entries.Record) -> bool:
-        """Add a record. Return False, without adding it, if the disk is full or an earlier record is missing."""
+        """Add a record to the log and return True.
+
+        If the disk is full or an earlier record is missing, the record is not added and the result is False.
+        """
         if self._incomplete_batch is None:
             file = self._files[0]
             line = orjson.dumps(record) + b"\n"
@@ -96,7 +102,7 @@ class WriteAheadLog:
         return False
 
     def written(self) -> None:
-        """Empty the file of the previous batch, which is in the database."""
+        """Empty the file of the previous batch. Called once the database has this batch."""
         self._files[1].empty()
         if self._incomplete_batch is not None and self._incomplete_batch < self._batch:
             self._incomplete_batch = None
@@ -107,10 +113,10 @@ class WriteAheadLog:
 
 
 class _File:
-    """Lines in a memory-mapped file.
+    """A memory-mapped file that contains lines.
 
     Attributes:
-        size: number of bytes of the lines.
+        size: total length of the lines in bytes.
     """
 
     def __init__(self, path: Path, opened: ExitStack) -> None:
@@ -123,7 +129,7 @@ class _File:
         self._grow(_GROWTH_BYTES)
 
     def add(self, lines: bytes) -> bool:
-        """Add lines. Return False if the file must grow and the disk is full."""
+        """Append lines to the file. Return False if the file must grow for the lines but the disk is full."""
         start, end = self.size, self.size + len(lines)
         if end >= self._capacity:
             try:
@@ -144,12 +150,12 @@ class _File:
             self._map[0] = self.size = 0
 
     def free(self) -> int:
-        """Return the free bytes of the file system."""
+        """Return the number of free bytes of the file system that contains the file."""
         disk = os.fstatvfs(self._descriptor)
         return disk.f_bavail * disk.f_frsize
 
     def _grow(self, min_bytes: int) -> None:
-        """Allocate at least `least` bytes on the disk and map them.
+        """Grow the file to at least `min_bytes` bytes on the disk, and map the whole file.
 
         Raises:
             OSError: the disk is full.
@@ -201,9 +207,9 @@ def _paths(database: Path) -> list[Path]:
 
 
 def _read(path: Path) -> tuple[int, int, list[Any]] | None:
-    """Return gateway id, batch number and records of a file, or None for an empty file.
+    """Return the gateway id, the batch number and the records of a log file, or None for an empty file.
 
-    An incomplete line, which a power failure can leave, ends the records.
+    Records after an incomplete line, which a power failure can leave, are ignored.
     """
     try:
         lines = path.read_bytes().partition(b"\0")[0].split(b"\n")

@@ -1,1 +1,1 @@
-"""Model management: on-demand loads, evictions that free memory, and the queue of requests that wait for loads."""
+"""Model management: loads on demand, evictions that free memory, and queues of requests that wait for loads."""

@@ -17,11 +17,14 @@ LOOK_SECS = 0.05
 
 
 class StillNeededError(Exception):
-    """A drain was abandoned: the model is still in use after `DRAIN_SECS`, or its memory is not needed any more."""
+    """Raised if a drain is abandoned.
+
+    The model is still in use after `DRAIN_SECS`, or its memory is not needed any more.
+    """
 
 
 class Drain:
-    """The drain of one model on one node."""
+    """The drain of one model on one node, which ends with the model's unload or is abandoned."""
 
     def __init__(self, drains: "Drains", pair: Pair, megabytes: Megabytes, change: Change) -> None:
         self._drains = drains
@@ -32,7 +35,7 @@ class Drain:
     async def idle(self, is_needed: Callable[[], bool]) -> None:
         """Wait until no request for the model is running or queued, on this gateway and on the node.
 
-        The node's own count matters because other clients may use the node too.
+        The node is asked too, because other clients may also send requests to the node.
 
         Args:
             is_needed: returns False once the unload is not needed any more.
@@ -48,7 +51,7 @@ class Drain:
             await asyncio.sleep(LOOK_SECS)
 
     async def unload(self) -> None:
-        """Unload the model, and count its memory as free.
+        """Unload the model, and count the model's memory as free.
 
         Raises:
             NodeError: the node rejected the unload or did not answer.
@@ -87,7 +90,12 @@ class Drains:
 
     @contextmanager
     def draining(self, pair: Pair, megabytes: Megabytes) -> Iterator[Drain]:
-        """Drain a model until the block ends: the gateway sends no new requests for it to this node."""
+        """Return a context manager during which the gateway sends no new requests for the model to the node.
+
+        Args:
+            pair: the node's name and the model's id.
+            megabytes: memory that the model uses in MB, by device.
+        """
         node = self.fleet.node(pair[0])
         memory_change = Change({})
         drain = Drain(self, pair, megabytes, memory_change)

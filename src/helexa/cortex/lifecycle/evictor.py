@@ -28,10 +28,10 @@ class EvictionPlan:
     Attributes:
         devices: indices of the devices that the model is loaded on.
         evict: models to evict first, in this order.
-        ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if it must wait for a running
-        load.
-        fits: True if the model fits by the estimates. False if it does not fit but the node is empty, so that an
-            attempt evicts nothing.
+        ready_at: earliest start of the plan (seconds of the fleet's clock); infinity if the plan must wait for a
+            running load.
+        fits: True if the model fits according to the memory estimates. False if the model does not fit but the node is
+            empty: the load can then be tried, because no model is evicted.
     """
 
     devices: tuple[int, ...]
@@ -40,12 +40,15 @@ class EvictionPlan:
     fits: bool = True
 
     def cost(self, now: float) -> float:
-        """Return the estimated cost of the evictions: the sum of weighted reload time divided by idle time."""
+        """Return the estimated cost of the evictions; plans with a lower cost are preferred.
+
+        The cost is a sum over the models in `evict`: each model's weighted reload time divided by its idle time.
+        """
         return sum(1 / _score(resident, now) for resident in self.evict)
 
 
 def plan_eviction(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return a plan to fit a model on a node with as few evictions as needed, or None if there is none.
+    """Return a plan to fit a model on a node without unnecessary evictions, or None if there is no such plan.
 
     Args:
         snapshot: the fleet snapshot.
@@ -101,11 +104,11 @@ def capable_devices(profile: Profile, node: Node) -> list[int]:
 def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float) -> float:
     """Return when a model may be evicted (seconds of the fleet's clock).
 
-    A model may be evicted once it has been idle long enough, or once the waiting model has waited `swap_wait_secs`.
-    In any case, a model is not evicted:
+    A model may be evicted once it has been idle long enough, or `swap_wait_secs` after `since`, the arrival time of the
+    oldest request that needs the memory. In the following cases, a model is never evicted:
     * within `min_residency_secs` after its load
-    * within `LEAST_RESIDENCY_SECS` after requests that had waited for it were forwarded
-    * during its load
+    * within `LEAST_RESIDENCY_SECS` after requests that had waited for the model were forwarded to the node
+    * during the model's load
     """
     settings = snapshot.settings
     if resident.loading:
@@ -119,7 +122,11 @@ def _evictable_at(snapshot: FleetSnapshot, resident: ResidentModel, since: float
 
 
 def _eviction_order(snapshot: FleetSnapshot, residents: list[ResidentModel], since: float) -> list[ResidentModel]:
-    """Return `residents` in eviction order: by the time at which eviction is allowed, then by lowest cost."""
+    """Return `residents` in the order of eviction.
+
+    A model that may be evicted earlier comes first. Among models with the same time, the lowest eviction cost comes
+    first.
+    """
     by_class = snapshot.settings.strategy == "priority"
 
     def order(resident: ResidentModel) -> tuple[float, int, float, str]:
@@ -138,7 +145,16 @@ def _score(resident: ResidentModel, now: float) -> float:
 def _sufficient_evictions(
     free: Mapping[int, int], share: int, devices: int, ordered: list[ResidentModel]
 ) -> list[ResidentModel] | None:
-    """Return the first models of `ordered` that free enough memory, without unnecessary evictions, or None."""
+    """Return the models to evict, or None if evicting all models of `ordered` does not free enough memory.
+
+    Models are chosen from the beginning of `ordered`. Models whose eviction is not necessary are then left out.
+
+    Args:
+        free: free MB by device.
+        share: MB that the new model needs on each of its devices.
+        devices: number of devices that the new model needs.
+        ordered: the candidates in the order of eviction.
+    """
     to_evict: list[ResidentModel] = []
     for resident in ordered:
         if not free.keys() & resident.megabytes.keys():
@@ -163,9 +179,9 @@ def _free_after(free: Mapping[int, int], leaving: Collection[ResidentModel]) -> 
 
 
 def _fitting_devices(free: Mapping[int, int], share: int, devices: int) -> tuple[int, ...] | None:
-    """Return the indices of the `devices` devices with the most free memory.
+    """Return the indices of the devices with the most free memory; `devices` is the number of indices.
 
-    Return None if fewer than `devices` devices have `share` MB free.
+    Return None if fewer than `devices` devices have `share` MB of free memory.
     """
     fitting = sorted((index for index in free if free[index] >= share), key=lambda index: (-free[index], index))
     return tuple(sorted(fitting[:devices])) if len(fitting) >= devices else None

@@ -26,7 +26,7 @@ class _Explanation:
 
 
 def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
-    """Return the decision for a request for `name` (a model id or an alias) that arrives now.
+    """Return the gateway's decision for a request that arrives now and names the model `name` (an id or an alias).
 
     Returns:
         A dict with these keys:
@@ -36,7 +36,8 @@ def explain(snapshot: FleetSnapshot, name: str) -> dict[str, Any]:
         * `reason`: explanation of the decision
         * `evict`: models to unload first
         * `retry_after`: seconds until a retry may succeed, or None
-        * `candidates`: for every node its name `node`, whether it has the model `warm`, and a `verdict` in words
+        * `candidates`: one dict per node with its name `node`, `warm` (whether the node has the model loaded), and the
+          `verdict` in words
     """
     model = snapshot.catalogue.resolve(name)
     explanation = _explanation(snapshot, model)
@@ -86,7 +87,7 @@ def _warm_text(snapshot: FleetSnapshot, model: str) -> str:
 
 
 def _verdict(snapshot: FleetSnapshot, node: Node, model: str) -> str:
-    """Return in words whether and why a node can serve the model."""
+    """Return a text that says whether a node can serve the model, and why."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     pair = (node.name, model)
     if not node.healthy:

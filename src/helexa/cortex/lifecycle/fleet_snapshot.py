@@ -42,7 +42,7 @@ class ResidentModel:
         rank: `residency_priority` of the model. A model may be evicted only for a model of the same or a higher rank.
         busy: True if requests for the model are running.
         loading: True until the load has finished.
-        loaded_at: when the load finished; None if unknown, which decisions treat as long ago.
+        loaded_at: when the load finished; None if unknown. Decisions then assume that the load finished long ago.
         awaited_at: when requests that had waited for the model were last forwarded to the node; None if never.
         used_at: the latest of `loaded_at`, `awaited_at` and the last request; None if all are unknown.
         reload_secs: measured or estimated duration of a reload in seconds.
@@ -75,14 +75,14 @@ class FleetSnapshot:
         now: current time (seconds of the fleet's clock).
         began: when this gateway started (seconds of the fleet's clock).
         settings: the eviction section of the configuration.
-        expected_free: expected free MB by node and device, for nodes with running loads or unloads. For other nodes,
-            the free memory is the node's last reading.
+        expected_free: expected free MB by node and device, only for nodes with running or recent loads or unloads. For
+            any other node, the free memory that the node last reported is used.
         reserved: MB that running loads will use, by node and device; used for nodes that do not report free memory.
         load_secs: measured load durations in seconds, by (node, model).
         failures: recently failed loads, by (node, model).
-        devices: devices of this gateway's last loads, by (node, model).
+        devices: indices of the devices that this gateway last loaded the model on, by (node, model).
         sizes_mb: last reported memory use, by model.
-        awaited: when requests that had waited for the model were last forwarded to it, by (node, model).
+        awaited: when requests that had waited for the model were last forwarded to the node, by (node, model).
     """
 
     view: FleetView
@@ -99,7 +99,12 @@ class FleetSnapshot:
     awaited: Mapping[Pair, float] = field(default_factory=dict[Pair, float])
 
     def free(self, node: Node) -> dict[int, int]:
-        """Return free MB by device: the expected value, else the node's reading, else total minus the models' sizes."""
+        """Return the free MB of a node by device.
+
+        The source is the first known value of: the expected free memory, the free memory that the node last reported,
+            and
+        the total memory minus the memory of the node's models.
+        """
         reported_mb = self.expected_free.get(node.name) or reading(node)
         if reported_mb is not None:
             return dict(reported_mb)
@@ -128,7 +133,10 @@ class FleetSnapshot:
         ]
 
     def size_mb(self, node: Node, model: str) -> int:
-        """Return the MB that a model uses on the node: the node's report, else `needs_mb`."""
+        """Return the MB that a model uses on the node.
+
+        This is the value that the node reports, or the result of `needs_mb` if the node reports none.
+        """
         info = node.models.get(model)
         reported_mb = info.vram_used_mb if info is not None else None
         return max(0, reported_mb) if reported_mb is not None else self.needs_mb(model)
@@ -145,7 +153,10 @@ class FleetSnapshot:
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 
     def measured_load_secs(self, node: str, model: str) -> float | None:
-        """Return the measured load seconds on the node, else the mean over other nodes, else None."""
+        """Return the measured load duration of the model in seconds, or None if no load was measured.
+
+        If no load was measured on this node, the result is the mean over the other nodes.
+        """
         load_secs = self.load_secs.get((node, model))
         if load_secs is not None:
             return load_secs

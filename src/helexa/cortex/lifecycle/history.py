@@ -11,12 +11,14 @@ MAX_PERMANENT_BACKOFF_SECS = 1800.0
 
 
 class History:
-    """Records of loads, by (node, model). The number of records is at most nodes times models.
+    """Records of past loads, by (node, model) unless stated otherwise.
+
+    The number of records is limited to the number of nodes times the number of models.
 
     Attributes:
         load_secs: moving average of load durations in seconds; each new load has weight 1/2.
-        devices: devices of the last load.
-        failures: last failure of each pair whose last load failed.
+        devices: indices of the devices of the last load.
+        failures: the last failure, only for (node, model) pairs whose last load failed.
         sizes_mb: last reported memory use, by model.
         awaited: when requests that had waited for the model were last forwarded to it (seconds of the fleet's clock).
     """
@@ -29,7 +31,7 @@ class History:
         self.awaited: dict[Pair, float] = {}
 
     def look(self, view: FleetView) -> None:
-        """Record the memory use that nodes report for their models."""
+        """Store the memory use that nodes report for their models."""
         for node in view.nodes:
             for info in node.models.values():
                 if info.vram_used_mb is not None:

@@ -39,7 +39,7 @@ ModelCallback = Callable[[str, str], None]
 class Lifecycle:
     """Manages loads, evictions and the queue of requests that wait for loads.
 
-    `run` must run as a background task.
+    The caller must run the method `run` as a background task.
 
     Args:
         loaded: called with the model and the node after every successful load.
@@ -78,7 +78,7 @@ class Lifecycle:
         self._history.failures.clear()  # the new configuration may have fixed their causes
 
     async def serve(self, model: str, waiting: Waiting) -> Warm:
-        """Return the node and URL that serve `model`. If no node has the model loaded, load it first.
+        """Return the node and URL that serve `model`. If no node has the model loaded, load the model first.
 
         A running load continues if the caller is cancelled.
 
@@ -111,7 +111,7 @@ class Lifecycle:
             self._drop_if_unused(pending)
 
     def progress(self, model: str) -> Progress | None:
-        """Return the progress of a model that is loading or waits for memory, or None for any other model."""
+        """Return the load progress of a model that is loading or waits for memory, or None for any other model."""
         pending = self._pending.get(model)
         if pending is not None and pending.job is not None:
             return pending.job.progress()
@@ -124,7 +124,7 @@ class Lifecycle:
         return None
 
     def snapshot(self) -> FleetSnapshot:
-        """Return the current inputs of load and eviction decisions."""
+        """Return a snapshot of the current inputs of load and eviction decisions."""
         fleet_view = self._fleet.view()
         for node in fleet_view.nodes:
             self._book.update(node)
@@ -169,7 +169,10 @@ class Lifecycle:
             self._resolve(pending, shutting_down())
 
     def _decide(self) -> None:
-        """Resolve pending loads of models that are loaded elsewhere, and start every load that can start now."""
+        """Start every pending load that can start now.
+
+        A pending load whose model is already loaded on a node is resolved with this node instead.
+        """
         without_job = [pending for pending in self._pending.values() if pending.job is None]
         for pending in without_job:
             target = route(self._fleet.view(), pending.model)

@@ -1,4 +1,4 @@
-"""The load of one model on one node: evictions, the load call, and supervision until the model accepts requests."""
+"""The load of one model on one node: evictions, the call to the node, and supervision of the load's progress."""
 
 import asyncio
 import logging
@@ -24,12 +24,13 @@ _LEAST_FRACTION = 0.02  # below this fraction, the remaining time is not extrapo
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a load. Unknown values are None.
+    """Progress of a model's load. Unknown values are None.
 
     Attributes:
         fraction: completed fraction of the current stage, 0 to 1.
         stage: short description of the current stage.
-        eta_secs: estimated seconds until the load ends; if a fraction is reported, until the current stage ends.
+        eta_secs: estimated seconds until the load ends. If `fraction` is not None, seconds until the current stage
+            ends.
     """
 
     fraction: float | None = None
@@ -49,12 +50,14 @@ class LoadDependencies:
 
 
 class LoadJob:
-    """One load, from the decision to its end.
+    """One load of a model, from the placement decision to the end of the load.
 
-    Creating the job reserves memory and starts to drain the models to evict. `release` undoes both.
+    Creating the job reserves memory and starts to drain the models to evict. `release` ends the reservation and the
+    drains.
 
     Attributes:
-        secs: duration of the load on the node in seconds. None before the end, or if the load was already running.
+        secs: duration of the load on the node in seconds. None before the load has ended, and for a load that another
+            client started.
     """
 
     def __init__(
@@ -99,14 +102,14 @@ class LoadJob:
 
     @property
     def pair(self) -> Pair:
-        """Node name and model id."""
+        """The (node name, model id) pair of the load."""
         return self.cold.node, self.cold.model
 
     async def run(self, is_needed: Callable[[], bool], stall_timeout_secs: float) -> Warm:
         """Evict models, load the model, and return the node that serves it.
 
         Args:
-            is_needed: returns whether any request still waits; not called after the load call has begun.
+            is_needed: returns whether any request still waits for the model; called only during the evictions.
             stall_timeout_secs: seconds without progress after which the load fails.
 
         Raises:
@@ -132,11 +135,11 @@ class LoadJob:
         return Warm(model, name, url, f"node={name}; why=loaded"[:100])
 
     def release(self) -> None:
-        """Release the memory reservation and end the drains. A second call does nothing."""
+        """End the memory reservation and the drains. A second call has no effect."""
         self._resources.close()
 
     def progress(self) -> Progress:
-        """Return the current progress."""
+        """Return the current progress of the load."""
         if self._loading_since is None:
             return Progress(None, self._stage, self._usual_secs)
         fraction, stage = self._reported()
@@ -187,7 +190,7 @@ class LoadJob:
             await asyncio.wait((task,))
 
     def _reserve(self) -> None:
-        """Reserve the memory that this load needs beyond the memory of the models that are still to be evicted."""
+        """Reserve the memory that this load needs in addition to the memory of the models that are not yet evicted."""
         self._change.megabytes = additional_mb(
             self._required_mb, [drain.megabytes for drain in self._victim_drains if not drain.is_unloaded()]
         )
@@ -198,7 +201,10 @@ class LoadJob:
 
 
 def reported_progress(node: Node, model: str) -> tuple[float | None, str | None]:
-    """Return the fraction (0 to 1) and the stage of a load as the node reports them, or None for each."""
+    """Return the completed fraction (0 to 1) and the stage of a load.
+
+    A value that the node does not report is None.
+    """
     info = node.models.get(model)
     if info is not None and info.status == "loading":
         return _fraction(info.progress), info.stage

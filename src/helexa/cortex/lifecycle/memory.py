@@ -1,4 +1,8 @@
-"""Expected free memory per device, with loads and unloads that the nodes' readings do not include yet."""
+"""Expected free memory per device.
+
+The expected value includes loads and unloads that are not yet visible in the free memory that nodes report (a node's
+reading).
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +20,7 @@ Megabytes = Mapping[int, int]
 
 
 def totals(node: Node) -> dict[int, int]:
-    """Return the total MB by device.
+    """Return the total memory of a node in MB, by device.
 
     A node without accelerators has the single device `HOST`. If the node's hardware is unknown, the result is empty.
     """
@@ -35,7 +39,7 @@ def reading(node: Node) -> dict[int, int] | None:
 
 @dataclass(eq=False)
 class Change:
-    """Memory that a load will use (MB > 0) or that an unload freed (MB < 0) on a node, by device.
+    """Change of a node's memory use: memory that a load will use (MB > 0) or that an unload freed (MB < 0).
 
     Attributes:
         megabytes: MB by device.
@@ -47,7 +51,9 @@ class Change:
 
 
 def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabytes:
-    """Return the MB that a load needs beyond the memory of the models that it evicts, by device; at least 0.
+    """Return the MB that a load needs in addition to the memory of the models that are evicted for the load.
+
+    The result is by device, and at least 0 for each device.
 
     Args:
         required: MB that the load needs, by device.
@@ -59,12 +65,12 @@ def additional_mb(required: Megabytes, evicted: Iterable[Megabytes]) -> Megabyte
 
 @dataclass
 class _NodeChanges:
-    """Memory state of one node with changes.
+    """Memory state of one node that has changes by loads or unloads.
 
     Attributes:
         initial: free MB by device before the first change; None if the node does not report free memory.
         latest: last reported free MB by device.
-        changes: changes that the readings do not fully include yet.
+        changes: changes that the reported free memory may not fully include yet.
     """
 
     initial: Megabytes | None
@@ -73,11 +79,11 @@ class _NodeChanges:
 
 
 class MemoryBook:
-    """Tracks the memory of loads and unloads until the nodes' own readings include it.
+    """Tracks changes of memory by loads and unloads until the nodes' readings (reported free memory) include them.
 
-    During a load or unload, a node's reading includes an unknown part of the change. While a node has changes, its
-    expected free memory is therefore the free memory before the first change minus the memory that the changes use.
-    Other processes may also use memory, so the expected value is at most the last reading plus the memory that
+    During a load or unload, a node's reading includes an unknown part of the change. For a node with tracked changes,
+    the expected free memory is therefore the free memory before the first change, minus the memory that the changes
+    use. Other processes may also use memory, so the expected value is at most the last reading plus the memory that
     unloads free.
     """
 
@@ -85,7 +91,7 @@ class MemoryBook:
         self._by_node: dict[str, _NodeChanges] = {}
 
     def begin(self, node: Node, change: Change) -> None:
-        """Add a change of a node's memory."""
+        """Begin to track a change of a node's memory."""
         free_mb = reading(node)
         self._by_node.setdefault(node.name, _NodeChanges(free_mb, free_mb)).changes.append(change)
 
@@ -98,7 +104,7 @@ class MemoryBook:
                 del self._by_node[node]
 
     def update(self, node: Node) -> None:
-        """Store the node's last reading. Drop the node's changes if the reading is newer than all of them."""
+        """Store the node's last reading. If the reading is newer than all of the node's changes, drop these changes."""
         node_changes = self._by_node.get(node.name)
         if node_changes is None:
             return
@@ -118,7 +124,7 @@ class MemoryBook:
         }
 
     def reserved(self) -> dict[str, Megabytes]:
-        """Return the MB that running loads will use, by node and device, for nodes with changes."""
+        """Return the MB that running loads will use, by node and device, for nodes with tracked changes."""
         return {
             name: _sum(change for change in node_changes.changes if change.ended_at is None)
             for name, node_changes in self._by_node.items()

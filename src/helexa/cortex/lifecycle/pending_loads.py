@@ -35,7 +35,7 @@ class PendingLoad:
     Attributes:
         outcome: resolves to the node and URL that serve the model, or to the error response.
         job: the running load, or None.
-        hold: the decision to wait, if the load cannot start yet; else None.
+        hold: the last placement decision if the load must wait before it can start; else None.
     """
 
     def __init__(self, model: str) -> None:
@@ -56,12 +56,12 @@ class PendingLoad:
         return max((waiter.priority for waiter in self._waiters), default=0)
 
     def has_waiters(self) -> bool:
-        """Return whether any request waits."""
+        """Return whether any request waits for the model."""
         return bool(self._waiters)
 
     @contextmanager
     def waiting(self, request: Waiting) -> Iterator[None]:
-        """Count a request as waiting until the block ends.
+        """Return a context manager during which `request` counts as waiting for the model.
 
         Raises:
             ApiError: `MAX_WAITERS` requests already wait for the model.

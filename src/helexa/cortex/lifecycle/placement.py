@@ -1,4 +1,4 @@
-"""Placement of models that are not loaded: node, devices and evictions.
+"""Placement of a model that is not loaded: chooses the node, the devices, and the models to evict.
 
 All functions are pure functions of a `FleetSnapshot`.
 """
@@ -58,7 +58,7 @@ class Hold:
 
 
 def place(snapshot: FleetSnapshot, model: str, since: float = inf, claimed: Collection[str] = ()) -> Cold | Hold:
-    """Decide where to load a model that no node has loaded, or that it must wait.
+    """Decide on which node to load a model that no node has loaded, or decide that the load must wait.
 
     Args:
         snapshot: the fleet snapshot.
@@ -108,9 +108,9 @@ def allowed(profile: Profile, node: Node) -> bool:
 
 
 def fits(profile: Profile, discovery: Discovery) -> bool:
-    """Return whether hardware like `discovery` has enough devices for the model.
+    """Return whether a node with the hardware `discovery` has enough suitable devices for the model.
 
-    A node without accelerators can hold a model if the model needs one device and states no minimum device memory.
+    A model fits a node without accelerators if the catalogue requires one device and no minimum device memory.
     """
     if not discovery.devices:
         return profile.min_devices == 1 and not profile.min_device_vram_mb
@@ -142,9 +142,9 @@ def load_spec(profile: Profile, devices: Collection[int]) -> ModelSpec:
 
 
 def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tuple[bool, bool, float, int, str]:
-    """Return the sort key of a plan; the lowest key is chosen.
+    """Return the sort key of a plan; the plan with the lowest key is chosen.
 
-    Plans are ordered by fit, no evictions, eviction cost, most free memory, and node name.
+    The criteria in order are: the model fits, nothing is evicted, lowest eviction cost, most free memory, node name.
     """
     free_mb = snapshot.free(node)
     return (
@@ -157,10 +157,12 @@ def _preference(snapshot: FleetSnapshot, node: Node, plan: EvictionPlan) -> tupl
 
 
 def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> Cold | None:
-    """Return the model's running load, started by this gateway or reported by a node, or None.
+    """Return the decision to join a running load of the model, or None if the model is not loading.
+
+    The load was started by this gateway or is reported by a node.
 
     Raises:
-        ApiError: 503 if the model is recovering, or loads without a catalogue entry.
+        ApiError: 503 if the model is recovering, or if a model that is not in the catalogue is loading.
     """
     fleet_view = snapshot.view
     for node in healthy:
@@ -178,9 +180,9 @@ def _running_load(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> C
 
 
 def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since: float) -> EvictionPlan | None:
-    """Return the plan to fit the model on the node, or None.
+    """Return the plan to fit the model on the node, or None if there is no such plan.
 
-    If the model is being drained on this node, the plan's start is infinity: the model must be unloaded first.
+    If this node is draining the model, the plan's earliest start is infinity, because the model must first be unloaded.
     """
     plan = plan_eviction(snapshot, node, profile, since)
     is_draining = (node.name, profile.id) in snapshot.view.draining
@@ -188,7 +190,7 @@ def _eviction_plan(snapshot: FleetSnapshot, node: Node, profile: Profile, since:
 
 
 def _is_vacant(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
-    """Return whether the node may load the model: it is not loaded there, or is loading or being drained."""
+    """Return whether the node may load the model: the model is unloaded, loading, or being drained there."""
     info = node.models.get(model)
     return info is None or info.status in ("unloaded", "loading") or (node.name, model) in snapshot.view.draining
 
@@ -201,7 +203,7 @@ def _in_back_off(snapshot: FleetSnapshot, node: Node, model: str) -> bool:
 def _placement_error(
     snapshot: FleetSnapshot, profile: Profile, healthy: list[Node], candidates: list[Node], trusted: list[Node]
 ) -> ApiError:
-    """Return the error for a model of the catalogue that cannot be placed now."""
+    """Return the error response for requests for a catalogue model that cannot be placed now."""
     model = profile.id
     failures = [snapshot.failures[node.name, model] for node in candidates if node not in trusted]
     if failures:
@@ -214,7 +216,7 @@ def _placement_error(
 
 
 def failed(failure: Failure, now: float) -> ApiError:
-    """Return the error for requests after a failed load."""
+    """Return the error response for requests for a model whose last load failed."""
     if failure.temporary:
         return service_unavailable(failure.message, max(1, ceil(failure.retry_at - now)))
     return ApiError(503, "service_unavailable", failure.message, type="api_error")
@@ -226,7 +228,7 @@ def _memory_text(snapshot: FleetSnapshot, profile: Profile) -> str:
 
 
 def _no_candidate_error(snapshot: FleetSnapshot, healthy: list[Node], model: str) -> ApiError:
-    """Return the error if no node is a candidate for the model."""
+    """Return the error response for requests for a model that no node can load now."""
     fleet_view, profile = snapshot.view, snapshot.catalogue.profile(model)
     for node in healthy:
         if model in node.models and not node.cordoned and not _is_vacant(snapshot, node, model):

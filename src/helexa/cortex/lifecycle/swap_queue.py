@@ -42,7 +42,8 @@ class Verdict:
 def queue_order(queue: Iterable[QueuedModel], now: float, swap_wait_secs: float) -> list[QueuedModel]:
     """Return the waiting models in the order of decisions.
 
-    Models that waited for `swap_wait_secs` come first, by age. Then all other models follow, by priority and age.
+    Models that have waited for at least `swap_wait_secs` come first, the longest wait first. All other models follow,
+    sorted by priority, then by waiting time.
     """
 
     def order(queued: QueuedModel) -> tuple[bool, int, float]:
@@ -57,10 +58,10 @@ def decide(
     take_snapshot: Callable[[], FleetSnapshot],
     start: Callable[[QueuedModel, Cold], None],
 ) -> list[Verdict]:
-    """Decide for all waiting models in order, start the loads that can start, and return the decisions.
+    """Decide for each waiting model in the order of `queue_order`; start the loads that can start.
 
-    A model that has waited for `swap_wait_secs` and still cannot start reserves its node: later models in the order
-    cannot be placed there.
+    If a model has waited for `swap_wait_secs` and its load still cannot start, the node that it will probably be loaded
+    on is reserved: later models in the order cannot be placed on this node.
 
     Args:
         queue: the waiting models.

@@ -1,7 +1,7 @@
 """Counters and histograms without locks, which are converted to Prometheus metrics at a scrape.
 
-The counters of prometheus-client take a lock for each update. These counters are plain numbers that only one event loop
-changes.
+The counters of the library prometheus-client take a lock for each update. The counters in this module are plain numbers
+that only one event loop changes.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ class Histogram:
         self._sum += value
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Add this histogram to a metric family, with these label values."""
+        """Add this histogram to a Prometheus metric family, with `labels` as its label values."""
         total = 0
         buckets: list[tuple[str, float]] = []
         for upper_bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
@@ -41,7 +41,7 @@ class Histogram:
 
 
 class MetricGroup:
-    """Counters and histograms with the same labels.
+    """Several counters and histograms that have the same label names.
 
     Args:
         labels: names of the labels.
@@ -59,7 +59,7 @@ class MetricGroup:
         self._series: dict[tuple[str, ...], tuple[dict[str, int], dict[str, Histogram]]] = {}
 
     def series(self, *values: str) -> tuple[dict[str, int], dict[str, Histogram]]:
-        """Return the counters and the histograms for these label values, each by metric name."""
+        """Return the counters and the histograms of the series with the label values `values`, each by metric name."""
         series = self._series.get(values)
         if series is None:
             histograms = {name: Histogram(bounds) for name, (_, bounds) in self._histograms.items()}
@@ -67,7 +67,7 @@ class MetricGroup:
         return series
 
     def collect(self) -> Iterator[Metric]:
-        """Yield each metric with all of its series."""
+        """Yield each counter and histogram as a Prometheus metric with all of its series."""
         for name, text in self._counters.items():
             counter = CounterMetricFamily(f"cortex_{name}", text, labels=self._labels)
             for values, (counts, _) in self._series.items():

@@ -1,6 +1,6 @@
-"""Prometheus metrics in their own registry.
+"""The gateway's Prometheus metrics, in their own registry.
 
-Label values are bounded: known models, configured nodes, known keys.
+The number of label values is limited: labels name only known models, configured nodes and known keys.
 """
 
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ class Metrics(Collector):
         self._model_metrics.series(model, node)[0]["evictions"] += 1
 
     def watch(self, collector: Collector) -> None:
-        """Include the metrics of `collector` in every scrape."""
+        """Register `collector`, so that every scrape includes its metrics."""
         self._registry.register(collector)
 
     def text(self) -> bytes:
@@ -104,7 +104,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield all metrics of this collector."""
+        """Yield the gateway's own metrics, per model, per key and in total, at a scrape."""
         for registry in (self._model_metrics, self._key_metrics, self._gateway):
             yield from registry.collect()
 

@@ -31,14 +31,14 @@ class RequestRecord(msgspec.Struct):
         node: last node that the request was forwarded to, `none` before.
         route: why the router chose the node.
         target: the node and its URL for the model, None before the request was forwarded.
-        usage_id: id under which the node keeps the token counts of this request, or empty.
+        usage_id: id under which the node keeps the token counts of this request; empty if the node does not keep them.
         status: HTTP status sent to the client, 0 before that, 499 if the client disconnected.
         code: error code, or None.
-        failed: True if the request was rejected or the response ended early on the node's side.
+        failed: True if the request was rejected, or the node did not complete the response.
         client_gone: True if the client disconnected before the response was complete.
         estimated: True if the gateway estimated the usage, because the node did not report it.
         prompt_estimate: estimated prompt tokens.
-        meter: meter of the response, None before the response.
+        meter: object that measures usage and timing of the response, None before the response.
         usage: token counts of the response, None before they are known.
         started: arrival of the request (`time.perf_counter`).
         started_at: arrival of the request (Unix seconds).
@@ -76,7 +76,11 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that the gateway itself took before it forwarded the request; None if it was not forwarded."""
+        """Seconds that the gateway itself took before it forwarded the request.
+
+        The time for receiving the body and for waiting for a load does not count. None if the request was not
+        forwarded.
+        """
         if self.waited is None:
             return None
         return max(0.0, self.started + self.waited - self.read - self.loading)
@@ -105,7 +109,10 @@ class RequestRecord(msgspec.Struct):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Completion tokens per second of the stream, or of the request at the node if the stream was too short."""
+        """Completion tokens per second during the stream.
+
+        If the stream was too short to measure, the whole time since the request was forwarded is used.
+        """
         measured_secs = self.duration - (self.waited or 0.0)
         if self.usage is None or not self.usage.completion or measured_secs <= 0:
             return None
@@ -115,7 +122,7 @@ class RequestRecord(msgspec.Struct):
         return self.usage.completion / measured_secs
 
     def activity(self) -> Activity:
-        """Return the request's row in the activity log."""
+        """Return the row for this request in the activity log."""
         usage, ttft = self.usage or Usage(), self.time_to_first_token
         return Activity(
             request_id=self.request_id,

@@ -1,4 +1,4 @@
-"""Responses to clients: bytes are passed on as they arrive, and a failed response still ends with an error."""
+"""Responses to clients: the node's bytes are passed on as they arrive, and a failed response ends with an error."""
 
 import orjson
 from starlette.types import Send
@@ -13,9 +13,9 @@ MAX_BUFFERED_BYTES = 64 << 10
 class Reply:
     """One response to a client.
 
-    An event stream is passed on in whole lines: if a chunk ends within a line, the partial line is buffered until it is
-    complete. An error event can therefore follow at any time. Clients see no delay, because they cannot use a partial
-    line.
+    An event stream is passed on in whole lines: if a chunk ends within a line, the partial line is buffered until the
+    line is complete. The gateway can therefore send an error event after each chunk. Clients see no delay, because they
+    cannot use a partial line.
 
     Attributes:
         headers: the gateway's own headers, which are added to the response's headers.
@@ -31,13 +31,13 @@ class Reply:
         self._last_bytes = b""
 
     async def start(self, status: int, headers: Headers, *, streamed: bool) -> None:
-        """Send status and headers. `streamed` states that the body is an event stream."""
+        """Send status and headers to the client. `streamed` is True if the body is an event stream."""
         self.started = True
         self._streamed = streamed
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *self.headers]})
 
     async def write(self, chunk: bytes) -> None:
-        """Pass the next bytes on."""
+        """Send the next bytes of the node's response to the client."""
         if self._streamed and (self._partial_line or not chunk.endswith(b"\n")):
             chunk = self._whole_lines(chunk)
         if chunk:
@@ -45,7 +45,7 @@ class Reply:
             await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def finish(self, chunk: bytes = b"") -> None:
-        """Send the last bytes and end the response."""
+        """Send the last bytes to the client and end the response."""
         await self._send({"type": "http.response.body", "body": self._partial_line + chunk, "more_body": False})
 
     async def abort(self, error: ApiError) -> None:
@@ -66,11 +66,11 @@ class Reply:
             await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     def refusal(self, error: ApiError) -> bytes:
-        """Return the body of an error response."""
+        """Return the body of the error response for `error`, if no status was sent yet."""
         return orjson.dumps(error.envelope())
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last events of a failed stream."""
+        """Return the last events of a stream that fails with `error`."""
         return frame(orjson.dumps(error.envelope())) + DONE
 
     def _whole_lines(self, chunk: bytes) -> bytes:

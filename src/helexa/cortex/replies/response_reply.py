@@ -15,7 +15,7 @@ _EVENT = re.compile(rb"^data:", re.MULTILINE)
 class ResponseReply(Reply):
     """One response to a client of the Responses API.
 
-    It counts the events of a stream, because an error event needs the next sequence number.
+    The class counts the events of a stream, because an error event must contain the next sequence number.
     """
 
     def __init__(self, send: Send) -> None:
@@ -28,6 +28,6 @@ class ResponseReply(Reply):
         await self._send_on(message)
 
     def failure(self, error: ApiError) -> bytes:
-        """Return the last event of a failed stream."""
+        """Return the last event of a stream that fails with `error`, in the format of the Responses API."""
         event = {"type": "error", "code": error.code, "message": str(error), "param": error.param}
         return frame(orjson.dumps(event | {"sequence_number": self._events}), "error")

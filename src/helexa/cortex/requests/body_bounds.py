@@ -1,4 +1,4 @@
-"""Limit on the number of objects and arrays in a request body, because each of them costs time and memory."""
+"""Limit on the number of JSON objects and arrays in a request body, because each one costs time and memory."""
 
 import re
 
@@ -10,7 +10,7 @@ _TO_NEXT_CONTAINER = re.compile(rb'[^"{\[]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{\[
 
 
 def check_containers(body: bytes) -> None:
-    """Reject a JSON body with too many objects and arrays, in one scan and without parsing it.
+    """Reject a JSON body with too many objects and arrays. The body is scanned once and not parsed.
 
     Brackets within strings do not count. If the body is not valid JSON, only the bytes before the error are checked.
 

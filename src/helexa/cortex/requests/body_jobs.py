@@ -13,10 +13,10 @@ from helexa.http.connections.request_head import Headers
 
 
 async def read_request(workers: BodyWorkers, path: str, headers: Headers, body: bytes) -> ClientRequest:
-    """Return the client request that a body contains, parsed in a worker process if the body is large.
+    """Parse a request body and return the client request. A large body is parsed in a worker process.
 
     Raises:
-        ApiError: 400 for an invalid body or one with too many objects and arrays; 503 without a free worker.
+        ApiError: 400 if the body is invalid or has too many objects and arrays; 503 if no worker process is free.
     """
     if not is_large(body):
         return parse_request(path, headers, body)
@@ -24,17 +24,17 @@ async def read_request(workers: BodyWorkers, path: str, headers: Headers, body: 
 
 
 async def read_message(workers: BodyWorkers, headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
-    """Return a request of the Messages API and its translation to a chat request."""
+    """Parse a request of the Messages API and translate it. A large body is parsed in a worker process."""
     return await workers.run(_translate_large, headers, body) if is_large(body) else translate(headers, body)
 
 
 async def read_count(workers: BodyWorkers, body: bytes) -> CountRequest:
-    """Return a request to count tokens, parsed in a worker process if the body is large."""
+    """Parse a request to count tokens. A large body is parsed in a worker process."""
     return await workers.run(_parse_large_count, body) if is_large(body) else CountRequest.parse(body)
 
 
 def translate(headers: Headers, body: bytes) -> tuple[Translation, ClientRequest]:
-    """Return a request of the Messages API and its translation to a chat request, parsed in this process."""
+    """Parse a request of the Messages API and translate it to a chat request, in the calling process."""
     translation = Translation.parse(body)
     request = parse_request(CHAT, headers, translation.body)
     return translation, replace(request, strict=strict_body, large=is_large(translation.body))

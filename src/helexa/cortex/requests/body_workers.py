@@ -32,16 +32,17 @@ _MEDIUM_COMMAS = 10_000
 
 
 def is_large(body: bytes) -> bool:
-    """Return whether parsing a body would block the event loop for too long: it is long, or has many JSON values.
+    """Return whether parsing a body would block the event loop for too long.
 
-    A body with few long strings, such as an image, is parsed fast even if it has several megabytes.
+    The result is True for a very long body, and for a body with many JSON values. A body that consists of few long
+    strings, such as an image, is parsed fast even if it has several megabytes.
     """
     size = len(body)
     return size > _SMALL_BYTES and (size > _MEDIUM_BYTES or body.count(b",") > _MEDIUM_COMMAS)
 
 
 class BodyWorkers:
-    """A pool of at most `PROCESSES` processes, which start on first use."""
+    """A pool of at most `PROCESSES` worker processes, which start when they are first needed."""
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
@@ -51,11 +52,11 @@ class BodyWorkers:
     async def run(self, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Call `work` in a process of the pool and return its result.
 
-        Function, arguments and result are pickled.
+        The function, its arguments and its result are pickled.
 
         Raises:
-            ApiError: 503 if too many bodies wait for a process, or if the process died; other errors as raised by
-                `work`.
+            ApiError: 503 if too many bodies wait for a process, or if the process died. Exceptions that `work` raises
+                are raised unchanged.
         """
         if self._waiting >= MAX_WAITING:
             raise overloaded("too many large requests wait for a worker process; try again", RETRY_SECS)
@@ -77,7 +78,7 @@ class BodyWorkers:
             raise self._pool_error(pool, error) from error
 
     async def run_if(self, large: bool, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Call `work` in the pool if `large` is True, else directly."""
+        """Call `work` in a process of the pool if `large` is True, else in this process; return its result."""
         return await self.run(work, *args, **options) if large else work(*args, **options)
 
     async def close(self) -> None:
@@ -95,9 +96,9 @@ class BodyWorkers:
             job.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     def _pool_error(self, pool: ProcessPoolExecutor, error: BaseException) -> BaseException:
-        """Return the exception to raise for `error`.
+        """Return the exception to raise after a job failed with `error`.
 
-        A pool that lost a process is unusable, and is replaced.
+        If the pool lost a process, it is unusable, so this method also replaces the pool.
         """
         if not isinstance(error, BrokenProcessPool):
             return error
@@ -112,7 +113,7 @@ def _new_pool() -> ProcessPoolExecutor:
 
 
 def _prepare() -> None:
-    """Set up a process of the pool."""
+    """Set up a worker process when it starts."""
     # The gateway handles Ctrl-C and ends its processes itself. SIGTERM must end this process: if one process of the
     # pool dies, the pool sends SIGTERM to the others and waits for them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Error responses: in OpenAI's format, or in Anthropic's format for clients of that API."""
+"""Error responses, in Anthropic's format for clients of Anthropic's API, else in OpenAI's format."""
 
 import logging
 
@@ -19,18 +19,18 @@ _DATABASE_RETRY_SECS = 5
 
 
 def error_response(error: ApiError) -> Response:
-    """Return the error response in OpenAI's format."""
+    """Return the HTTP response for `error` in OpenAI's format."""
     return JsonResponse(error.envelope(), error.status, error.headers())
 
 
 async def handle_api_error(request: Request, error: Exception) -> Response:
-    """Return the response for an `ApiError`."""
+    """Return the error response for an `ApiError` that a route raised."""
     assert isinstance(error, ApiError)
     return _error_response_for(request, error)
 
 
 async def handle_http_error(request: Request, error: Exception) -> Response:
-    """Return the response for an error of the router: 404 for an unknown path, 405 for a wrong method."""
+    """Return the error response for an error of the router: 404 for an unknown path, 405 for a wrong method."""
     assert isinstance(error, HTTPException)
     path = request.url.path[:200]
     if error.status_code == 404:
@@ -57,7 +57,10 @@ async def handle_unexpected_error(request: Request, _error: Exception) -> Respon
 
 
 def _error_response_for(request: Request, error: ApiError) -> Response:
-    """Return the error response in the format that the path, or the client's version header, calls for."""
+    """Return the error response in the format of the client's API.
+
+    The path, or the header `anthropic-version`, tells whether the client uses Anthropic's API.
+    """
     if not (request.url.path.startswith(_ANTHROPIC_PATHS) or VERSION_HEADER in request.headers):
         return error_response(error)
     name = request_id(request.scope["headers"])

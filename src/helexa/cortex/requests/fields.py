@@ -1,7 +1,7 @@
 """Reads the fields of a request body that the gateway needs, and rejects a body with two `model` members.
 
-JSON decoders differ in which of two members they use. With two `model` members, a node could read another model than
-the gateway has checked.
+If a JSON object has two members of the same name, some decoders use the first and others the last. With two `model`
+members, a node could therefore use another model than the gateway has checked.
 """
 
 from typing import Any, cast
@@ -13,7 +13,7 @@ from helexa.cortex.usage.token_limit import Fields
 
 
 class _ModelName:
-    """The value of `model`, of any type."""
+    """The value of a body's `model` member; the value may have any JSON type."""
 
     __slots__ = ("value",)
 
@@ -26,14 +26,17 @@ class _CheckedFields(Fields, kw_only=True):
 
 
 class _FieldsReader:
-    """Reads fields with a decoder that calls a hook for each `model` member, including escaped spellings."""
+    """Reads fields of a body with a JSON decoder that calls a hook for each `model` member.
+
+    The hook is also called if letters of the name `model` are escaped (`\\u006dodel`).
+    """
 
     def __init__(self) -> None:
         self._decoder = msgspec.json.Decoder(_CheckedFields, dec_hook=self._count_model)
         self._model_count = 0
 
     def read(self, body: bytes) -> Fields:
-        """Return the fields.
+        """Return the fields of the body that the gateway needs.
 
         Raises:
             ApiError: 400 if the body has two `model` members.

@@ -36,15 +36,15 @@ UNBUFFERED = (b"x-accel-buffering", b"no")
 
 
 def bearer_header(key: str | None) -> Headers:
-    """Return an `Authorization` header with a node's API key, or no header if `key` is None."""
+    """Return an `Authorization` header with a node's API key, or an empty list if `key` is None."""
     return [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
 
 def forwarded_headers(headers: Headers) -> Headers:
     """Return the headers of a client's request that nodes may see; names are in lower case.
 
-    The result omits credentials, identity headers, headers of the connection and of the browser, and headers that the
-    gateway sets itself.
+    The result omits credentials, headers that name the principal, headers that concern only the client's connection or
+    browser, and headers that the gateway sets itself.
     """
     connection_headers = _headers_in_connection(headers)
     excluded = _NOT_FORWARDED | connection_headers if connection_headers else _NOT_FORWARDED
@@ -60,7 +60,8 @@ def forwarded_headers(headers: Headers) -> Headers:
 def returned_headers(headers: Headers) -> Headers:
     """Return the response headers of a node that the client may see; names are in lower case.
 
-    The result omits headers of the connection, CORS headers, and headers that the gateway sets itself.
+    The result omits headers that concern only the node's connection, CORS headers, and headers that the gateway sets
+    itself.
     """
     connection_headers = _headers_in_connection(headers)
     excluded = _NOT_RETURNED | connection_headers if connection_headers else _NOT_RETURNED

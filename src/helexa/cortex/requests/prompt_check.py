@@ -1,4 +1,4 @@
-"""Rejects prompts that are too long with any tokenizer, and returns advice for known clients."""
+"""Rejects prompts that exceed the context with every possible tokenizer, and returns advice for known clients."""
 
 from typing import Any
 
@@ -23,8 +23,8 @@ _ADVICE = {
 def check_prompt(body: bytes, context: int) -> None:
     """Reject a prompt whose text cannot fit into `context` tokens with any tokenizer.
 
-    Only the node knows the exact token count: four bytes of English, one digit, or 128 spaces can be one token. If the
-    prompt may fit, the node decides, and its error states the exact count.
+    The gateway does not know the exact token count: one token can be four bytes of English, one digit, or 128 spaces. A
+    prompt that may fit is therefore accepted. The node counts its tokens and may still reject the prompt.
 
     Raises:
         ApiError: 400 `context_length_exceeded`, with the size in bytes and an estimate of the tokens.
@@ -46,7 +46,7 @@ def check_prompt(body: bytes, context: int) -> None:
 
 
 def may_exceed(body: bytes, context: int) -> bool:
-    """Return whether the body is long enough that its prompt may exceed `context` tokens with any tokenizer."""
+    """Return whether the body is so long that its prompt may exceed `context` tokens, whatever the tokenizer."""
     return len(body) > MAX_BYTES_PER_TOKEN * context
 
 

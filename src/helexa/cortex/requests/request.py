@@ -45,11 +45,12 @@ class ClientRequest(msgspec.Struct, frozen=True):
         model: requested name: a model id or an alias.
         spending: upper bound of the tokens that the request can use.
         stream: True if the client requests an event stream.
-        previous: id of the stored response that the request continues, or None. Only the node has that response.
+        previous: id of the stored response that the request continues, or None. The response is stored on one node.
         strict: function that converts the body for third-party backends; None if no conversion is needed.
         stream_options: the client's stream options, or None.
         metered: True if the gateway needs the token counts of the response to charge a key.
-        enforced: output limit that was reserved from the budget and is sent to nodes; None without a budget.
+        enforced: maximum number of output tokens for which the key's budget was reserved. The limit is sent to nodes.
+            None if no output limit is enforced.
         large: True if the body is large, so that worker processes parse and rewrite it.
     """
 
@@ -73,21 +74,26 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
     @property
     def translated(self) -> bool:
-        """Whether the client uses the Messages API, from which the gateway translates."""
+        """Whether the gateway translated the request from the Messages API."""
         return self.strict is not None
 
     @property
     def streams_chunks(self) -> bool:
-        """Whether the response is a stream of chat or completion chunks."""
+        """Whether the response is a stream in the format of `/v1/chat/completions` or `/v1/completions`."""
         return self.stream and self.path in (CHAT, COMPLETIONS)
 
     @property
     def prompt_estimate(self) -> int:
-        """Estimated prompt tokens, a quarter of the body's bytes. A stored conversation is not included."""
+        """Estimated number of prompt tokens: a quarter of the body's bytes.
+
+        If the request continues a stored conversation, the tokens of the conversation are not included.
+        """
         return max(1, len(self.body) // BYTES_PER_TOKEN)
 
     def tokens(self, limit: Limit | None) -> int:
-        """Return the estimated tokens of prompt and completions, for limits per minute and for keys without a cap.
+        """Return the estimated number of tokens of prompt and completions.
+
+        The estimate is used for tokens-per-minute limits and for keys without a cap.
 
         Args:
             limit: the model's token limits. The output limit is used if the request states none; the input limit is
@@ -102,12 +108,12 @@ class ClientRequest(msgspec.Struct, frozen=True):
     def body_for(self, model: str, kind: str = "neuron") -> bytes:
         """Return the body to send to a node of this kind, with `model` as the model's name.
 
-        A helexa node gets the client's own bytes with two changes: the model's name is replaced if it differs, and the
-        output limit is added if it was reserved from a budget and the client states none.
+        A helexa node receives the client's own bytes with at most two changes. The model's name is replaced if `model`
+        is another name. The output limit is added if it was reserved from a budget and the client states none.
 
-        A third-party backend gets each field once and in one spelling, so that it cannot read another model or limit
+        A third-party backend receives each field once and in one spelling, so that it cannot use another model or limit
         than the gateway has checked. For a metered stream, the gateway also requests a usage chunk. A reserved output
-        limit is sent under one name.
+        limit is sent in one field only.
 
         Raises:
             ApiError: 400: the body cannot be serialized again, or contains another spelling of `model`.
@@ -143,10 +149,10 @@ class ClientRequest(msgspec.Struct, frozen=True):
 
 
 def parse_request(path: str, headers: Headers, body: bytes) -> ClientRequest:
-    """Return a client request from a body, of which only the fields that the gateway needs are parsed.
+    """Parse a request body and return the client request. Only the fields that the gateway needs are parsed.
 
     Raises:
-        ApiError: the body is not a JSON object, names no model, or has a number of the wrong type.
+        ApiError: 400 if the body is not a JSON object, names no model, or has a number of the wrong type.
     """
     try:
         if not body.isascii():

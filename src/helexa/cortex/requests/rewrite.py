@@ -19,11 +19,13 @@ def rewrite(
 ) -> bytes:
     """Return the JSON object `body` with the fields in `changes` set and the fields in `drop` removed.
 
-    Each name occurs once in the result, with its last value. Other spellings of the names in `changes`, `drop` and
-    `known` are removed, because some servers (Go's JSON decoder) read `MAX_TOKENS` as `max_tokens`.
+    If `body` contains a name several times, the result contains the name once, with its last value. Spellings of the
+    names in `changes`, `drop` and `known` with other letter case are removed, because some servers (those with Go's
+    JSON decoder) read `MAX_TOKENS` as `max_tokens`.
 
     Raises:
-        ApiError: 400: the body has another spelling of a name in `rejected`, or a name that cannot be serialized again.
+        ApiError: 400 if the body has a name that differs from a name in `rejected` only by letter case, or a name that
+            cannot be serialized again.
     """
     try:
         fields = _fields.decode(body)

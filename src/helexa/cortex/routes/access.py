@@ -13,12 +13,12 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def public(endpoint: Endpoint) -> Endpoint:
-    """Return `endpoint` unchanged: all requests are allowed."""
+    """Return `endpoint` unchanged. Marks a route as public: all requests are allowed, without a key."""
     return endpoint
 
 
 def user(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` to require a valid key if `require_auth` is true; set `request.state.principal`."""
+    """Wrap `endpoint` to require a valid key if `require_auth` is true, and to set `request.state.principal`."""
     return _guard(endpoint, lambda gateway, headers: gateway.gatekeeper.admit(headers))
 
 

@@ -1,4 +1,4 @@
-"""`GET /api/activity`: the newest requests."""
+"""`GET /api/activity`: the newest finished requests, from the activity log."""
 
 from starlette.requests import Request
 from starlette.responses import Response

@@ -28,7 +28,7 @@ class Generation:
     """ASGI endpoint of the generation routes whose requests nodes accept without translation."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request. Every code path records the request exactly once."""
+        """Serve one request. Every code path writes the request's record to metrics and logs exactly once."""
         gateway: Gateway = scope["app"].state.gateway
         headers = scope["headers"]
         record = RequestRecord(request_id(headers), scope["path"])
@@ -67,7 +67,7 @@ class Generation:
             await response.abort(failure)
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return the reply to the client."""
+        """Return the object that sends the response to the client."""
         return Reply(send)
 
     async def parse(
@@ -81,7 +81,7 @@ class Responses(Generation):
     """Endpoint of `POST /v1/responses`, whose streams have their own error events."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return a reply with the error events of the Responses API."""
+        """Return the object that sends the response, with the error events of the Responses API."""
         return ResponseReply(send)
 
 
@@ -89,7 +89,7 @@ class Messages(Generation):
     """Endpoint of `POST /v1/messages`: forwards a chat request and translates the completion into a message."""
 
     def response(self, send: Send, request_id: str) -> Reply:
-        """Return a reply that translates chat completions."""
+        """Return the object that translates the node's chat completion and sends the response."""
         return AnthropicReply(send, request_id)
 
     async def parse(

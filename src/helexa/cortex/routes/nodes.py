@@ -35,10 +35,10 @@ async def uncordon_node(request: Request) -> Response:
 
 
 async def drain_node(request: Request) -> Response:
-    """`POST /api/nodes/{name}/drain`: cordon a node and wait until this gateway has no request or load there.
+    """`POST /api/nodes/{name}/drain`: cordon a node and wait until this gateway has no request or load on the node.
 
-    The response is sent after `wait_secs` (default and maximum 600) at the latest. Its counts show whether requests
-    or loads still run. The node stays cordoned in either case.
+    The response is sent after `wait_secs` (default and maximum 600) at the latest. The response's counts show whether
+    requests or loads still run on the node. The node stays cordoned even if they do.
     """
     wait_secs = _wait_secs(request)
     fleet, name = _fleet(request), _set_cordoned(request, True)

@@ -1,4 +1,7 @@
-"""Stored responses: forwards requests to the node that stores a response. The id's prefix names the node."""
+"""Routes for stored responses of the Responses API, `/v1/responses/{id}`.
+
+Requests are forwarded to the node that stores the response. The prefix of the id names the node.
+"""
 
 from urllib.parse import urlencode
 

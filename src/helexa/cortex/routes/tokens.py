@@ -1,4 +1,4 @@
-"""Endpoints for a model's tokenizer, forwarded to a node that has the model loaded.
+"""Endpoints for a model's tokenizer. Requests are forwarded to a node that has the model loaded.
 
 These endpoints load no model and charge nothing.
 """
@@ -93,8 +93,8 @@ async def _target(gateway: Gateway, principal: Principal | None, name: str | Non
     Args:
         gateway: the gateway.
         principal: principal of the request.
-        name: a model id or an alias. None selects the only loaded model, because clients of servers with one model
-            omit the name.
+        name: a model id or an alias. None selects the only loaded model, because clients that were written for servers
+            with a single model omit the name.
         previous: id of a stored response; the node that stores the response is preferred.
     """
     fleet_view = gateway.fleet.view()

@@ -1,8 +1,9 @@
 """Prefix-cache affinity: assigns requests with the same session or the same prompt beginning to the same node.
 
 Prompts with a common beginning are cheapest on the node that has this beginning in its prefix cache. The affinity key
-of a request names its session or its prompt beginning. Rendezvous hashing ranks the nodes for a key. Gateways therefore
-agree without communication, and an added or removed node moves only its own share of the keys.
+of a request identifies its session or the beginning of its prompt. Rendezvous hashing ranks the nodes for each key.
+Several gateways therefore rank nodes alike without communication. If a node is added or removed, only the keys of this
+node move.
 """
 
 import re
@@ -25,7 +26,10 @@ _NOTHING = msgspec.Raw()
 
 
 class _Beginning(msgspec.Struct):
-    """The request fields that determine the beginning of the prompt, in any API format. Values are not validated."""
+    """The request fields that determine the beginning of the prompt, in any API format.
+
+    The values are not validated.
+    """
 
     prompt_cache_key: Any = None
     metadata: Any = None
@@ -49,17 +53,17 @@ _messages = msgspec.json.Decoder(list[msgspec.Raw])
 def affinity_key(
     body: bytes, headers: Iterable[tuple[bytes, bytes]] = (), account: str = "", min_bytes: int = 1024
 ) -> bytes | None:
-    """Return the affinity key of a request (`KEY_BYTES` bytes), or None if the request has none.
+    """Return the affinity key of a request (`KEY_BYTES` bytes), or None if the request has no source for a key.
 
-    The first of these sources that exists is used:
+    The key is derived from the first of these sources that the request contains:
 
     1. The header `x-session-id`.
-    2. `prompt_cache_key` of the body.
-    3. Anthropic's `metadata.user_id`, which agents fill with their session.
-    4. The beginning of the prompt, which every later turn of the conversation repeats: tools, system, and messages up
-       to the first user message, extended to at least `min_bytes`. A shorter prompt has no key, because the cache can
-       save little. For a plain `prompt` string, which may grow, the key covers the first 2 KiB (or `min_bytes`, if
-       larger).
+    2. The field `prompt_cache_key`.
+    3. Anthropic's field `metadata.user_id`, in which agents send the id of their session.
+    4. The beginning of the prompt: tools, system prompt, and messages up to the first user message, extended to at
+       least `min_bytes`. Every later request of the conversation repeats this beginning. A shorter prompt has no key,
+       because the cache can save little. A plain `prompt` string may grow, so the key covers only its first 2 KiB (or
+       `min_bytes`, if larger).
 
     OpenAI's `user` is not used, because conversations of one user have different beginnings.
 

@@ -1,4 +1,7 @@
-"""Chooses among the nodes that have a model loaded. Pure functions of a `FleetView`."""
+"""Chooses the node for a request among the nodes that have the model loaded.
+
+All functions are pure functions of a `FleetView`.
+"""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -54,11 +57,9 @@ def route(
 ) -> Warm | None:
     """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
-    With an affinity key, nodes are tried in the key's order of preference. The first node is chosen whose load is at
-    most `affinity_load_factor` times the average load plus one. Without a key, the node with the lowest load is
-    chosen.
-    Nodes
-    that failed or were busy recently are chosen only if no other node has the model.
+    With an affinity key, nodes are considered in the key's order of preference. The first node whose load is at most
+    `affinity_load_factor` times the average load, plus one, is chosen. Without a key, the node with the lowest load is
+    chosen. Nodes that failed or were busy recently are chosen only if no other node has the model.
 
     Args:
         view: state of the fleet.
@@ -92,7 +93,7 @@ def candidates(view: FleetView, model: str, avoid: Collection[str] = ()) -> list
 
 
 def has_warm(node: Node, model: str) -> bool:
-    """Return whether a node is up and has the model loaded and servable."""
+    """Return whether a node is up, has the model loaded, and can serve requests for the model."""
     if not node.healthy:
         return False
     info = node.models.get(model)
@@ -100,9 +101,10 @@ def has_warm(node: Node, model: str) -> bool:
 
 
 def breaker_error(view: FleetView, model: str) -> ApiError | None:
-    """Return the error response if every node that has the model loaded keeps failing, else None.
+    """Return the error response if every node that has the model loaded has an open circuit breaker, else None.
 
-    The model is not loaded elsewhere in this case, because a load costs more than waiting for the breaker's next probe.
+    In this case the gateway does not load the model on another node, because a load costs more than waiting for the
+    breaker's next probe request.
     """
     if any((node.name, model) in view.open and has_warm(node, model) and not node.cordoned for node in view.nodes):
         return service_unavailable(f"requests for model '{model}' keep failing on every node that has it", RETRY_OPEN)
@@ -111,6 +113,8 @@ def breaker_error(view: FleetView, model: str) -> ApiError | None:
 
 def may_retry(outcomes: Sequence[Outcome]) -> bool:
     """Return whether the request may be sent to another node after the failed attempts `outcomes`.
+
+    The answer depends on how the attempts failed:
 
     * `unreached`, `busy`: yes, because the node has not processed the request.
     * `broken`: once, because the request may have crashed the node; a third node never gets the request.

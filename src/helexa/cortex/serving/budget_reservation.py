@@ -1,9 +1,11 @@
-"""Reserves the budget of a request: the largest number of tokens that a node can use for the request.
+"""Reserves tokens of a key's budget for a request: the largest number of tokens that a node can use for the request.
 
-1. The first bound needs no tokenizer: bytes of the body, tokens of the images, and the output limit.
-2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens.
-3. If the counted bound is still too large and the request has no output limit, the output limit is reduced to the
-   remaining budget.
+The number is determined in up to three steps:
+
+1. A first upper bound needs no tokenizer: the bytes of the body, the tokens of images, and the output limit.
+2. If the budget is smaller than the first bound, a node with the model counts the prompt's tokens for a second bound.
+3. If the budget is smaller than the second bound too, and the request has no output limit, the output limit is reduced
+   to the remaining budget.
 """
 
 from msgspec.structs import replace
@@ -89,10 +91,10 @@ async def reserve_budget(
 
 
 def default_output(view: FleetView, model: str, request: ClientRequest, context: int | None) -> int:
-    """Return the output limit to enforce for a request without one.
+    """Return the output limit to enforce for a request that states no output limit.
 
-    Third-party backends reject a prompt and a limit that exceed the context together, so the limit leaves room for the
-    prompt. Helexa's own nodes lower the limit themselves.
+    Third-party backends reject a request if prompt and output limit together exceed the context. For such a backend,
+    the limit leaves room for the prompt. Helexa's own nodes lower the limit themselves.
     """
     if not any(model in node.models and node.kind != "neuron" for node in view.nodes):
         return DEFAULT_OUTPUT

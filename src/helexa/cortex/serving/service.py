@@ -150,9 +150,9 @@ async def _wait_for_model(
 
 
 def _widest_limit(view: FleetView, model: str) -> Limit | None:
-    """Return the limit with the largest context that any node reports for the model, or None.
+    """Return the token limits with the largest context that any node reports for the model, or None.
 
-    A prompt above this limit fits on no node.
+    A prompt that exceeds this context fits on no node.
     """
     limits = [node.models[model].limit for node in view.nodes if model in node.models]
     return max((limit for limit in limits if limit is not None), key=lambda limit: limit.context, default=None)

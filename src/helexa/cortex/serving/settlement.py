@@ -18,7 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Settlement:
-    """Charges one request. As a context manager, it also releases the reservation on every code path.
+    """Charges one request. As a context manager, a settlement also ends the request's budget reservation on every code path.
+
+    The charge depends on how the request ended:
 
     * A complete response is charged by the usage in the response.
     * An incomplete response, or a response whose client disconnected, is charged by the usage that the node reports
@@ -26,7 +28,7 @@ class Settlement:
       estimated.
     * A request that timed out is charged by the usage that the node reports. If the node reports no usage, the
       request is free.
-    * A request without a response from a node, or that was rejected, is free.
+    * A request that was rejected or got no response from a node is free.
 
     A key with a cap is never charged more than the reserved tokens, regardless of the usage that a node reports.
     """
@@ -40,7 +42,7 @@ class Settlement:
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage in the response, if the response contains it and it is not charged yet."""
+        """Charge the usage that the response contains. Without usage, or if the request is already charged, do nothing."""
         record = self._record
         if record.usage is None and record.meter is not None:
             record.usage = record.meter.usage()

@@ -1,10 +1,11 @@
-"""The HTTP/1.1 client of requests to nodes: pooled connections, responses as raw bytes.
+"""HTTP/1.1 client for requests to nodes, with pooled connections and response bodies as raw bytes.
 
-A general-purpose client costs more processor time per request than the rest of the gateway, so this client implements
-only the features that forwarding needs: one connection pool per origin, back-pressure, and timeouts on silence instead
-of a total timeout. httptools (llhttp) parses the responses in strict mode.
+A general-purpose client needs more processor time per request than all other code of the gateway. This client therefore
+implements only the features that forwarding needs: one connection pool per origin, back-pressure, and timeouts that
+expire when no data arrives, instead of a timeout for the whole response. httptools (llhttp) parses the responses in
+strict mode.
 
-Timeouts:
+The timeouts are:
 
 * Connecting to a node may take `CONNECT_TIMEOUT_SECS`.
 * Before the first byte of a response's body, `idle_timeout_secs` without data fail the request only if the node is down

@@ -32,7 +32,7 @@ class Upstream:
         max_idle: maximum number of idle connections over all origins.
 
     Attributes:
-        idle_timeout_secs: longest silence within a response, or before it if the node is down.
+        idle_timeout_secs: longest time without data within a response, or before the response if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
     """
 
@@ -79,7 +79,7 @@ class Upstream:
             NotReached: the connection was refused, or took longer than `CONNECT_TIMEOUT_SECS`.
             LocalError: the gateway is out of descriptors, ports or memory.
             BrokenOff: the connection ended before the response began.
-            Silent: a timeout on silence expired.
+            Silent: no data arrived within a timeout.
         """
         origin, prefix = parse_base(base)
         target = prefix.encode() + path.encode()

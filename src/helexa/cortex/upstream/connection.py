@@ -24,7 +24,7 @@ class Pool(Protocol):
     """The part of the connection pool's interface that a connection uses.
 
     Attributes:
-        idle_timeout_secs: longest silence within a response, or before it if the node is down.
+        idle_timeout_secs: longest time without data within a response, or before the response if the node is down.
         answer_timeout_secs: longest wait for the first byte of a response's body from a live node; 0 for no limit.
     """
 
@@ -32,11 +32,11 @@ class Pool(Protocol):
     answer_timeout_secs: float
 
     def put_back(self, connection: "Connection") -> None:
-        """Return a connection with a complete response to the pool."""
+        """Put a connection back into the pool after its response is complete."""
         ...
 
     def remove(self, connection: "Connection") -> None:
-        """Drop a connection that ended while it was idle."""
+        """Remove a connection from the pool because it ended without a running request."""
         ...
 
 
@@ -76,7 +76,7 @@ class UpstreamResponse:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that carries one request at a time.
+    """A connection to a node. It carries one request at a time.
 
     Attributes:
         origin: the server.
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
     async def _wait_for_event(self) -> None:
         """Wait until bytes of the response arrive or the response ends.
 
-        Raise the error of a failed response. Callers read all buffered bytes first.
+        If the response failed, raise its error. Callers must read all buffered bytes before they call this method.
         """
         if self._failure is not None:
             raise self._failure
@@ -218,8 +218,8 @@ class Connection(asyncio.Protocol):
     def _check_silence(self) -> None:
         """Fail the request if a timeout expired, else restart the timer.
 
-        A connection has one timer that follows `last_received_at`, instead of one timer per read. The timer stops
-        when the connection has no request.
+        A connection has a single timer, which is compared with `last_received_at`, instead of one timer per read. The
+        timer stops when the connection has no request.
         """
         self._timer = None
         if not self._awaiting_response:
@@ -287,7 +287,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle the end of the connection.
 
-        The response is complete if it has no length and so ends with the connection. Otherwise it failed.
+        A response without a stated length is now complete. Any other response that is still being received has failed.
         """
         if not self._awaiting_response:
             self._pool.remove(self)
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
     # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
-        """Reject a second response."""
+        """Fail the connection if the node sends a second response to one request."""
         if self._complete:
             raise ValueError("bytes after the response")
 

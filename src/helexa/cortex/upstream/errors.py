@@ -2,7 +2,7 @@
 
 
 class UpstreamError(Exception):
-    """Base class: no response arrived, or the response is incomplete."""
+    """Base class of errors of requests to a node: no response arrived, or the response is incomplete."""
 
 
 class NotReached(UpstreamError):

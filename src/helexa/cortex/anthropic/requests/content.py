@@ -14,9 +14,9 @@ _MEDIA_TYPE = re.compile(r"image/[\w.+-]{1,64}")
 
 
 def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each content block of a message with the block's path.
+    """Yield for each content block of a message the block's path in the request body, and the block.
 
-    A string counts as one text block, null as an empty list.
+    A string counts as one text block, and null counts as an empty list.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` for malformed content.
@@ -36,7 +36,7 @@ def blocks(content: Any, field: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def parts(block: Mapping[str, Any], field: str) -> list[Part]:
     """Translate a content block to parts of a chat message.
 
-    A block of an unknown type becomes a text part with the block's JSON.
+    A block of an unknown type becomes a text part that contains the block as JSON.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` for a malformed block, or an unsupported image or document source.
@@ -62,12 +62,15 @@ def all_parts(content: Any, field: str) -> list[Part]:
 
 
 def text_part(text: str) -> Part:
-    """Return a text part."""
+    """Return a text part of a chat message."""
     return {"type": "text", "text": text}
 
 
 def join_parts(content: list[Part]) -> str | list[Part]:
-    """Return the content of a chat message: the parts joined by line breaks, or the list if it contains an image."""
+    """Return the content of a chat message.
+
+    The content is the parts' text, joined by line breaks. If a part is an image, the content is the list of parts.
+    """
     if any(part["type"] != "text" for part in content):
         return content
     return "\n".join([part["text"] for part in content])

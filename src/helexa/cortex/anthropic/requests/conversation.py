@@ -16,9 +16,9 @@ _SYSTEM_ROLES = ("system", "developer")
 
 
 def chat_messages(system: Any, messages: Any) -> list[ChatMessage]:
-    """Return chat messages: one leading system message with all system texts, then the turns.
+    """Return chat messages: one leading system message with all system texts, then the user and assistant messages.
 
-    Text blocks of one system prompt are joined by a line break, several system prompts by an empty line.
+    The text blocks of one system prompt are joined by line breaks. Several system prompts are joined by empty lines.
 
     Raises:
         ApiError: `invalid_anthropic_body`, naming the field.
@@ -56,7 +56,7 @@ def _system_text(content: Any, field: str) -> str:
 
 
 def _user_turns(content: Any, field: str) -> list[ChatMessage]:
-    """Return one message per tool result, then one message with the user's other content."""
+    """Translate a user message: return one chat message per tool result, then one message with the other content."""
     results: list[ChatMessage] = []
     content_parts: list[Part] = []
     for path, block in blocks(content, field):

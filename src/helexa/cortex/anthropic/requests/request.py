@@ -60,9 +60,9 @@ def to_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat request's fields that determine the prompt.
+    """Translate only the fields of a request that determine the prompt, for token counts.
 
-    The fields are `model`, `messages`, `tools` and `chat_template_kwargs`.
+    The result has the chat request's fields `model`, `messages`, `tools` and `chat_template_kwargs`.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` naming the field, or `missing_model_field`.
@@ -88,7 +88,7 @@ def to_prompt(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def stop_sequences(body: Mapping[str, Any]) -> list[str]:
-    """Return the strings that end a response.
+    """Return the stop sequences of a request: strings that end the response.
 
     Raises:
         ApiError: 400 `invalid_anthropic_body` if the value is not a list of non-empty strings.
@@ -100,9 +100,9 @@ def stop_sequences(body: Mapping[str, Any]) -> list[str]:
 
 
 def _check_thread(thread: Any) -> None:
-    """Accept a new thread, and reject the continuation of a thread, because the gateway stores no conversations.
+    """Raise 404 `thread_not_found` if the request continues a thread, because the gateway stores no conversations.
 
-    After this error, the tool runners of Anthropic's libraries send the whole conversation again.
+    A new thread is accepted. After the error, the tool runners of Anthropic's libraries send the whole conversation.
     """
     kind = thread.get("type") if isinstance(thread, dict) else None
     if kind == "continue":
@@ -123,9 +123,9 @@ def _user_id(metadata: Any) -> str | None:
 
 
 def _thinking(thinking: Any) -> dict[str, Any]:
-    """Return the template variables for thinking.
+    """Return the chat template's variables that enable or disable thinking.
 
-    Without a `thinking` field, thinking is disabled, as at Anthropic.
+    If the request has no `thinking` field, thinking is disabled, as in Anthropic's own API.
     """
     if thinking is None:
         return {"enable_thinking": False}

@@ -1,12 +1,12 @@
-"""Adapts a translated request to third-party backends."""
+"""Adapts a translated chat request to third-party backends such as vLLM or llama.cpp."""
 
 import orjson
 
 
 def strict_body(body: bytes) -> bytes:
-    """Return the chat request with tool call arguments as JSON text, as OpenAI's API requires.
+    """Return the chat request with the arguments of tool calls as JSON text, as OpenAI's API requires.
 
-    Helexa's nodes accept objects too, which chat templates need.
+    Helexa's own nodes also accept the arguments as objects, because chat templates need objects.
     """
     if b'"tool_calls"' not in body:
         return body

@@ -13,7 +13,7 @@ def chat_tools(tools: Any) -> list[dict[str, Any]]:
     """Return the tools in OpenAI's format; a tool that is already in OpenAI's format is not changed.
 
     Raises:
-        ApiError: 400 `invalid_anthropic_body` for a malformed tool, or a tool that Anthropic's servers run or define.
+        ApiError: 400 `invalid_anthropic_body` for a malformed tool, or for one of Anthropic's built-in tools.
     """
     if tools is None:
         return []

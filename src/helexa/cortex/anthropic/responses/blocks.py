@@ -1,6 +1,7 @@
-"""Content blocks of a streamed message.
+"""Converts the deltas of a node's stream to the content blocks of a Messages API stream.
 
-Clients support one open block at a time. A node may interleave the deltas of several tool calls.
+Clients support one open block at a time, but a node may interleave the deltas of several tool calls. Deltas of later
+blocks are therefore buffered.
 """
 
 from collections import deque
@@ -38,14 +39,14 @@ _BLOCK_CHARS = 256  # fixed memory cost of a block, in characters
 
 @dataclass(eq=False)
 class _Block:
-    """One content block.
+    """One content block of a streamed message.
 
     Attributes:
         arguments: deltas of a tool call's arguments.
-        pending: deltas that were not sent yet, because the block has not begun.
+        pending: deltas that are buffered because `content_block_start` was not sent yet.
         begun: True once `content_block_start` was sent.
         ended: True once `content_block_stop` was sent.
-        delta_head: bytes of a delta event before its text.
+        delta_head: bytes of a `content_block_delta` event that precede the delta's text.
     """
 
     kind: Kind
@@ -59,7 +60,10 @@ class _Block:
     _completeness: tuple[int, bool] = (-1, False)
 
     def is_complete(self) -> bool:
-        """Return whether the block can be ended. A tool call needs a name, and a complete JSON object as arguments."""
+        """Return whether the block can be ended.
+
+        A tool call must have a name and a complete JSON object as arguments.
+        """
         if self.kind != "tool_use":
             return True
         last_delta = self.arguments[-1].rstrip() if self.arguments else ""
@@ -70,7 +74,7 @@ class _Block:
         return bool(self.name) and self._completeness[1]
 
     def may_begin(self) -> bool:
-        """Return whether the block can be started. A tool call needs a name, and arguments that begin with `{`."""
+        """Return whether the block can be started. A tool call must have a name and arguments that begin with `{`."""
         return self.kind != "tool_use" or (bool(self.name and self.arguments) and self.arguments[0].startswith("{"))
 
     def chars(self) -> int:
@@ -81,14 +85,14 @@ class _Block:
 class Blocks:
     """Converts deltas of text, thinking and tool calls to the events of content blocks.
 
-    Deltas of the first incomplete block are emitted at once. Deltas of later blocks are buffered until that block
-    ends, because clients support only one open block.
+    Deltas of the open block are emitted at once. Deltas of later blocks are buffered until the open block has ended,
+    because clients support only one open block at a time.
 
     Args:
         emit: called with the bytes of each event.
 
     Attributes:
-        called: True if tool calls were sent and all of them are complete.
+        called: True if at least one tool call was sent and all sent tool calls are complete.
         delta_count: number of emitted deltas.
     """
 
@@ -116,7 +120,8 @@ class Blocks:
         """Add a delta of a tool call: an element of `tool_calls` in a chunk's delta.
 
         Raises:
-            ApiError: 502 `upstream_malformed_response` for a malformed delta, or if too much is buffered.
+            ApiError: 502 `upstream_malformed_response` for a malformed delta, or if more than `MAX_BUFFERED_CHARS` are
+                buffered.
         """
         function = delta.get("function") or {} if isinstance(delta, dict) else None
         if not isinstance(function, dict):
@@ -143,13 +148,14 @@ class Blocks:
             raise malformed("a tool call continued after its end")
 
     def close(self, *, cut_off: bool) -> None:
-        """End the open block and send the buffered blocks.
+        """End the open block and send the buffered blocks at the end of the node's stream.
 
-        An incomplete tool call stays incomplete if a part of it was sent. Otherwise it becomes text.
+        If a part of an incomplete tool call was already sent, the block is ended with the incomplete arguments. Any
+        other incomplete tool call is sent as a text block.
 
         Args:
-            cut_off: True if the response reached its length limit. A last incomplete tool call is then sent as a tool
-                call.
+            cut_off: True if the response reached its length limit. An incomplete tool call that may begin is then sent
+                as a tool call, not as text.
         """
         incomplete = False
         while self._queue:
@@ -167,7 +173,10 @@ class Blocks:
             self._end(_Block("text"))
 
     def _call_block(self, index: Any, name: str, call_id: str) -> _Block:
-        """Return the block of the tool call with this delta. Some nodes omit the index or repeat it for all calls."""
+        """Return the block of the tool call that a delta belongs to; add a new block for a new call.
+
+        Some nodes omit the index of a tool call, or send the same index for all calls.
+        """
         if type(index) is not int:
             index = len(self._calls) - (0 if name else 1)
         block = self._calls.get(index)

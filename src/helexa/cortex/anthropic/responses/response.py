@@ -83,7 +83,7 @@ def parse_arguments(text: str) -> dict[str, Any] | None:
 
 
 def call_as_text(name: str, arguments: str) -> str:
-    """Return an invalid tool call as JSON text, so that its content is not lost."""
+    """Return a tool call with invalid arguments as JSON text, so that the client still receives the call's content."""
     return orjson.dumps({"name": name, "arguments": arguments}).decode()
 
 

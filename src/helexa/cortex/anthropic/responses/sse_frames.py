@@ -12,7 +12,9 @@ class Frames:
         self._data_size = 0
 
     def feed(self, chunk: bytes) -> list[bytes | None]:
-        """Process the next bytes. Return the data of each completed event, and None for each comment (keep-alive).
+        """Process the next bytes and return one item per completed event or comment.
+
+        The item is the event's data, or None for a comment (a keep-alive).
 
         Raises:
             ValueError: an event is longer than `MAX_EVENT_BYTES`.

@@ -17,11 +17,15 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 class MessageStream:
-    """Converts the bytes of a node's stream to Messages API events, without I/O.
+    """Converts the bytes of a node's chat completion stream to the events of the Messages API, without I/O.
 
-    The first event contains the prompt's token counts. It is sent as soon as the node sends one of these: the counts
-    that helexa's nodes send before the prefill, a chunk with usage, or output. Keep-alive comments become pings at
-    once.
+    The first event contains the prompt's token counts, and is sent once the node has sent one of the following:
+
+    * token counts, which helexa's own nodes send before the prefill
+    * a chunk with `usage`
+    * output
+
+    Each keep-alive comment becomes a `ping` event at once.
 
     Args:
         model: model name in the client's request.
@@ -31,7 +35,7 @@ class MessageStream:
         request_id: id of the request, used in an error event.
 
     Attributes:
-        failure: the error that ended the stream, or None. The returned bytes contain its event.
+        failure: the error that ended the stream, or None. `feed` or `finish` has already returned the error's event.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class MessageStream:
         self._ended = False
 
     def feed(self, chunk: bytes) -> bytes:
-        """Process the node's next bytes and return the resulting events."""
+        """Process the next bytes of the node's response and return the resulting events as bytes."""
         if self._ended:
             return b""
         try:

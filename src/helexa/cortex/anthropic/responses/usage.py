@@ -8,10 +8,10 @@ _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 
 
 def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `usage` of a `message_delta` event from the usage of a chat completion.
+    """Convert the usage of a chat completion to the `usage` of a `message_delta` event.
 
-    In Anthropic's format, `input_tokens` excludes `cache_read_input_tokens`: the prompt is the sum of both. The field
-    `helexa_timing` of helexa's nodes is forwarded.
+    In Anthropic's format, the prompt's token count is the sum of `input_tokens` and `cache_read_input_tokens`. The
+    field `helexa_timing`, which helexa's own nodes add, is forwarded.
     """
     prompt = _count(usage.get("prompt_tokens"))
     cached = min(_count(_member(usage.get("prompt_tokens_details"), "cached_tokens")), prompt)
@@ -30,7 +30,10 @@ def anthropic_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `usage` of a message or of a `message_start` event, which has more fields than a `message_delta`."""
+    """Return the `usage` of a message or of a `message_start` event.
+
+    This usage has more fields than the usage of a `message_delta` event.
+    """
     counts = anthropic_usage(usage)
     counts["cache_creation"] = _NOTHING_CREATED
     counts["service_tier"] = "standard"
@@ -38,7 +41,10 @@ def message_usage(usage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prompt_usage(counts: Any) -> dict[str, Any] | None:
-    """Return a chat usage from the prompt counts that helexa's nodes send before the output, or None without counts."""
+    """Convert prompt token counts to the usage of a chat completion.
+
+    Helexa's own nodes send these counts before the output. Return None if `counts` is not an object with counts.
+    """
     if not isinstance(counts, dict):
         return None
     details = {"cached_tokens": counts.get("cached_tokens")}
@@ -52,7 +58,8 @@ def stop_reason(
 
     Args:
         finish_reason: the node's finish reason.
-        matched: `stop_reason` of the choice: the matched stop sequence, if the node reports it.
+        matched: value of `stop_reason` in the completion's choice: the stop sequence that ended the output, if the node
+            reports it.
         called: True if the message calls a tool.
         stop_sequences: the client's stop sequences.
     """

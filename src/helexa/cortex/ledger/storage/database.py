@@ -1,7 +1,7 @@
 """Database interface: SQLite for a single gateway, PostgreSQL for several gateways that share one ledger.
 
-Both backends run the same SQL: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no SQL
-builder, because a group commit must cost microseconds per request.
+Both databases run the same SQL text: both understand `$1` placeholders, `ON CONFLICT` and `RETURNING`. helexa uses no
+SQL builder, because writing a request must cost only microseconds.
 """
 
 import re
@@ -21,11 +21,11 @@ Step = tuple[str, Sequence[Args]]  # one statement, and the arguments of each ex
 
 
 class DatabaseError(HelexaError):
-    """The database cannot be reached, or reported an error that may pass (locked, full, read-only)."""
+    """Raised if the database cannot be reached, or reports an error that may be temporary (locked, full, read-only)."""
 
 
 class Sql(Protocol):
-    """Interface of a transaction."""
+    """Interface of a transaction: runs SQL statements."""
 
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         """Return the rows of one statement.
@@ -51,7 +51,7 @@ class Database(ABC):
     async def fetch(self, sql: str, *args: Any) -> list[Row]:
         """Return the rows of one read-only statement.
 
-        A statement that writes and returns rows belongs in a transaction.
+        Run a statement that writes and returns rows in a `transaction` instead.
         """
 
     @abstractmethod
@@ -80,11 +80,11 @@ class Database(ABC):
 
     @abstractmethod
     async def claim(self) -> Path | None:
-        """Claim the database for a gateway.
+        """Claim the database for this gateway, if the backend allows only one gateway.
 
         Returns:
-            The database's file if no other gateway can use it until it is closed, or None if gateways share the
-            database.
+            The path of the database's file if no other gateway can use the database until it is closed. None if several
+            gateways can share the database.
 
         Raises:
             HelexaError: another gateway uses the database.
@@ -96,11 +96,11 @@ class Database(ABC):
 
     @abstractmethod
     def _dialect(self, statement: str) -> str:
-        """Translate a migration statement, which uses SQLite's types, to this database."""
+        """Translate a migration statement, which uses SQLite's types, to the SQL of this database."""
 
     @abstractmethod
     async def _lock_schema(self, sql: Sql) -> None:
-        """Prevent other processes from migrating until the transaction ends."""
+        """Prevent other processes from migrating the tables until the transaction ends."""
 
     async def migrate(self) -> None:
         """Create or upgrade the tables. Several processes may call this at the same time.

@@ -1,4 +1,4 @@
-"""PostgreSQL backend of the ledger, for several gateways."""
+"""PostgreSQL backend of the ledger. Several gateways can share one database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,7 +83,10 @@ async def open_postgres(url: str) -> Database:
 
 
 async def _nothing_to_reset(connection: "PoolConnectionProxy") -> None:
-    """Skip asyncpg's reset query, which costs a round trip: transactions leave no state on a connection."""
+    """Replace asyncpg's reset query, which costs a round trip, by doing nothing.
+
+    helexa's transactions leave no state on a connection that must be reset.
+    """
 
 
 def _hosts(url: str) -> list[tuple[str, int | None]]:
@@ -110,18 +113,18 @@ def _hosts(url: str) -> list[tuple[str, int | None]]:
 class _Connector:
     """Connects to one of several hosts, beginning with the host that accepted the last connection.
 
-    asyncpg can try several hosts itself, but under one timeout for all hosts: a first host that drops packets would use
-    up the whole timeout.
+    asyncpg itself can try several hosts, but with one timeout for all hosts together. A first host that drops packets
+    would use up the whole timeout.
     """
 
     def __init__(self, hosts: list[tuple[str, int | None]]) -> None:
         self._hosts = hosts
 
     async def __call__(self, *args: Any, **options: Any) -> "asyncpg.Connection":
-        """Connect like `asyncpg.connect`; each host gets the whole timeout.
+        """Connect like `asyncpg.connect`, but with the whole timeout for each host.
 
         Raises:
-            Exception: the exception that asyncpg raised for the last host.
+            Exception: no host accepted the connection; this is asyncpg's exception for the last host.
         """
         last_error: Exception | None = None
         for host, port in self._hosts:
@@ -159,10 +162,10 @@ class _Postgres(Database):
 
     @asynccontextmanager
     async def errors(self) -> AsyncIterator[None]:
-        """Convert asyncpg's exceptions to `DatabaseError`, except errors of a statement or of its values.
+        """Convert asyncpg's exceptions to `DatabaseError`, except those caused by a wrong statement or wrong values.
 
-        After a server or connection error, all connections are replaced. The old connections may lead to a server that
-        has lost the role of primary, or may hold prepared statements that the new primary does not have.
+        After a server or connection error, all connections are replaced. An old connection may lead to a server that
+        is no longer the primary, or may refer to prepared statements that the new primary does not have.
         """
         try:
             yield
@@ -251,6 +254,9 @@ class _Transaction:
 
 
 def _row_count(status: str) -> int:
-    """Return the row count of a command tag such as `UPDATE 3`; 0 for statements that change no rows."""
+    """Return the number of changed rows from PostgreSQL's command tag, such as `UPDATE 3`.
+
+    The result is 0 for the tag of a statement that changes no rows.
+    """
     count = status.rpartition(" ")[2]
     return int(count) if count.isdigit() and not status.startswith("SELECT") else 0

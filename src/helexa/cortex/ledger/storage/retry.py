@@ -17,7 +17,7 @@ _FRESH_SECS = 1.0
 
 
 class Retry:
-    """Repeats database work until it succeeds, and records whether the database can be written.
+    """Repeats work on the database until it succeeds, and records whether the database can be written.
 
     Attributes:
         problem: why the database cannot be written, or None if the last attempt succeeded.
@@ -42,7 +42,7 @@ class Retry:
         """Repeat `work` with increasing delays until it succeeds, and return its result.
 
         Args:
-            work: one attempt.
+            work: makes one attempt.
             failed: called after each failed attempt with the seconds since the first attempt began.
             retried: the exceptions to retry after; others are raised.
         """

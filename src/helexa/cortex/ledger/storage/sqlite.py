@@ -1,7 +1,7 @@
 """SQLite backend of the ledger: one thread writes, another thread reads, each with its own connection.
 
-Commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last commits. The commit of a
-durable transaction waits for the disk (`FULL`).
+Ordinary commits do not wait for the disk (`synchronous = NORMAL`), so a power failure may undo the last commits. Only
+the commit of a transaction with `durable=True` waits for the disk (`synchronous = FULL`).
 """
 
 import asyncio
@@ -211,7 +211,7 @@ def _spoils_connection(error: sqlite3.Error) -> bool:
 
 
 def _result_code(error: sqlite3.Error) -> int | None:
-    """Return SQLite's primary result code, or None for an error of Python's sqlite3 module."""
+    """Return SQLite's primary result code of an error, or None if Python's sqlite3 module itself raised the error."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -262,8 +262,8 @@ def _write(connection: sqlite3.Connection, guard: tuple[str, Args], steps: Seque
 def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]) -> None:
     """Run a statement once per row of arguments.
 
-    INSERT statements are combined to insert many rows at once. The driver releases the GIL once per statement, and
-    reacquiring the GIL from a busy event loop costs more than the row itself.
+    INSERT statements are combined so that one statement inserts many rows. The driver releases the GIL once per
+    statement, and reacquiring the GIL from a busy event loop takes longer than inserting a row.
     """
     batched_rows = 0
     insert = _multi_row_insert(sql)
@@ -276,7 +276,10 @@ def _run_for_each(connection: sqlite3.Connection, sql: str, rows: Sequence[Args]
 
 @cache
 def _multi_row_insert(sql: str) -> str | None:
-    """Return the INSERT statement for `_ROWS_PER_INSERT` rows; None for any other statement."""
+    """Convert an INSERT statement for one row to an INSERT statement for `_ROWS_PER_INSERT` rows.
+
+    Return None if `sql` is not an INSERT statement for one row.
+    """
     match = _INSERT.fullmatch(sql)
     if match is None:
         return None
