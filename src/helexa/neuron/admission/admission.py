@@ -1,4 +1,4 @@
-"""Admission control of one model: a fair queue with a clock, waiting tasks and error messages for rejected requests."""
+"""Admission control of one model: adds a clock, waiting tasks and error responses to the queue in `fair_queue`."""
 
 import asyncio
 import math
@@ -16,12 +16,12 @@ _OUTPUT_TOKENS = 256  # output tokens for which a request reserves memory; reque
 
 
 class Admission:
-    """Slots and KV cache memory of one model's batch. Ended by `close`.
+    """Admits requests to one model's batch if a slot and enough KV cache memory are free. Ends with `close`.
 
     Args:
         config: limits from the configuration.
         engine: engine that runs the batch.
-        clock: monotonic clock, in seconds.
+        clock: function that returns monotonic time in seconds.
     """
 
     def __init__(
@@ -37,15 +37,15 @@ class Admission:
 
     @asynccontextmanager
     async def admit(self, principal: str, prompt_tokens: int, max_tokens: int) -> AsyncIterator["AdmissionSlot"]:
-        """Wait for a slot and hold the slot while the context is open.
+        """Wait until the request is admitted; the request holds its slot while the context is open.
 
         Args:
-            principal: principal of the request, as one word; empty for anonymous requests.
-            prompt_tokens: length of the prompt.
-            max_tokens: output limit.
+            principal: principal (API key owner) of the request, as one word; empty for anonymous requests.
+            prompt_tokens: number of tokens in the prompt.
+            max_tokens: maximum number of output tokens.
 
         Raises:
-            ApiError: 413, 429 or 503: the request was rejected, at once or after waiting, or the model is being
+            ApiError: status 413, 429 or 503. The request was rejected at once or after waiting, or the model is being
                 unloaded.
         """
         self._require_open()
@@ -74,7 +74,7 @@ class Admission:
         self._settle(self._queue.close())
 
     def load(self, model: str) -> ModelLoad:
-        """Return the current load, with `model` as its id. Fields that do not concern admission keep their defaults."""
+        """Return the current load of the model `model`. Fields unrelated to admission keep their defaults."""
         queue, limits = self._queue, self._queue.limits
         self._update_free_pages()
         return ModelLoad(
@@ -103,7 +103,11 @@ class Admission:
             del self._waiters[ticket]
 
     def _settle(self, tickets: list[Ticket]) -> None:
-        """Wake requests whose wait is over, and set the timer of the next deadline."""
+        """Wake the tasks that wait for `tickets`, and set the timer for the next deadline.
+
+        Args:
+            tickets: tickets that were admitted or rejected.
+        """
         for ticket in tickets:
             waiter = self._waiters.get(ticket)
             if waiter is not None and not waiter.done():
@@ -184,12 +188,12 @@ class AdmissionSlot:
         self._pages = pages
 
     def hold(self, tokens: int) -> None:
-        """Record that the engine holds KV pages for `tokens` tokens, which are then no longer reserved."""
+        """Record that the engine holds KV pages for `tokens` tokens of this request; their reservation ends."""
         self._queue.hold(self._ticket, self._pages(tokens))
 
 
 def limits_of(config: AdmissionConfig, engine: EngineClient) -> Limits:
-    """Return the limits of a model: the configured limits, or defaults that follow from the engine's options."""
+    """Return the admission limits of a model: the configured limits, else defaults from the engine's options."""
     most = engine.options.max_sequences
     slots = min(config.max_in_flight or most, most)
     anon_slots = share_of(slots) if config.anon_max_in_flight is None else min(config.anon_max_in_flight, slots)

@@ -1,11 +1,17 @@
-"""The admission queue of one model: a state machine without a clock. Tickets arrive, wait, are admitted and leave.
+"""The admission queue of one model, as a state machine without a clock: callers pass the time.
+
+Each request has a ticket. The ticket arrives, waits, is admitted or rejected, and leaves.
 
 A request gets its slot and its memory at the same moment, and waiting requests hold neither. Requests therefore cannot
 deadlock over slots and memory.
 
-Principals take turns. A turn costs the memory of the request, so principals with large requests get fewer turns. A new
-principal starts without debt. If there are at least `_MANY_SLOTS` slots, one principal can hold all slots but one.
-Anonymous requests count as one principal; they are admitted only if no request with a principal waits.
+The principals (API key owners) share the slots fairly:
+
+* The next request comes from the principal that has used the least memory. Each admission adds the memory of the
+  request to this sum, so principals with large requests are admitted less often.
+* A new principal starts with a sum close to the sums of the others, so it has neither credit nor debt.
+* If there are at least `_MANY_SLOTS` slots, one principal can hold all slots except one.
+* Anonymous requests count as one principal. They are admitted only if no request with a principal waits.
 """
 
 import math
@@ -38,16 +44,17 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one model.
+    """Admission limits of one model.
 
     Attributes:
-        slots: number of admitted requests.
-        queue: number of waiting requests.
-        wait, kv_wait: longest wait for a slot, and longest wait for memory after that, in seconds.
-        per_principal: number of admitted and waiting requests of one principal; 0 for no limit.
-        anon_slots, anon_pending: number of admitted anonymous requests, and number of admitted and waiting anonymous
-            requests. 0 `anon_slots` rejects all anonymous requests.
-        pages: number of KV pages in total.
+        slots: maximum number of admitted requests.
+        queue: maximum number of waiting requests.
+        wait: maximum seconds that a request waits for a slot.
+        kv_wait: maximum seconds that a request then waits for memory, if it could have a slot.
+        per_principal: maximum number of admitted and waiting requests of one principal; 0 for no limit.
+        anon_slots: maximum number of admitted anonymous requests; 0 rejects all anonymous requests.
+        anon_pending: maximum number of admitted and waiting anonymous requests.
+        pages: total number of KV pages of the model.
     """
 
     slots: int
@@ -77,13 +84,13 @@ class Ticket:
     Attributes:
         principal: principal of the request; `ANONYMOUS` if it has none.
         pages: KV pages reserved at admission.
-        least: fewest KV pages with which the request can be served.
-        rejected: reason for the rejection, or None.
+        min_pages: fewest KV pages with which the request can be served.
+        rejected: reason for the rejection; None if the request was not rejected.
         number: position in the order of arrival.
-        deadline: time at which the request stops waiting.
-        starved: the request's turn came, but its memory was not free.
-        passed: number of later requests admitted ahead of this one since then.
-        held: KV pages that the engine holds for the request.
+        deadline: time at which a waiting request is rejected.
+        starved: whether the request was next in line but had to wait for memory.
+        passed: number of other requests admitted ahead of this request while it waited for memory.
+        held: KV pages that the engine reports for the request.
     """
 
     principal: str
@@ -100,24 +107,24 @@ class Ticket:
 
     @property
     def owed(self) -> int:
-        """Return the number of pages reserved but not yet held by the engine."""
+        """Number of KV pages that are reserved for the request, but not yet held by the engine."""
         return max(self.pages - self.held, 0)
 
     @property
     def claimed(self) -> int:
-        """Return the number of pages reserved, or the number of pages held if that is larger."""
+        """Number of KV pages that count for the request: reserved pages or held pages, the larger number."""
         return max(self.pages, self.held)
 
 
 class FairQueue:
     """Decides which requests are admitted.
 
-    Methods that may settle tickets return the settled tickets, each either admitted or rejected.
+    The methods `arrive`, `leave` and `tick` return the tickets that they have admitted or rejected.
 
     Attributes:
-        free: free KV pages at the last report of the engine.
-        waiting, inside: number of waiting requests, and of admitted requests.
-        rejections: number of rejections by reason.
+        free: number of free KV pages at the last report of the engine.
+        waiting, admitted: number of waiting requests, and number of admitted requests.
+        rejections: number of rejected requests by reason.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -137,9 +144,9 @@ class FairQueue:
 
     @property
     def available(self) -> int:
-        """Return the number of pages available to the next request."""
-        # The engine reports a prompt's pages only with its first token. Until then the first difference counts these
-        # pages twice. The second difference ignores pages that several requests share.
+        """Number of KV pages available to the next request."""
+        # The engine reports a prompt's pages only with its first token. Until then, `free` excludes these pages and
+        # `_promised` includes them. `_claimed` counts a page that several requests share once for each request.
         return max(self.free - self._promised, self.limits.pages - self._claimed, 0)
 
     def admitted_of(self, principal: str) -> int:
@@ -147,7 +154,7 @@ class FairQueue:
         return self._admitted_by_principal.get(principal, 0)
 
     def arrive(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Add a request, which is admitted, queued or rejected. A full queue may reject another request instead."""
+        """Admit, queue or reject a new request. If the queue is full, a waiting request may be rejected instead."""
         limits, principal = self.limits, ticket.principal
         pending = self.admitted_of(principal) + len(self._queues.get(principal, ()))
         if ticket.min_pages > limits.pages:
@@ -170,7 +177,7 @@ class FairQueue:
         return settled
 
     def leave(self, ticket: Ticket, now: float) -> list[Ticket]:
-        """Remove a request that ended or stopped waiting. Each request that arrived must leave once."""
+        """Remove a request that ended or stopped waiting, and admit others. Call once for each request that arrived."""
         if ticket.admitted:
             ticket.admitted = False
             self.admitted -= 1
@@ -187,7 +194,7 @@ class FairQueue:
         return self._admit(now)
 
     def hold(self, ticket: Ticket, pages: int) -> None:
-        """Record that the engine holds `pages` pages for an admitted request."""
+        """Record that the engine holds `pages` KV pages for an admitted request."""
         if ticket.admitted and pages > ticket.held:
             self._promised -= ticket.owed
             self._claimed -= ticket.claimed
@@ -196,7 +203,7 @@ class FairQueue:
             self._claimed += ticket.claimed
 
     def tick(self, now: float) -> list[Ticket]:
-        """Admit and expire requests after time passed or memory was freed."""
+        """Admit requests that fit now, and reject waiting requests whose deadline has passed. Call when time passes."""
         settled = self._admit(now)
         for ticket in [ticket for ticket in self._waiters() if ticket.deadline <= now]:
             self._dequeue(ticket)
@@ -204,14 +211,14 @@ class FairQueue:
         return settled + self._admit(now)
 
     def next_tick(self, now: float) -> float | None:
-        """Return the time of the next necessary `tick`, or None."""
+        """Return the time at which the caller must next call `tick`; None if no request waits."""
         if not self.waiting:
             return None
         deadline = min(ticket.deadline for ticket in self._waiters())
         return min(deadline, now + _CHECK_SECONDS) if any(t.starved for t in self._waiters()) else deadline
 
     def retry_after(self, now: float) -> int:
-        """Return whole seconds until a new request would probably be admitted, from the recent rate of freed slots."""
+        """Return in how many seconds a new request would probably be admitted, by the recent rate of freed slots."""
         while self._freed and self._freed[0] < now - _RATE_SECONDS:
             self._freed.popleft()
         each = (now - self._freed[0]) / len(self._freed) if self._freed else _FIRST_RATE
@@ -225,7 +232,7 @@ class FairQueue:
         return waiters
 
     def _admit(self, now: float) -> list[Ticket]:
-        """Admit all requests that fit, the first request of each principal in the order of turns."""
+        """Admit requests while a slot is free and `_next` returns a request; return the admitted tickets."""
         admitted: list[Ticket] = []
         while self.admitted < self.limits.slots and (ticket := self._next(now)) is not None:
             self._dequeue(ticket)
@@ -242,7 +249,11 @@ class FairQueue:
         return admitted
 
     def _next(self, now: float) -> Ticket | None:
-        """Return the next request in the order of turns whose memory is available."""
+        """Return the next request to admit, or None if no request can be admitted.
+
+        The first request of the principal with the least use comes next, if its memory is free. Otherwise the first
+        request of another principal can be admitted ahead of it, at most `_MAX_PASSES` times.
+        """
         known = [queue[0] for principal, queue in self._queues.items() if queue and principal != ANONYMOUS]
         anonymous = self._queues.get(ANONYMOUS)
         heads = known or ([anonymous[0]] if anonymous else [])
@@ -265,8 +276,13 @@ class FairQueue:
         return self.limits.anon_slots if principal == ANONYMOUS else self.limits.share
 
     def _evict(self, newcomer: Ticket) -> Ticket:
-        """Reject one request of an overlong queue: the newest anonymous request, else the newest of the principal with
-        most requests.
+        """Reject one waiting request, because the queue is too long; return its ticket.
+
+        The first rule that applies selects the request:
+
+        1. `newcomer` is anonymous: `newcomer`.
+        2. An anonymous request waits: the newest anonymous request.
+        3. Otherwise: the newest request of the principal with the most waiting requests.
         """
         anonymous = self._queues.get(ANONYMOUS)
         if anonymous and newcomer.principal != ANONYMOUS:

@@ -1,6 +1,7 @@
-"""Fault injection for tests: an engine process executes the faults in `NEURON_DEBUG_FAULT`.
+"""Fault injection for tests: an engine process executes the faults in the environment variable `NEURON_DEBUG_FAULT`.
 
-The variable holds any number of `[MODEL:]KIND@WHEN`, separated by commas. MODEL is a part of the model's path. KIND is:
+The variable lists faults of the form `[MODEL:]KIND@WHEN`, separated by commas. A fault with MODEL affects only models
+whose path contains MODEL. KIND is:
 
     exit   ends the process             hang   never ends the step
     slow   adds a second to the step    crawl  adds three seconds to the step, with progress reports
@@ -43,7 +44,7 @@ _EXIT_CODE = 77
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault: its kind and its condition."""
+    """One injected fault: what it does (`kind`) and when (`when`, `argument`)."""
 
     kind: Kind
     when: str
@@ -51,10 +52,10 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> "Fault":
-        """Parse `KIND@WHEN`.
+        """Return the fault that a text `KIND@WHEN` describes.
 
         Raises:
-            HelexaError: the text is not a fault.
+            HelexaError: the text does not have this form.
         """
         kind, _, trigger = text.partition("@")
         when, _, argument = trigger.partition("=")
@@ -69,7 +70,7 @@ class Fault:
 
         Args:
             number: number of the step, from 1.
-            marked: a sequence of the step has the fault's token in its KV pages.
+            marked: whether a sequence in the step has the token of a `token=N` fault in its KV pages.
         """
         match self.when:
             case "step":
@@ -87,7 +88,7 @@ class Fault:
         return False
 
     def strike(self) -> None:
-        """Execute the fault. `nan` does nothing here; `Faults.afflict` sets the logits."""
+        """Execute the fault. A `nan` fault does nothing here: `Faults.afflict` sets the logits to NaN."""
         match self.kind:
             case "exit":
                 raise SystemExit(_EXIT_CODE)
@@ -118,10 +119,10 @@ class Faults:
 
     @classmethod
     def from_environment(cls, model: Path, environ: Mapping[str, str]) -> "Faults":
-        """Return the faults for `model` in the environment.
+        """Return the faults that `NEURON_DEBUG_FAULT` in `environ` sets for `model`.
 
         Raises:
-            HelexaError: the variable contains an invalid fault.
+            HelexaError: `NEURON_DEBUG_FAULT` contains an invalid fault.
         """
         faults: list[Fault] = []
         for text in filter(None, environ.get(DEBUG_FAULT, "").split(",")):
@@ -131,7 +132,7 @@ class Faults:
         return cls(faults)
 
     def loading(self) -> None:
-        """Execute the `load` faults on the first call."""
+        """Execute the faults that occur while the model loads; later calls do nothing."""
         if not self._loaded:
             self._loaded = True
             for fault in self._faults:
@@ -139,7 +140,7 @@ class Faults:
                     fault.strike()
 
     def afflict(self, runner: Runner) -> None:
-        """Wrap the runner's `compute`, so that due faults occur in its steps."""
+        """Wrap the method `compute` of `runner`, so that the faults occur in the runner's steps."""
         if not self._faults:
             return
         compute = runner.compute
@@ -163,14 +164,14 @@ class Faults:
 
 
 class MarkedPages:
-    """The KV pages that hold a certain token, tracked from the inputs of all steps."""
+    """Tracks which KV pages hold the token of a `token=N` fault. Must see the input of every step."""
 
     def __init__(self, token: int) -> None:
         self._token = token
         self._pages: set[int] = set()
 
     def spans(self, step: StepInput) -> list[bool]:
-        """Return for each span of a step whether its sequence has such a page."""
+        """Return for each sequence of `step` whether one of its KV pages holds the token."""
         pages = step.slots // PAGE_SIZE
         self._pages -= set(pages[step.slots % PAGE_SIZE == 0].tolist())  # reused from their first position on
         self._pages |= set(pages[step.tokens == self._token].tolist())

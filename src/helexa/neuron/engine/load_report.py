@@ -29,10 +29,12 @@ _PROGRESS_STEP = 8 << 20  # bytes between two progress messages
 
 
 def load_reporting(connection: socket.socket, model: Path, options: EngineOptions) -> Runner | None:
-    """Load a model. Send `Progress` and memory requests to the server, and finally `LoadFailed` on failure or `Ready`.
+    """Load a model, and report the load to the server.
+
+    Sends `Progress` messages and memory requests during the load. The last message is `Ready` or `LoadFailed`.
 
     Returns:
-        The runner, or None after `LoadFailed`.
+        The runner of the model, or None if loading failed.
 
     Raises:
         BrokenPipeError, ConnectionResetError: the server has closed the socket.

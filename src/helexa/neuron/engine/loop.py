@@ -32,7 +32,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Engine:
-    """Serves requests from one socket until the socket closes.
+    """The engine: receives requests from a socket and runs steps for them, until the socket closes.
 
     Args:
         connection: a connected stream socket.
@@ -70,7 +70,7 @@ class Engine:
         self._steps = Steps(runner, self._scheduler, overlap)
 
     def serve(self) -> None:
-        """Receive messages, run a step and report it, until a `Shutdown` message or the end of the socket."""
+        """Receive messages, run a step and report its outputs, in a loop that ends at `Shutdown` or a closed socket."""
         with closing(self._grammars), self._selector:
             while self._round():
                 pass
@@ -92,7 +92,10 @@ class Engine:
         return True
 
     def _receive(self, outputs: list[TokenOutput]) -> bool:
-        """Handle pending messages, and block while there is nothing to compute; return False if the engine must end."""
+        """Handle pending messages; wait for a message if there is nothing to compute.
+
+        Requests that are rejected add their error to `outputs`. Return False if the engine must end.
+        """
         timeout = None if self._steps.idle else 0
         while events := self._selector.select(timeout):
             ready = [key.fileobj for key, _ in events]
@@ -117,7 +120,10 @@ class Engine:
         return True
 
     def _take(self, sequence: Sequence, outputs: list[TokenOutput]) -> None:
-        """Queue a sequence, after its grammar is compiled if it has one."""
+        """Queue a new sequence. A sequence with a grammar is queued when the grammar is compiled.
+
+        If too many grammars wait for compilation, the sequence is rejected with an error in `outputs`.
+        """
         if not sequence.request.grammar:
             self._add(sequence, None, outputs)
         elif len(self._grammars) < self._scheduler.options.max_waiting:

@@ -1,4 +1,7 @@
-"""The engine process: loads one model and serves it. A `Child` starts the process, which ends with its socket."""
+"""The engine process: loads one model and serves requests until the socket to the server closes.
+
+The server starts the process with `engine_client.child.Child`.
+"""
 
 import argparse
 import faulthandler
@@ -17,7 +20,7 @@ from helexa.neuron.processes.file_use import mark_used
 
 
 def main() -> None:
-    """Load the model that the server names, send `Ready` or `LoadFailed`, and serve requests."""
+    """Run an engine process: load the model that the server names, report the result, and serve requests."""
     gc.disable()  # imported and loaded objects stay alive, and scanning them takes a tenth of the start time
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fd", type=int, required=True)

@@ -1,4 +1,4 @@
-"""Runs steps: plans, launches, reads and commits them, and handles failed steps."""
+"""Runs engine steps: plans, launches and reads each step, commits its results, and handles failed steps."""
 
 import logging
 import time
@@ -24,10 +24,10 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 @dataclass(frozen=True)
 class _Step:
-    """A plan with its launched step, or with the error of the launch.
+    """A planned step after its launch: either the step in flight, or the error that the launch raised.
 
     Attributes:
-        begun: start of the launch, in seconds on the clock of `time.perf_counter`.
+        begun: time at which the launch started, in seconds of `time.perf_counter`.
     """
 
     plan: Plan
@@ -36,18 +36,18 @@ class _Step:
     error: Exception | None = None
 
     def read(self) -> StepOutput:
-        """Wait for the step's output and return it, or raise the error of the launch."""
+        """Wait for the step's output and return it. If the launch raised an error, raise this error instead."""
         if self.launched is None:
             raise self.error or AssertionError("never launched")
         return self.launched.read(partial(refused, self.plan))
 
 
 class Steps:
-    """Advances the sequences of a scheduler on a runner.
+    """Runs the steps that `scheduler` plans on `runner`.
 
     Args:
-        overlap: launch a step before the previous step is read, if possible. A sequence that ended in the previous step
-            then has a superfluous row, whose results are dropped.
+        overlap: launch each step before the results of the previous step are read, if possible. If a sequence ends in
+            the previous step, the next step still computes one row for this sequence, and the result is dropped.
     """
 
     def __init__(self, runner: Runner, scheduler: Scheduler, overlap: bool = False) -> None:
@@ -64,12 +64,12 @@ class Steps:
         return self._ahead is None and self._scheduler.idle
 
     def advance(self) -> list[TokenOutput]:
-        """Run a step, if there is anything to compute, and return its outputs.
+        """Run one step, if there is anything to compute, and return its outputs.
 
-        A step that fails because of a request ends this request only.
+        If a step fails because of one request, only this request ends with an error.
 
         Raises:
-            Exception: the device or this process is in an unusable state.
+            Exception: the device or this process is no longer usable.
         """
         step, self._ahead = self._ahead or self._launch(self._scheduler.plan()), None
         if step is None:
@@ -122,18 +122,18 @@ class Steps:
 
 
 def _finite_tokens(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return for each sampled token whether its logits were finite.
+    """Return for each sampled token of a step whether the token's logits were finite.
 
-    Tokens of sequences that ended before are left out.
+    Sequences that ended before this step was read are left out.
     """
     rows = [entry.sequence for entry in plan if entry.samples for _ in range(len(entry.drafts) + 1)]
     return [token != NON_FINITE for sequence, token in zip(rows, outcome.tokens, strict=True) if sequence.pages]
 
 
 def _finite_vectors(plan: Plan, outcome: StepOutput) -> list[bool]:
-    """Return for each vector that this step completes whether all its numbers are finite.
+    """Return for each embedding vector that the step completes whether all numbers of the vector are finite.
 
-    Vectors of sequences that ended before are left out.
+    Sequences that ended before this step was read are left out.
     """
     return [
         pooled.stays_finite(entry.sequence.computed, outcome.hidden.get(entry.sequence.id))

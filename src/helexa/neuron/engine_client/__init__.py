@@ -1,1 +1,1 @@
-"""The server's side of an engine process: starts and ends it, sends requests, and grants memory."""
+"""The server's side of engine processes: starts and ends them, sends them requests, and grants them memory."""

@@ -1,4 +1,4 @@
-"""An engine as an operating system process: its start, its log and its end."""
+"""Starts and ends an engine process, and forwards its log."""
 
 import asyncio
 import logging
@@ -21,12 +21,14 @@ _LINE_BYTES = 1 << 20
 
 
 class Child:
-    """An engine process in a separate session. Its parent-death watch ends it with this process. Made by `spawn`.
+    """An engine process, started by `spawn` in a separate session.
+
+    The engine process ends when the server process (this process) ends: it watches a pipe from the server.
 
     Attributes:
-        pid: process id.
-        reader, writer: this side's end of the socket to the engine.
-        verdict: the reason why this side killed the process; None if it did not.
+        pid: process id of the engine.
+        reader, writer: the server's end of the socket to the engine.
+        verdict: the reason why the server killed the engine; None if the server did not kill the engine.
     """
 
     def __init__(
@@ -49,14 +51,14 @@ class Child:
 
     @classmethod
     async def spawn(cls, command: Sequence[str] | None = None) -> "Child":
-        """Start an engine process. Its first message, `Load`, names the model.
+        """Start an engine process without a model. The server names the model in its first message, `Load`.
 
         Args:
-            command: command line to use in place of `COMMAND`. `--fd` with the socket's descriptor and `--heartbeat-fd`
-                with the heartbeat's descriptor are appended.
+            command: command line of the process; None for `COMMAND`. The options `--fd` (descriptor of the socket) and
+                `--heartbeat-fd` (descriptor of the heartbeat) are appended.
 
         Raises:
-            OSError: the system has no descriptor, memory or process left.
+            OSError: the system has no file descriptor, memory or process left.
         """
         heartbeat = Heartbeat()
         try:
@@ -75,24 +77,24 @@ class Child:
 
     @property
     def progress(self) -> int:
-        """A count that grows while the engine advances, also within a step and while it loads."""
+        """A counter that the engine increments as it makes progress, also within a step and while it loads."""
         return 0 if self._ended else self._heartbeat.count
 
     async def wait(self, seconds: float) -> None:
-        """Wait until the process has ended, for at most `seconds`."""
+        """Wait at most `seconds` for the process to end."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process group: the process and the processes that it has started."""
+        """Send a signal to the engine process and to the processes that it has started."""
         if self._ended:
             return  # the process id may belong to another process now
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     async def end(self, grace: float) -> None:
-        """Wait for the process to end; after `grace` seconds terminate it, then kill it and its child processes."""
+        """Wait `grace` seconds for the process to end. If it still runs, terminate it, then kill its process group."""
         if self._ended:
             return
         for seconds, force in ((grace, signal.SIGTERM), (min(grace, 2.0), signal.SIGKILL)):
@@ -110,7 +112,7 @@ class Child:
             await self.writer.wait_closed()
 
     def ending(self) -> str:
-        """Return how the process ended, as text for users."""
+        """Return a text for users that says how the process ended."""
         if self.verdict is not None:
             return self.verdict
         code = self._process.returncode
@@ -140,7 +142,7 @@ class Child:
 async def _start(
     command: Sequence[str], heartbeat_fd: int
 ) -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, asyncio.StreamWriter]:
-    """Start the process; return it with the reader and the writer of this side's end of the socket."""
+    """Start an engine process; return it with the reader and the writer of the server's end of the socket."""
     parent_socket, child_socket = socket.socketpair()
     with child_socket:
         reader, writer = await asyncio.open_connection(sock=parent_socket)

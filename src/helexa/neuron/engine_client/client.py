@@ -1,4 +1,4 @@
-"""The server's side of the IPC protocol: one engine process, its token streams, and its unexpected end."""
+"""The server's client of one engine process: sends requests, returns token streams, and detects a crash or a hang."""
 
 import asyncio
 import itertools
@@ -51,14 +51,15 @@ _READ_BYTES = 1 << 16
 
 
 class EngineClient:
-    """One running engine process. Made by `start`; ended by `close`, or by the process itself.
+    """Client of one running engine process. `start` creates the client; it is usable until `close` or a crash.
 
     Attributes:
         ready: the engine's `Ready` message.
-        options: the engine's options; `max_sequences` is the granted number.
-        running, waiting, free_pages: load figures of the last report.
+        options: the engine's options. `max_sequences` is the number that the memory grant allows.
+        running, waiting: number of running and of waiting sequences at the last report.
+        free_pages: number of free KV pages at the last report.
         prompt_tokens: number of prompt tokens of all sequences that the engine has started.
-        cached_tokens: number of these tokens that were found in the KV cache.
+        cached_tokens: number of these prompt tokens that were found in the KV cache.
         refused: number of requests that the engine rejected because its waiting queue was full.
         reports: number of messages from the engine.
     """
@@ -112,11 +113,11 @@ class EngineClient:
 
         Args:
             on_progress: called in the event loop for every `Progress` message.
-            on_exit: called once, with the reason, if the process ends without `close`.
-            spawn: starts the process.
+            on_exit: called once with the reason, if the process ends without a call of `close`.
+            spawn: function that starts the process.
             load_seconds: seconds without progress after which a loading engine counts as hung and is killed.
             step_seconds: seconds without progress after which a working engine counts as hung and is killed.
-            memory: grants memory requests; None for a new book without a reserve.
+            memory: book that grants the engine's memory requests; None for a new book without a memory reserve.
 
         Raises:
             DoesNotFitError: the model needs more memory than is free.
@@ -151,12 +152,12 @@ class EngineClient:
 
     @property
     def missing_bytes(self) -> int:
-        """Memory granted to the engine that the machine could not provide at the last reading, in bytes."""
+        """Bytes of the engine's memory grant that were not free when the server last read the machine's free memory."""
         return self._memory.missing(self._child.pid)
 
     @property
     def open_streams(self) -> int:
-        """Number of requests that were sent to the engine and have not ended."""
+        """Number of unfinished requests at the engine."""
         return len(self._streams)
 
     def generate(
@@ -174,9 +175,9 @@ class EngineClient:
         reports_start: bool = False,
         gather: int = 1,
     ) -> TokenStream:
-        """Return a stream that continues `prompt`. The request is sent when the stream is first awaited.
+        """Return a stream of the tokens that continue `prompt`. The request is sent when the stream is first awaited.
 
-        `TokenStream` describes `gather`; the message `Generate` describes the other arguments.
+        `TokenStream` describes the argument `gather`; the message `Generate` describes the other arguments.
 
         Raises:
             ApiError: 503, the engine is not running.
@@ -198,9 +199,9 @@ class EngineClient:
         return TokenStream(self, message, gather)
 
     async def embed(self, prompt: list[int], *, pooling: Pooling = "mean", salt: str = "") -> Embedding:
-        """Return the embedding of `prompt`, or an `Embedding` with an error. `Embed` describes the arguments.
+        """Return the embedding of `prompt`, or an `Embedding` with an error.
 
-        If the wait is canceled, the engine drops the request.
+        The message `Embed` describes the arguments. If the caller is canceled, the engine drops the request.
 
         Raises:
             ApiError: 503, the engine is not running.
@@ -212,7 +213,10 @@ class EngineClient:
         return Embedding(id=message.id, vector=output.vector, error=output.error, retry=output.retry)
 
     async def close(self, grace: float = 5.0) -> None:
-        """Ask the engine to end; after `grace` seconds terminate it, then kill it. Open streams end with an error."""
+        """End the engine: send `Shutdown`, and terminate or kill a process that runs after `grace` seconds.
+
+        Open streams end with an error.
+        """
         self._closing = True
         self._fail_streams(_ENDED)
         if self._child.alive:
@@ -224,7 +228,7 @@ class EngineClient:
             await asyncio.wait([self._watchdog])
 
     async def submit(self, stream: TokenStream, message: Generate | Embed) -> None:
-        """Send a stream's request after the socket's write buffer has drained; for `TokenStream` only."""
+        """Send the request `message` once the socket's write buffer has drained. Only `TokenStream` calls this."""
         async with self._drain_lock:
             with suppress(ConnectionError):
                 await self._writer.drain()
@@ -235,7 +239,7 @@ class EngineClient:
         self._write(message)
 
     def cancel(self, number: int) -> None:
-        """Drop the request `number` unless it has ended. Only `TokenStream` calls this."""
+        """Tell the engine to drop the request with id `number`, if it has not ended. Only `TokenStream` calls this."""
         if self._streams.pop(number, None) is not None and self.alive:
             self._write(Cancel(number))
 
@@ -275,7 +279,7 @@ class EngineClient:
         raise HelexaError(f"{self._child.ending()} while loading the model")
 
     async def _read(self) -> bytes:
-        """Return the next bytes of the socket, empty at its end."""
+        """Return the next bytes from the engine's socket, or no bytes if the engine has closed the socket."""
         try:
             return await self._reader.read(_READ_BYTES)
         except ConnectionError:
@@ -308,7 +312,7 @@ class EngineClient:
             self._watchdog = None
 
     async def _kill_when_hung(self, seconds: float, works: Callable[[], bool]) -> None:
-        """Kill the engine if it neither reports nor makes progress for `seconds` while `works` returns True."""
+        """Kill the engine if it sends no message and makes no progress for `seconds` although `works` returns True."""
         detector = HangDetector(_CHECKS + 1)  # the first check may come right after the work
         while self._child.alive and not self._closing:
             await self._child.wait(seconds / _CHECKS)
@@ -340,5 +344,5 @@ class EngineClient:
             stream.put(TokenOutput(id=number, finish="error", error=error, retry=True))
 
     async def _end(self, grace: float) -> None:
-        """Wait for the process to end, by force after `grace` seconds, and release its resources."""
+        """Wait `grace` seconds for the process to end, kill it if it still runs, and release its resources."""
         await self._child.end(grace)

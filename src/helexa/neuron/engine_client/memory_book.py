@@ -1,4 +1,4 @@
-"""Tracks the memory granted to engines, so that two models that load concurrently do not count on the same memory."""
+"""Tracks the memory granted to engines, so that two models that load concurrently do not get the same memory."""
 
 import logging
 from collections.abc import Callable
@@ -21,11 +21,11 @@ class _Holding:
     Attributes:
         device: the engine's device.
         promised: granted bytes.
-        start_time: start time of the process; distinguishes processes with the same id.
-        base: bytes that the process held when it requested memory.
-        allocated: bytes of GPU memory that the engine reported to hold.
-        settled: the engine holds all granted memory.
-        missing: granted bytes that the machine could not provide at the last reading.
+        start_time: start time of the engine process; distinguishes it from a later process with the same id.
+        base: bytes that the engine process held when it requested memory.
+        allocated: bytes of GPU memory that the engine holds by its own report.
+        settled: whether the engine counts as holding all granted memory.
+        missing: granted bytes that were not free when the server last read the machine's free memory.
     """
 
     device: str
@@ -38,12 +38,15 @@ class _Holding:
 
 
 class MemoryBook:
-    """Grants memory to engines. The grants of an engine end with its process.
+    """Grants memory to engines. The grant of an engine ends when its process ends.
 
-    A CPU engine allocates granted memory gradually, and the server reads the size of its process. The server cannot
-    read the GPU memory of a process, so a GPU engine reports its memory while it loads (see `record_allocated`). After
-    `settle`, the engine counts as holding its whole grant. Memory that its steps allocate beyond the grant comes out of
-    the reserve.
+    The free memory that a machine reports still includes granted memory that an engine has not allocated yet. The book
+    subtracts this memory before the next grant:
+
+    * CPU engine: allocates granted memory gradually. The server reads the size of the engine's process.
+    * GPU engine: reports its GPU memory while it loads (see `record_allocated`), because the server cannot read it.
+      After `settle`, a GPU engine counts as holding its whole grant. If its steps allocate more than the grant, the
+      reserve covers the difference.
 
     Args:
         reserve: bytes of free memory that are never granted.
@@ -64,9 +67,9 @@ class MemoryBook:
         self._holdings: dict[int, _Holding] = {}
 
     def grant(self, pid: int, request: MemoryRequest) -> MemoryGrant:
-        """Grant the engine `pid` memory for its request, and return the grant.
+        """Divide the free memory for the request of the engine process `pid`, and return the grant.
 
-        A new grant replaces an earlier grant to the engine.
+        The new grant replaces an earlier grant to the same engine.
 
         Raises:
             DoesNotFitError: the free memory is too small.
@@ -91,21 +94,22 @@ class MemoryBook:
         return granted
 
     def record_allocated(self, pid: int, allocated: int) -> None:
-        """Record that the engine holds `allocated` bytes of GPU memory."""
+        """Record that the engine process `pid` holds `allocated` bytes of GPU memory."""
         if (holding := self._holdings.get(pid)) is not None:
             holding.allocated = allocated
 
     def settle(self, pid: int) -> None:
-        """Record that the engine is ready. A GPU engine then counts as holding its whole grant."""
+        """Record that the engine process `pid` is ready. A GPU engine then counts as holding its whole grant."""
         holding = self._holdings.get(pid)
         if holding is not None and holding.device != "cpu":
             holding.settled = True
 
     def observe(self, free: int) -> None:
-        """Record the free memory of the host, in bytes.
+        """Record that the host has `free` bytes of free memory.
 
-        If the free memory is less than all outstanding grants of engines that use the host's memory, the shortage is
-        divided among these engines in proportion to their outstanding grants.
+        A grant is outstanding as far as the engine has not allocated it yet. If `free` is less than the outstanding
+        grants of all engines in host memory, each engine misses a part of the difference, in proportion to its
+        outstanding grant.
         """
         outstanding_by_pid = {
             pid: self._outstanding(pid, holding)
@@ -118,7 +122,7 @@ class MemoryBook:
             self._holdings[pid].missing = shortfall * outstanding // max(total, 1)
 
     def missing(self, pid: int) -> int:
-        """Return the bytes granted to an engine that the machine could not provide at the last reading."""
+        """Return how many granted bytes the engine process `pid` missed at the last call of `observe`."""
         holding = self._holdings.get(pid)
         return 0 if holding is None else holding.missing
 
@@ -129,14 +133,14 @@ class MemoryBook:
         return list(self._holdings.items())
 
     def _outstanding(self, pid: int, holding: _Holding) -> int:
-        """Return the granted bytes that the engine has not taken yet."""
+        """Return the granted bytes that the engine process `pid` has not allocated yet."""
         if holding.device != "cpu":
             return 0 if holding.settled else max(holding.promised - holding.allocated, 0)
         return max(holding.promised - max((self._private_bytes(pid) or 0) - holding.base, 0), 0)
 
 
 def _start_time_of(pid: int) -> float | None:
-    """Return the start time of a process from a clock that is never adjusted; None if there is no such process."""
+    """Return the start time of the process `pid`, or None if it does not exist. The clock is never adjusted."""
     try:
         return float(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

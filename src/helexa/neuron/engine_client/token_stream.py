@@ -1,4 +1,4 @@
-"""The outputs of one request, in the order in which the engine sends them."""
+"""A stream of one request's outputs, in the order in which the engine sends them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,24 +10,26 @@ from helexa.neuron.engine.ipc.messages import Embed, Generate, Logprob, TokenOut
 
 
 class Submits(Protocol):
-    """The interface of the engine client for streams."""
+    """The methods of `EngineClient` that a `TokenStream` calls."""
 
     async def submit(self, stream: "TokenStream", message: Generate | Embed) -> None:
-        """Send the stream's request."""
+        """Send `message`, the request of `stream`, to the engine."""
 
     def cancel(self, number: int) -> None:
-        """Drop a request if it has not ended."""
+        """Tell the engine to drop the request with id `number`, if it has not ended."""
 
 
 class TokenStream(AsyncIterator[TokenOutput]):
-    """The outputs of one request; the last output has `finish`.
+    """An asynchronous iterator over the outputs of one request; the last output has `finish` set.
 
-    Outputs that arrive between two reads are merged into one output, so a slow consumer needs memory for tokens only.
-    Canceling a wait loses no output, and the wait can be repeated. `aclose` before the end cancels the request.
+    Outputs that arrive between two reads are merged into one output, so for a slow consumer only tokens are stored. If
+    a read is canceled, no output is lost and the consumer can read again. `aclose` before the last output cancels the
+    request.
 
     Args:
-        gather: number of new tokens at which the consumer is woken, because a wake-up costs as much as many tokens. The
-            first token, an output with `started` and the end of the stream wake the consumer in any case.
+        gather: number of unread tokens at which the consumer is woken. A number above 1 saves wake-ups, which are
+            expensive compared with one token. The first token, an output with `started` and the end of the stream
+            always wake the consumer.
     """
 
     def __init__(self, client: Submits, message: Generate | Embed, gather: int = 1) -> None:
@@ -46,7 +48,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
 
     @property
     def unread(self) -> int:
-        """Number of tokens that arrived and have not been read."""
+        """Number of received tokens that the consumer has not read."""
         return len(self._tokens)
 
     async def __anext__(self) -> TokenOutput:
@@ -74,7 +76,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
         )
 
     def put(self, output: TokenOutput) -> None:
-        """Add the next output; does not wait."""
+        """Add the next output from the engine without waiting. The engine client calls this."""
         self._tokens += output.tokens
         self._logprobs += output.logprobs
         self._prompt_logprobs += output.prompt_logprobs
@@ -85,7 +87,7 @@ class TokenStream(AsyncIterator[TokenOutput]):
             self._news.set()
 
     async def aclose(self) -> None:
-        """End the stream, and cancel an unfinished request in the engine."""
+        """End the stream. If the request is unfinished, cancel it in the engine."""
         self._ended = True
         self._client.cancel(self._message.id)
         self._news.set()

@@ -1,4 +1,4 @@
-"""A warm standby engine process: started before the server knows which model to load."""
+"""Keeps a warm standby: an engine process that starts before the server knows which model to load."""
 
 from typing import Self
 
@@ -6,13 +6,13 @@ from helexa.neuron.engine_client.child import Child, Spawn
 
 
 class WarmStandby:
-    """Holds at most one warm standby process, from `begin` until `take` or `close`.
+    """Holds at most one warm standby engine process; `begin` starts it, `take` hands it out, `close` ends it.
 
-    A standby process has already done the part of its start that does not depend on the model. The context manager
-    calls `begin` on entry and `close` on exit.
+    A standby process has already done the part of its start that does not depend on the model. As a context manager,
+    this class calls `begin` on entry and `close` on exit.
 
     Args:
-        spawn: starts a process.
+        spawn: function that starts an engine process.
     """
 
     def __init__(self, spawn: Spawn = Child.spawn) -> None:
@@ -20,19 +20,19 @@ class WarmStandby:
         self._child: Child | None = None
 
     async def begin(self) -> None:
-        """Start a process, unless there is one."""
+        """Start a standby process, unless there is one already."""
         if self._child is None:
             self._child = await self._spawn()
 
     async def take(self) -> Child:
-        """Return the warm standby process if it is alive, else a new process."""
+        """Return the standby process if there is one and it is alive, else a new engine process."""
         child, self._child = self._child, None
         if child is not None and child.alive:
             return child
         return await self._spawn()
 
     async def close(self) -> None:
-        """End the process if it was not taken."""
+        """End the standby process, if there is one."""
         child, self._child = self._child, None
         if child is not None:
             await child.end(grace=0.0)

@@ -2,12 +2,12 @@
 
 
 class HangDetector:
-    """Counts consecutive checks at which a working engine has reported nothing new.
+    """Detects a hang: a number of consecutive checks at which an engine with work made no progress.
 
     Counting checks instead of seconds avoids a false alarm after the server process itself was suspended.
 
     Args:
-        patience: number of consecutive checks without news, while there is work, at which the engine counts as hung.
+        patience: number of consecutive checks without progress at which an engine with work counts as hung.
     """
 
     def __init__(self, patience: int) -> None:
@@ -16,10 +16,10 @@ class HangDetector:
         self._silent_checks = 0
 
     def check(self, news: int, working: bool) -> bool:
-        """Check the engine; return whether it hangs.
+        """Record the result of one check; return whether the engine hangs.
 
         Args:
-            news: a count that grows with each report or progress of the engine.
+            news: a counter that grows with each report and each progress of the engine.
             working: whether the engine has work.
         """
         self._silent_checks = self._silent_checks + 1 if working and news == self._last_count else 0

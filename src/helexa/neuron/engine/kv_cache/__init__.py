@@ -1,1 +1,1 @@
-"""The KV cache's bookkeeping: allocation and prefix reuse of KV pages and state slots."""
+"""The bookkeeping of the KV cache: allocates KV pages and state slots, and reuses them for common prefixes."""

@@ -1,12 +1,12 @@
-"""The page pool: which KV pages are free, held or shared. The runner owns the tensors."""
+"""The page pool: records which KV pages are free, held or shared. The runner owns the tensors with their contents."""
 
 
 class PagePool:
-    """A fixed number of KV pages of equal size, which sequences take, share and give back.
+    """Allocates a fixed number of KV pages of equal size, which sequences take, share and give back.
 
-    A page can be registered under a hash of its contents (see `page_hash`). A registered page without a holder keeps
-    its contents and can be shared again. When no empty page is left, `take` evicts the least recently used of these
-    pages.
+    A page can be registered under a hash of its contents (see `page_hash`). After its last holder has given it back, a
+    registered page keeps its contents and can be shared again. When no empty page is left, `take` evicts the least
+    recently used registered page without a holder.
 
     Args:
         total: number of pages.
@@ -24,17 +24,17 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Number of pages without a holder, which `take` can hand out."""
+        """Number of pages without a holder, registered or empty. `take` can hand out all of them."""
         return len(self._empty) + len(self._cached)
 
     def pages_for(self, positions: int) -> int:
-        """Return the number of pages that hold `positions` positions."""
+        """Return how many pages are needed for `positions` positions."""
         return -(-positions // self.page_size)
 
     def take(self, count: int) -> list[int]:
-        """Hand out `count` pages in ascending order. Their contents are lost.
+        """Allocate `count` pages and return their numbers in ascending order. Earlier contents of the pages are lost.
 
-        The caller must check `free` first.
+        The caller must check first that `free` is at least `count`.
         """
         assert count <= self.free, f"{count} pages requested, {self.free} free"
         pages = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
@@ -43,10 +43,10 @@ class PagePool:
         return sorted(pages)
 
     def give_back(self, pages: list[int]) -> None:
-        """Release one hold on each of a sequence's pages, the last page first.
+        """Release one sequence's hold on each of its pages, the last page first.
 
-        The order has two effects. The end of a sequence is evicted before its beginning, which more sequences share.
-        The next sequence gets empty pages in ascending order.
+        This order has two effects. The end of a sequence is evicted before its beginning, which other sequences are
+        more likely to share. The next sequence gets empty pages in ascending order.
         """
         for page in reversed(pages):
             self._holders[page] -= 1
@@ -59,20 +59,20 @@ class PagePool:
                 self._empty.append(page)
 
     def register(self, page: int, page_hash: bytes) -> None:
-        """Register `page` under the hash of its contents, unless another page has this hash already."""
+        """Register `page` under the hash of its contents, unless another page is registered under this hash."""
         if page_hash not in self._pages:
             self._pages[page_hash] = page
             self._hashes[page] = page_hash
 
     def forget(self, pages: list[int]) -> None:
-        """Unregister pages that are still held, so that `match` no longer finds them."""
+        """Unregister pages, which must still have a holder, so that `match` no longer finds them."""
         for page in pages:
             page_hash = self._hashes.pop(page, None)
             if page_hash is not None:
                 del self._pages[page_hash]
 
     def match(self, chain: list[bytes]) -> list[int]:
-        """Return the pages that are registered under the leading hashes of `chain`, up to the first unknown hash."""
+        """Return the pages registered under the hashes of `chain`, in order, up to the first hash without a page."""
         pages: list[int] = []
         for page_hash in chain:
             page = self._pages.get(page_hash)
@@ -82,11 +82,11 @@ class PagePool:
         return pages
 
     def count_held(self, pages: list[int]) -> int:
-        """Return how many of `pages` have a holder; sharing these does not reduce `free`."""
+        """Return how many of `pages` have a holder. To share a page that has a holder does not reduce `free`."""
         return sum(self._holders[page] > 0 for page in pages)
 
     def share(self, pages: list[int]) -> None:
-        """Add one hold to each of the registered `pages`, with or without other holders."""
+        """Add one holder to each of `pages`, which must be registered and may have other holders."""
         for page in pages:
             self._cached.pop(page, None)
             self._holders[page] += 1

@@ -1,19 +1,19 @@
-"""The state pool: slots for the state of recurrent layers, and the snapshots in them. The runner owns the tensors.
+"""The state pool: allocates slots for the state of recurrent layers. The runner owns the tensors with the states.
 
-A snapshot is a copy of a sequence's state at the end of a full page. Its key is the hash of this page (see
-`page_hash`), which covers every token that the state depends on. A prompt with the same beginning continues from the
-snapshot.
+A slot holds the current state of a running sequence, or a snapshot. A snapshot is a copy of a sequence's state at the
+end of a full KV page. Its key is the hash of this page (see `page_hash`), which covers every token that the state
+depends on. A later prompt with the same beginning continues from the snapshot.
 """
 
 from collections import OrderedDict
 
 
 class StatePool:
-    """State slots by number: first the slots of running sequences, then the slots of snapshots.
+    """Allocates state slots, which are numbered: first the slots of running sequences, then the slots of snapshots.
 
     Args:
-        live: number of sequences that can run at a time.
-        snapshots: number of snapshot slots; the least recently used snapshot is replaced first.
+        live: maximum number of running sequences.
+        snapshots: number of snapshot slots. If all are used, a new snapshot replaces the least recently used one.
     """
 
     def __init__(self, live: int, snapshots: int) -> None:
@@ -27,7 +27,7 @@ class StatePool:
         return len(self._snapshots)
 
     def take(self) -> int:
-        """Return a slot for a sequence. There is a slot for each sequence that can run."""
+        """Allocate a slot for a sequence that starts to run. There are as many slots as sequences can run at a time."""
         return self._live.pop()
 
     def give_back(self, slot: int) -> None:
@@ -36,13 +36,13 @@ class StatePool:
         self._live.append(slot)
 
     def longest(self, hashes: list[bytes]) -> tuple[int, int | None]:
-        """Find the longest prefix of pages that ends at a snapshot.
+        """Find the last of a prompt's leading pages that has a snapshot at its end.
 
         Args:
-            hashes: hashes of a prompt's leading pages.
+            hashes: hashes of the prompt's leading pages.
 
         Returns:
-            The number of pages in the prefix and the slot of the snapshot; (0, None) without a snapshot.
+            The number of pages up to the snapshot and the slot of the snapshot; (0, None) if no page has a snapshot.
         """
         for count in range(len(hashes), 0, -1):
             slot = self._snapshots.get(hashes[count - 1])
@@ -52,26 +52,26 @@ class StatePool:
         return 0, None
 
     def holds(self, page_hash: bytes) -> bool:
-        """Return whether there is a snapshot at the end of the page with this hash."""
+        """Return whether the pool has a snapshot for the page with this hash."""
         return page_hash in self._snapshots
 
     def reserve(self) -> int | None:
-        """Return a slot for a snapshot that the next step takes, or None if the pool has no snapshot slots.
+        """Reserve a slot for a snapshot that the next step saves; return None if the pool has no snapshot slots.
 
-        Without an empty slot, the least recently used snapshot is dropped.
+        If no slot is empty, the least recently used snapshot is dropped.
         """
         if self._empty:
             return self._empty.pop()
         return self._snapshots.popitem(last=False)[1] if self._snapshots else None
 
     def unreserve(self, slot: int) -> None:
-        """Release a reserved slot whose step was not computed."""
+        """Release a reserved snapshot slot, because the step that was to save the snapshot was not computed."""
         self._empty.append(slot)
 
     def register(self, slot: int, page_hash: bytes) -> None:
-        """Record that a reserved slot holds the snapshot for `page_hash`.
+        """Record that the reserved `slot` now holds the snapshot for the page with the hash `page_hash`.
 
-        If a snapshot with this hash exists already, it stays and the new slot is released.
+        If the pool has another snapshot for this hash already, `slot` is released instead.
         """
         if page_hash in self._snapshots:
             self._empty.append(slot)
@@ -80,7 +80,7 @@ class StatePool:
             self._snapshots[page_hash] = slot
 
     def forget(self, page_hash: bytes) -> None:
-        """Drop the snapshot with this hash, if there is one."""
+        """Drop the snapshot for the page with this hash, if there is one."""
         slot = self._snapshots.pop(page_hash, None)
         if slot is not None:
             self._empty.append(slot)

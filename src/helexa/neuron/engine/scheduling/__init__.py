@@ -1,1 +1,1 @@
-"""Plans what each step computes, and applies the results of steps to sequences."""
+"""Plans what each engine step computes, and applies the results of the step to the sequences."""

@@ -15,12 +15,12 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Committer:
-    """Advances the sequences of finished steps, and ends complete and failed sequences.
+    """Advances the sequences of each finished step, and ends sequences that are complete or have failed.
 
     Args:
-        most_tokens: upper bound on the tokens of a sequence, from the context length and the size of the cache.
-        recurrent: whether the model has recurrent layers. Their state cannot be rolled back, so accepted draft tokens
-            are computed again in the next step.
+        most_tokens: maximum number of tokens of a sequence, limited by the context length and the KV cache size.
+        recurrent: whether the model has recurrent layers. Recurrent state cannot be rolled back, so draft tokens do not
+            change it, and accepted draft tokens are computed again in the next step.
     """
 
     def __init__(self, queues: Queues, most_tokens: int, recurrent: bool) -> None:
@@ -38,7 +38,7 @@ class Committer:
         hidden: Mapping[int, Float32],
         scores: Mapping[int, list[Logprob]],
     ) -> list[TokenOutput]:
-        """Apply the results of a finished step, and return the new outputs; see `Scheduler.commit` for arguments."""
+        """Apply the results of a finished step, and return the new outputs (arguments: see `Scheduler.commit`)."""
         row = 0
         outputs: list[TokenOutput] = []
         for entry in plan:
@@ -68,12 +68,12 @@ class Committer:
         return outputs
 
     def take_pages_to_clear(self) -> list[int]:
-        """Return free pages with possibly non-finite values; the caller clears them before the next step."""
+        """Return and forget the free KV pages that may contain NaN or inf. The caller must clear them before a step."""
         pages, self._to_clear = self._to_clear, []
         return pages
 
     def _advance_prompt(self, entry: PlanEntry, scored: list[Logprob]) -> TokenOutput | None:
-        """Advance a sequence by a chunk of its prompt, and end the sequence if it requests no output."""
+        """Advance a sequence by a chunk of its prompt. If the prompt is complete and no output is requested, end it."""
         sequence = entry.sequence
         self._memory.advance(sequence, entry.count)
         if entry.completes:
@@ -93,11 +93,11 @@ class Committer:
     def _append(
         self, entry: PlanEntry, sampled: list[int], logprobs: Mapping[int, Logprob], first: int, scored: list[Logprob]
     ) -> TokenOutput:
-        """Append an entry's accepted tokens, and end the sequence if one of these tokens ends it.
+        """Append the accepted tokens of a plan entry to its sequence, and end the sequence if a token ends it.
 
         Args:
-            sampled: the entry's sampled tokens, one more than it has drafts.
-            first: index of the entry's first token in the step's tokens.
+            sampled: the tokens sampled for the entry: one after its known tokens, and one after each draft.
+            first: index of the entry's first sampled token among all sampled tokens of the step.
         """
         sequence = entry.sequence
         ahead = len(entry.drafts) if sequence.guide is None else sequence.guide.ahead
@@ -135,19 +135,19 @@ class Committer:
         )
 
     def _end_non_finite(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence with non-finite logits and unregister its pages and snapshots."""
+        """End a sequence whose results are NaN or infinite with an error, and unregister its pages and snapshots."""
         self._to_clear += self._queues.discard(sequence)
         return sequence.failure("the model computed no numbers for this request")
 
     def _end_pooled(self, sequence: Sequence, vector: list[float]) -> TokenOutput:
-        """End a sequence whose vector is complete. An empty vector means non-finite hidden states."""
+        """End a sequence whose embedding `vector` is complete. If the vector is empty, it was not finite: an error."""
         if not vector:
             return self._end_non_finite(sequence)
         self._queues.end(sequence)
         return TokenOutput(id=sequence.id, vector=vector, finish="stop", timing=sequence.timing())
 
     def _end_guide_error(self, sequence: Sequence) -> TokenOutput:
-        """End a sequence whose grammar matcher reports an error."""
+        """End a sequence with an error that its grammar matcher has reported."""
         guide = sequence.guide
         assert guide is not None
         self._queues.end(sequence)
@@ -157,7 +157,10 @@ class Committer:
 
 
 def _accepted(drafts: tuple[int, ...], sampled: list[int]) -> list[int]:
-    """Return the sampled tokens up to and including the first one after the accepted drafts; at least one token."""
+    """Return the tokens to append: the accepted drafts, then the token sampled after them.
+
+    The leading drafts that equal the sampled tokens are accepted.
+    """
     matched = 0
     while matched < len(drafts) and sampled[matched] == drafts[matched]:
         matched += 1

@@ -1,4 +1,4 @@
-"""The distinct tokens of a growing token list, as an array."""
+"""Maintains the distinct tokens of a growing token list as an array, for repetition penalties."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,11 +7,11 @@ _FIRST_ROOM = 256
 
 
 class DistinctTokens:
-    """Reads each token of a sequence once, so that a penalty on all tokens needs little Python time per step.
+    """The distinct tokens of one sequence. Each token is read only once, so a step needs little Python time.
 
     Args:
-        tokens: token ids; the list only grows. A negative number is a placeholder for a token that is not known yet;
-            the owner of the list replaces it later.
+        tokens: token ids of the sequence; the list only grows. A negative number is a placeholder for a token that is
+            not known yet. The owner of the list replaces the placeholder later.
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -21,7 +21,10 @@ class DistinctTokens:
         self._array = np.empty(_FIRST_ROOM, np.int64)
 
     def array(self) -> NDArray[np.int64]:
-        """Return the known tokens without duplicates, in order of first occurrence; valid until the next call."""
+        """Return the known tokens without duplicates, in order of first occurrence.
+
+        The array is valid until the next call.
+        """
         new = self._tokens[self._read :]
         while new and new[-1] < 0:
             new.pop()

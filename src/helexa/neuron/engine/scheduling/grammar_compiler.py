@@ -24,10 +24,10 @@ _MAX_CACHED = 8  # compiled grammars in the cache; some take tens of megabytes
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why a sequence gets no grammar matcher.
+    """The reason why no grammar matcher was made for a sequence.
 
     Attributes:
-        bad_grammar: whether the grammar itself causes the failure.
+        bad_grammar: whether the request's grammar caused the failure.
     """
 
     error: str
@@ -38,8 +38,8 @@ class Grammars:
     """Compiles grammars in a thread. The engine loop adds sequences and fetches them when their matchers are ready.
 
     Args:
-        model: the model's file or folder. Its vocabulary is read when the first grammar arrives, because reading takes
-            seconds and as much memory as the weights of a small model.
+        model: the model's file or folder. The vocabulary is read only when the first grammar arrives, because it takes
+            seconds to read and as much memory as the weights of a small model.
         width: logits per row.
     """
 
@@ -61,24 +61,27 @@ class Grammars:
         return len(self._open)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `fetch` has results."""
+        """Return a file descriptor for `select`, which is readable when `fetch` has results."""
         return self._ours.fileno()
 
     def begin(self, sequence: Sequence) -> None:
-        """Queue a sequence whose grammar is to be compiled."""
+        """Queue a sequence for the compilation of its grammar."""
         self._open.add(sequence.id)
         with self._changed:
             self._new[sequence.id] = sequence
             self._changed.notify()
 
     def cancel(self, sequence_id: int) -> None:
-        """Drop a sequence whose grammar is queued or being compiled, if there is one."""
+        """Drop the sequence `sequence_id`, if its grammar is queued or being compiled."""
         self._open.discard(sequence_id)
         with self._changed:
             self._new.pop(sequence_id, None)
 
     def fetch(self) -> list[tuple[Sequence, Failure | None]]:
-        """Return the sequences that are ready, each with the failure or None; does not wait."""
+        """Return the sequences whose compilation has ended since the last call, without waiting.
+
+        Each sequence comes with None if it has its matcher now, or with the reason of the failure.
+        """
         with suppress(BlockingIOError):
             self._ours.recv(4096)
         ready: list[tuple[Sequence, Failure | None]] = []
@@ -95,7 +98,7 @@ class Grammars:
         return ready
 
     def close(self) -> None:
-        """Close the sockets. The thread ends after the current grammar."""
+        """Stop: the thread ends after the grammar that it compiles now."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -128,9 +131,10 @@ class Grammars:
                 self._theirs.send(b"\0")
 
     def _compiler(self) -> "Callable[[str], LLMatcher]":
-        """Return a function that makes a matcher from a grammar.
+        """Return a function that compiles a grammar and returns its matcher.
 
-        The imports are slow and most engines never need them, so they are made here.
+        llguidance is imported here and not at the top of the module, because the import is slow and most engines never
+        get a grammar.
         """
         from llguidance import LLMatcher, LLParserLimits
 
@@ -141,12 +145,15 @@ class Grammars:
         return partial(LLMatcher, tokenizer, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
 
     def _discard(self, grammar: str) -> None:
-        """Drop a grammar from the cache, so that it is compiled again for later sequences."""
+        """Drop the compiled `grammar` from the cache, so that it is compiled again for later sequences."""
         with self._changed:
             self._exhausted.add(grammar)
 
     def _next(self, cache: MutableMapping[str, "LLMatcher"]) -> Sequence | None:
-        """Wait for a sequence and return it, or None after `close`. Sequences with cached grammars come first."""
+        """Wait for a queued sequence and return it; return None after `close`.
+
+        Sequences whose grammar is in `cache` come first.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._new or self._closed)
             if self._closed:

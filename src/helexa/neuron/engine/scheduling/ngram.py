@@ -1,5 +1,6 @@
-"""Draft tokens by n-gram lookup: the tokens that followed the latest n-gram earlier in the prompt or output.
+"""Speculative decoding by n-gram lookup: drafts tokens without a draft model.
 
+If the last n tokens occurred before in the prompt or output, the tokens that followed them there become the draft.
 Repetitive text yields long drafts, for example a file that is returned with edits. The required match length and the
 number of draft tokens adapt to the acceptance of earlier drafts.
 """
@@ -10,10 +11,10 @@ _LEAST_DEPTH, _FIRST_DEPTH, _MOST_DEPTH = 2, 4, 10
 
 
 class Drafter:
-    """Drafts tokens for one sequence.
+    """Drafts tokens for one sequence by n-gram lookup.
 
     Args:
-        tokens: the sequence's tokens; the list only grows.
+        tokens: the sequence's tokens. The drafter reads the list again at each call; it must only grow.
     """
 
     def __init__(self, tokens: list[int]) -> None:
@@ -29,13 +30,13 @@ class Drafter:
 
     @property
     def may_draft(self) -> bool:
-        """Whether `draft` may return tokens after one more token; if False, no next token yields a draft."""
+        """Whether `draft` may return tokens after the sequence has got its next token. False excludes this."""
         self._read()
         gram_length = _LONG if self._match > _LONG else _SHORT  # known tokens at the end that a match contains
         return self._match <= _SHORT or tuple(self._tokens[-gram_length:]) in self._index
 
     def draft(self, limit: int) -> tuple[int, ...]:
-        """Return at most `limit` draft tokens, or none without a long enough match."""
+        """Return at most `limit` draft tokens; no token if the end of the sequence has no long enough earlier match."""
         self._read()
         tokens = self._tokens
         previous_end = self._index.get(tuple(tokens[-_LONG:])) or self._index.get(tuple(tokens[-_SHORT:]))
@@ -45,7 +46,7 @@ class Drafter:
         return tuple(tokens[previous_end + i % period] for i in range(min(self._depth, limit)))
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """Adapt the draft length and the match length to the number of accepted draft tokens."""
+        """Adapt the draft length and the required match length to a draft of which `accepted` tokens were accepted."""
         if accepted == drafted:
             self._depth = min(2 * self._depth, _MOST_DEPTH)
             self._match = _LEAST_MATCH
@@ -57,7 +58,7 @@ class Drafter:
             self._match = min(self._match * 2, _MOST_MATCH)
 
     def _read(self) -> None:
-        """Index the n-grams that have a following token since the last call."""
+        """Add the n-grams of new tokens to the index. An n-gram is added when the token after it is known."""
         tokens = self._tokens
         for end in range(self._indexed, len(tokens)):
             for n in (_SHORT, _LONG):

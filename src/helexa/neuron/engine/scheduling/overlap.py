@@ -1,7 +1,7 @@
-"""Overlap: plans a step while the device still computes the previous step.
+"""Overlap: the next step is planned and launched while the device still computes the previous step.
 
-The results that are missing at that time are the sampled tokens. If only the device needs these tokens, the next step
-is planned with placeholders and launched. The device then replaces the placeholders by the sampled tokens.
+At this time, the tokens that the previous step samples are not known. If only the device needs these tokens, the next
+step is planned with placeholders. The device then replaces the placeholders by the sampled tokens.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,10 @@ def foreseeable(plan: Plan) -> bool:
 
 @contextmanager
 def as_after(plan: Plan) -> Iterator[None]:
-    """Set the sequences of a foreseeable plan to the state after its commit, within the context.
+    """Within the context, set the sequences of `plan` to the state that they will have after its commit.
 
-    The placeholder of a token is its index among the step's tokens, counted from their end: -1 is the last token.
+    `plan` must be foreseeable. Unknown sampled tokens are replaced by placeholders: the index of the token among the
+    tokens that the step samples, counted from their end, so -1 is the last token.
     """
     advanced = [entry for entry in plan if entry.sequence.pages]  # without canceled sequences
     placeholder = -sum(entry.samples for entry in plan)

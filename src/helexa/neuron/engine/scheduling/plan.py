@@ -12,16 +12,16 @@ class PlanEntry:
 
     Attributes:
         sequence: the sequence that advances.
-        count: number of the sequence's known tokens that the step computes.
-        drafts: draft tokens after the known tokens. The step computes them too; leading drafts that equal the sampled
+        count: number of tokens of the sequence that the step computes, without drafts.
+        drafts: draft tokens that the step computes after the `count` tokens. Leading drafts that equal the sampled
             tokens are accepted.
-        restore: slot of the snapshot from which the sequence's recurrent state is copied before the step (see
-            `state_pool`).
-        save: slot to which the sequence's recurrent state is copied after the step.
-        drafter: source of the drafts; None if the grammar forces them.
-        completes: all known tokens of the sequence are computed after the step.
-        samples: the step yields a new token for the sequence.
-        decoding: the step computes only tokens that the last step yielded.
+        restore: slot of the snapshot from which the sequence's recurrent state is copied before the step; None for no
+            copy (see `state_pool`).
+        save: slot to which the sequence's recurrent state is copied after the step; None for no copy.
+        drafter: source of the drafts; None if the grammar forces the drafts.
+        completes: whether all tokens of the sequence except the drafts are computed after the step.
+        samples: whether the step yields a new token for the sequence.
+        decoding: whether the step computes only tokens that the sequence's last step yielded, or a single token.
     """
 
     sequence: Sequence

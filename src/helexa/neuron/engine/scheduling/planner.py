@@ -1,11 +1,12 @@
 """The planner: chooses the tokens that the next step computes.
 
-Prompts are prefilled in the order of arrival. A prompt that does not fit into a step is cut, and leaves half of the
-step's prompt tokens to the other prompts, the shortest first. So a short prompt does not wait for the end of a long
-prompt. The oldest prompt gets at least half of every step.
+Prompts are prefilled in the order of arrival. If a prompt does not fit into a step, a chunk of the prompt is computed.
+Half of the step's prompt tokens then go to other prompts, the shortest first, so a short prompt does not wait for the
+end of a long prompt. The oldest prompt gets at least half of the prompt tokens of every step.
 
-With several principals, the first sequence of each principal comes first, then the second sequence of each principal. A
-step may omit some of the decoding sequences (see `step_controller`).
+If several principals (API key owners) have sequences, the first sequence of each principal comes first, then the
+second sequence of each principal, and so on. A step may then omit some of the decoding sequences (see
+`step_controller`).
 """
 
 from collections import Counter, deque
@@ -22,10 +23,10 @@ from helexa.neuron.ops.constants import MAX_DRAFTS
 
 
 class Planner:
-    """Plans steps within the limits of a step controller, and reports step times to the controller.
+    """Plans steps within the limits of a step controller, and reports the durations of steps to the controller.
 
     Args:
-        most_tokens: upper bound on the tokens of a sequence, from the context length and the size of the cache.
+        most_tokens: maximum number of tokens of a sequence, limited by the context length and the KV cache size.
     """
 
     def __init__(self, options: EngineOptions, queues: Queues, most_tokens: int, controller: StepController) -> None:
@@ -42,8 +43,9 @@ class Planner:
     def plan(self) -> Plan:
         """Return the next step: one token of every decoding sequence, then prompt tokens up to the token budget.
 
-        Every decoding sequence advances in every step, except when principals take turns. Prompts share the rest of the
-        budget, which is at least one token.
+        Prompts share the tokens that the decoding sequences leave in the budget, at least one token. A step omits some
+        decoding sequences if fair share among principals requires this, and after a failed step (see
+        `Scheduler.isolate`).
         """
         self._left_out = False
         if self._queues.suspects:
@@ -56,10 +58,10 @@ class Planner:
         return self._plan_together()
 
     def plan_after(self) -> Plan:
-        """Return the step after the uncommitted step that is in flight; the plan may be empty. Call within `as_after`.
+        """Return the plan of the step after the step in flight, whose results are unknown. The plan may be empty.
 
-        The planner preempts no sequence for this step. It omits a sequence for which no page is free; then no further
-        step is planned ahead until the next `plan`.
+        Call this within `overlap.as_after`. The planner preempts no sequence for this step, and omits sequences for
+        which no page is free. After an omission, `foresees` returns False until the next call of `plan`.
         """
         self._ahead = True
         try:
@@ -68,7 +70,10 @@ class Planner:
             self._ahead = False
 
     def foresees(self, plan: Plan) -> bool:
-        """Return whether `plan_after` may be called: the next plan does not depend on the tokens that `plan` yields."""
+        """Return whether `plan_after` may be called while `plan` is in flight.
+
+        This is the case if the next plan does not depend on the tokens that `plan` samples.
+        """
         if self._queues.suspects or self._left_out or not foreseeable(plan):
             return False
         decoding = [entry.sequence for entry in plan if entry.samples]
@@ -77,7 +82,7 @@ class Planner:
         )
 
     def learn(self, plan: Plan, seconds: float) -> None:
-        """Record the duration of a finished step."""
+        """Record that the step of `plan` took `seconds`."""
         by_principal: Counter[str] = Counter()
         for entry in plan:
             if not entry.decoding:
@@ -91,7 +96,10 @@ class Planner:
                 entry.sequence.read_seconds += seconds * entry.count / prompts
 
     def _plan_together(self) -> Plan:
-        """Return a step for all sequences. With suspects, only the other decoding sequences take part."""
+        """Return a step for all sequences. If there are suspects, the step has only decoding sequences without them.
+
+        Suspects are the sequences of a failed step (see `Scheduler.isolate`).
+        """
         plan: dict[Sequence, int] = {}
         limits = self._controller.limits(self._queues.running, self._queues.waiting)
         decoding = [
@@ -115,7 +123,10 @@ class Planner:
         return [self._entry(sequence, count, *drafts.get(sequence, ((), None))) for sequence, count in plan.items()]
 
     def _plan_suspect(self) -> Plan:
-        """Return a step for the next suspect alone; suspects take turns. The plan is empty if no suspect gets pages."""
+        """Return a step with one suspect only, the next in rotation. The plan is empty if no suspect gets pages.
+
+        Suspects are the sequences of a failed step (see `Scheduler.isolate`).
+        """
         plan: dict[Sequence, int] = {}
         for _ in range(len(self._queues.suspects)):
             sequence = self._queues.suspects[0]
@@ -130,7 +141,7 @@ class Planner:
         return [self._entry(sequence, count, (), None) for sequence, count in plan.items()]
 
     def _add_prompts(self, plan: dict[Sequence, int], limits: StepLimits) -> None:
-        """Add chunks of prompts to the plan."""
+        """Add prompts and chunks of prompts to the plan, within the limits."""
         width = min(len(self._queues.running) + len(self._queues.waiting), self._options.max_sequences)
         remaining = self._controller.prompt_tokens(sum(plan.values()), len(plan), width, limits)
         prompts = self._prompts(limits)
@@ -146,8 +157,8 @@ class Planner:
     def _prompts(self, limits: StepLimits) -> Iterator[Sequence]:
         """Yield sequences to prefill, oldest first: running sequences, then waiting sequences.
 
-        A waiting sequence starts when it is yielded. With several principals, the first sequence of each principal
-        comes first, running or waiting.
+        A waiting sequence is moved to the running sequences when it is yielded. With several principals, the first
+        sequence of each principal comes first, running or waiting.
         """
         sequence_counts: Counter[str] = Counter()
         prefilling: deque[tuple[int, Sequence]] = deque()
@@ -176,15 +187,19 @@ class Planner:
                 return
 
     def _newcomer(self, places: Counter[str], limits: StepLimits) -> Sequence | None:
-        """Return the waiting sequence to start next, or None.
+        """Return the waiting sequence to start next, or None if no waiting sequence may start.
 
-        The principal with the fewest running sequences comes first, then the order of arrival decides.
+        A sequence of the principal with the fewest sequences in `places` comes first. Among such sequences, the order
+        of arrival decides.
+
+        Args:
+            places: number of running sequences by principal.
         """
         candidates = (sequence for sequence in self._queues.waiting if limits.tokens_for(sequence))
         return min(candidates, key=lambda sequence: places[sequence.principal], default=None)
 
     def _add_shortest(self, budget: int, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Give `budget` tokens to prompts other than `cut`, the shortest first; return the number of tokens planned."""
+        """Plan up to `budget` tokens of prompts other than `cut`, the shortest first; return the number planned."""
         remaining = budget
         shortest = self._shortest(cut, plan, limits)
         while remaining and (sequence := next(shortest, None)):
@@ -196,8 +211,8 @@ class Planner:
     def _shortest(self, cut: Sequence, plan: dict[Sequence, int], limits: StepLimits) -> Iterator[Sequence]:
         """Yield prompts other than `cut` that are not in `plan`; prompts with the fewest tokens to compute come first.
 
-        Waiting prompts start when they are yielded. No waiting prompt starts if the first one in the queue lacks pages:
-        others would take the pages that it needs.
+        A waiting prompt is moved to the running sequences when it is yielded. If too few pages are free for the first
+        prompt in the queue, no waiting prompt starts, because other prompts would take the pages that the first needs.
         """
         prefilling = [
             other for other in self._queues.running if not other.decoding and other is not cut and other not in plan
@@ -216,9 +231,9 @@ class Planner:
             yield sequence
 
     def _prefix_to_start(self, sequence: Sequence) -> list[int] | None:
-        """Return the cached pages that a waiting sequence starts with, or None if it cannot start yet.
+        """Return the cached pages with which a waiting sequence can start, or None if it cannot start now.
 
-        A sequence cannot start if `max_sequences` are running or too few pages are free.
+        A sequence cannot start if `max_sequences` sequences are running or too few pages are free.
         """
         if len(self._queues.running) >= self._options.max_sequences:
             return None
@@ -226,15 +241,16 @@ class Planner:
         return prefix if self._memory.has_room(sequence, prefix, self._queues.running) else None
 
     def _take(self, sequence: Sequence, count: int, plan: dict[Sequence, int], limits: StepLimits) -> int:
-        """Plan `count` tokens of a prompt and subtract them from the limits; return the number of tokens planned."""
+        """Plan up to `count` tokens of a prompt, and subtract the planned tokens from `limits`; return their number."""
         planned = self._place(sequence, count, plan)
         limits.take(sequence, planned)
         return planned
 
     def _place(self, sequence: Sequence, count: int, plan: dict[Sequence, int]) -> int:
-        """Plan up to `count` tokens of a sequence, preempting newer sequences for pages; return the number of tokens.
+        """Plan up to `count` tokens of a sequence, and return the number of planned tokens.
 
-        The result is 0 if the sequence itself was preempted or, in `plan_after`, gets no page.
+        If too few pages are free, newer sequences are preempted. The result is 0 if the sequence itself was preempted.
+        Within `plan_after` nothing is preempted, and the result is 0 if too few pages are free.
         """
         if sequence not in self._queues.running:
             return 0  # preempted in this plan for an older sequence
@@ -257,9 +273,10 @@ class Planner:
         return PlanEntry(sequence, count, drafts, restore, save, drafter)
 
     def _draft(self, sequence: Sequence, budget: int) -> tuple[tuple[int, ...], Drafter | None]:
-        """Return drafts for a planned sequence and their drafter, within `budget` tokens and the free pages.
+        """Return draft tokens for a planned sequence and the drafter that made them; take pages for the drafts.
 
-        The drafter is None for tokens that a grammar forces.
+        There are at most `budget` drafts, and none if too few pages are free. The drafter is None if the grammar forces
+        the drafts.
         """
         tokens_left = min(self._tokens_left(sequence), sequence.request.max_tokens - sequence.generated)
         limit = min(budget, tokens_left - 1, MAX_DRAFTS)  # the last token is sampled, so it needs no draft
@@ -281,7 +298,7 @@ class Planner:
         return sequence.drafter
 
     def _ends(self, sequence: Sequence) -> bool:
-        """Return whether the sequence ends with the token in flight, independent of the token."""
+        """Return whether the sequence reaches a length limit with the token in flight, whatever the token is."""
         return self._ahead and (sequence.generated >= sequence.request.max_tokens or self._tokens_left(sequence) <= 0)
 
     def _tokens_left(self, sequence: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""Queues: the running and the waiting sequences, and the memory that they hold."""
+"""Holds the running and the waiting sequences, and moves sequences between the two states."""
 
 import time
 from bisect import insort
@@ -9,13 +9,14 @@ from helexa.neuron.engine.scheduling.sequence_memory import Memory
 
 
 class Queues:
-    """The sequences of a scheduler.
+    """All sequences of a scheduler, running or waiting; moves them and frees their pages.
 
     Attributes:
         running, waiting: sequences sorted by arrival.
-        suspects: sequences of a failed step; each gets separate steps until it samples a token.
+        suspects: sequences that may have caused a step to fail. Each suspect is computed in steps without other
+            sequences until it samples a token (see `Scheduler.isolate`).
         prompt_tokens: number of prompt tokens of all sequences that were started.
-        cached_tokens: number of these tokens that were found in the KV cache.
+        cached_tokens: number of these prompt tokens that were found in the KV cache.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -27,7 +28,7 @@ class Queues:
         self.cached_tokens = 0
 
     def cancel(self, sequence_id: int) -> bool:
-        """Remove a sequence and free its pages; return False if it is not queued."""
+        """Remove a running or waiting sequence and free its pages; return False if there is no such sequence."""
         for queue in (self.running, self.waiting):
             for sequence in queue:
                 if sequence.id == sequence_id:
@@ -38,7 +39,11 @@ class Queues:
         return False
 
     def start(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Move a sequence that left `waiting` to `running`; `prefix` lists the cached pages that hold its beginning."""
+        """Add a sequence to `running`; the caller has removed it from `waiting`.
+
+        Args:
+            prefix: the cached pages that hold the sequence's beginning.
+        """
         insort(self.running, sequence, key=lambda one: one.arrival)
         self.memory.begin(sequence, prefix)
         if sequence.started is None:
@@ -54,22 +59,22 @@ class Queues:
         self.waiting.appendleft(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Remove a running sequence and free its pages; later prompts can reuse registered pages."""
+        """Remove a running sequence and free its pages. Later prompts can reuse pages that are registered."""
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         self.memory.release(sequence)
 
     def discard(self, sequence: Sequence) -> list[int]:
-        """Remove a running sequence and unregister its pages.
+        """Remove a running sequence, and free and unregister its pages, because they may contain NaN or inf.
 
         Returns:
-            The pages that no other sequence holds; the caller must clear them.
+            The freed pages that no other sequence holds; the caller must clear them.
         """
         self.running.remove(sequence)
         self.clear_suspicion(sequence)
         return self.memory.discard(sequence)
 
     def clear_suspicion(self, sequence: Sequence) -> None:
-        """Return a sequence from `suspects` to steps with other sequences."""
+        """Remove a sequence from `suspects`, so that it is computed together with other sequences again."""
         if sequence in self.suspects:
             self.suspects.remove(sequence)

@@ -1,11 +1,16 @@
-"""The scheduler: which sequences advance by how many tokens in the next step.
+"""The scheduler: decides which sequences advance by how many tokens in the next step.
 
-One rule: each sequence has a list of `tokens`, of which the first `computed` are computed. A step is a plan of
-(sequence, n) under one token budget, running sequences first. Decode is n = 1, prefill is a chunk. Preemption sets
-`computed` to 0 and puts the sequence at the head of the queue. A cached prefix only advances `computed`. There is no
-second code path. (The rule is vLLM V1's; the pages follow Kwon et al., 2023.)
+Each sequence has a list of `tokens`, of which the first `computed` are computed. A step is a plan of (sequence, n):
+compute the next n tokens of the sequence. All n together stay within one token budget. Every case is such a plan:
 
-The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps,
+* Decode: n = 1.
+* Prefill: n is the length of a chunk of the prompt.
+* Cached prefix: `computed` starts at the length of the prefix.
+* Preemption: `computed` returns to 0, and the sequence goes to the head of the queue.
+
+(The rule is the rule of vLLM V1; the KV pages follow Kwon et al., 2023.)
+
+The newest sequence is preempted first; an older sequence is never preempted for a newer one. `planner` plans steps, and
 `committer` applies their results.
 """
 
@@ -31,15 +36,15 @@ from helexa.neuron.engine.step.step_input import Float32
 
 
 class Scheduler:
-    """Owns all sequences and the page pool.
+    """Owns all sequences of an engine and their KV pages, plans steps and applies the results.
 
     Args:
-        options: budgets and limits.
-        pages: the page pool; its size bounds the length of sequences.
-        states: state slots; None for a model without recurrent layers. Recurrent state cannot be rolled back, so drafts
-            do not change it and accepted drafts are computed again with the next token. A cached prefix ends at its
-            last snapshot.
-        controller: limits the steps; None for a controller without a time limit.
+        options: token budgets and limits.
+        pages: the page pool. A sequence can be at most as long as the whole pool.
+        states: the state pool; None for a model without recurrent layers. Recurrent state cannot be rolled back, so
+            drafts do not change it, and accepted drafts are computed again with the next token. A cached prefix can be
+            used up to the last snapshot in it.
+        controller: limits the size of steps; None for a controller without a time limit.
     """
 
     def __init__(
@@ -66,7 +71,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> deque[Sequence]:
-        """Sequences that have not started or were preempted, sorted by arrival."""
+        """Sequences without pages, which have not started or were preempted, sorted by arrival."""
         return self.queues.waiting
 
     @property
@@ -75,7 +80,7 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Queue a sequence; return None, or an error output if it is rejected."""
+        """Queue a new sequence and return None, or return an error output if the sequence is rejected."""
         if len(self.waiting) >= self.options.max_waiting:
             return sequence.failure(f"overloaded: {len(self.waiting)} requests are waiting already")
         if not sequence.tokens:
@@ -91,7 +96,7 @@ class Scheduler:
         return None
 
     def cancel(self, sequence_id: int) -> bool:
-        """Remove a sequence and free its pages; return False if the scheduler does not have it."""
+        """Remove the sequence `sequence_id` and free its pages; return False if the scheduler does not have it."""
         return self.queues.cancel(sequence_id)
 
     def plan(self) -> Plan:
@@ -99,7 +104,7 @@ class Scheduler:
         return self.planner.plan()
 
     def plan_after(self) -> Plan:
-        """Return the plan of the step after the uncommitted step in flight; call it within `overlap.as_after`."""
+        """Return the plan of the step after the step in flight, before its commit. Call within `overlap.as_after`."""
         return self.planner.plan_after()
 
     def foresees(self, plan: Plan) -> bool:
@@ -118,13 +123,14 @@ class Scheduler:
         """Apply the results of a finished step, and return the new outputs.
 
         Args:
-            seconds: duration of the step; None if the planner must not learn from it.
-            sampled: for each entry that samples, in plan order, the token after the known tokens, then one token per
-                draft: the token after this draft if all drafts up to it are accepted. A draw depends on seed and
-                position only, so the accepted tokens are the tokens of a run without drafts. `NON_FINITE` ends the
-                sequence and unregisters its pages.
+            sampled: the sampled tokens of all plan entries that sample, in plan order. An entry with d drafts has d + 1
+                tokens: the token after its known tokens, and the token after each draft. The token after a draft counts
+                only if this draft and all drafts before it are accepted. Random draws depend only on seed and position,
+                so the accepted tokens are the tokens of a run without drafts. `NON_FINITE` ends the sequence and
+                unregisters its pages.
+            seconds: duration of the step; None if the planner must not learn from the step.
             logprobs: log-probabilities of sampled tokens, by index in `sampled`, for sequences that request them.
-            hidden: float32 [H], the step's sum of hidden states for sequences that are embedded, by sequence id.
+            hidden: sums of the step's hidden states, float32 [H], by sequence id, for sequences to be embedded.
             scores: log-probabilities of the next prompt tokens, by sequence id, for sequences that request them.
         """
         if seconds is not None:
@@ -132,13 +138,16 @@ class Scheduler:
         return self._committer.commit(plan, sampled, logprobs, hidden, scores)
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """Handle a failed step, and return the new outputs.
+        """Find the sequence that caused a failed step, and return the new outputs.
 
-        If the step had one sequence, the sequence ends with `error`. If it had several, all running sequences restart
-        as suspects: each gets separate steps until it samples a token or fails.
+        If the step had one sequence, this sequence ends with `error`. If the step had several sequences, all running
+        sequences restart as suspects. Each suspect is computed in steps without other sequences until it samples a
+        token or fails.
 
         Args:
-            after: the step that was launched after the failed step. Its results are dropped and its sequences restart.
+            plan: the plan of the failed step.
+            after: the plan of the step that was launched after the failed step. Its results are dropped, and its
+                sequences restart.
         """
         queues = self.queues
         for entry in [*plan, *(after or [])]:
@@ -158,7 +167,7 @@ class Scheduler:
         return [sequence.failure(error)]
 
     def take_pages_to_clear(self) -> list[int]:
-        """Return free pages with possibly non-finite values; the caller clears them before the next step."""
+        """Return and forget the free KV pages that may contain NaN or inf. The caller must clear them before a step."""
         return self._committer.take_pages_to_clear()
 
     def fail_all(self, error: str) -> list[TokenOutput]:

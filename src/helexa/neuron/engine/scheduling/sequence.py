@@ -1,4 +1,4 @@
-"""One sequence: its tokens, how many of them are computed, and the pages that hold them."""
+"""One sequence: its request, its tokens, how many tokens are computed, and the KV pages that hold their K and V."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,27 +12,30 @@ from helexa.neuron.engine.step.pooling import PooledVector
 
 @dataclass(eq=False)
 class Sequence:
-    """A request inside the engine. Steps advance `computed` until it reaches the number of `tokens`.
+    """A request inside the engine. Steps advance `computed`, the number of computed tokens, to the length of `tokens`.
 
     Attributes:
-        tokens: prompt and output.
+        tokens: token ids of the prompt, then of the output.
         computed: number of leading tokens whose K and V are in `pages`.
-        cached: prompt tokens that were found in the KV cache when the sequence first started.
+        cached: number of prompt tokens that were found in the KV cache when the sequence first started.
         cached_reported: whether an output has reported `cached`.
-        pooled: the vector being computed; None for a sequence that generates tokens.
+        pooled: the embedding vector of the prompt, as far as it is computed; None for a sequence that generates tokens.
         guide: grammar matcher of the output; None without a grammar.
-        chain: hashes of the leading full pages that have been needed so far (see `page_hash`). The scheduler sets it.
-        scored: number of leading prompt tokens whose log-probabilities are reported, if the request asks for them.
+        chain: hash chain of the leading full pages, extended when more hashes are needed (see `page_hash`). The
+            scheduler sets its first entry.
+        scored: if the request asks for log-probabilities of its prompt, the number of leading prompt tokens for which
+            they are computed.
         drafter: source of draft tokens; created on first use.
-        fresh: number of tokens that the last step yielded. The sequence is decoding until they are computed.
+        fresh: number of tokens that the last step yielded. If only these tokens are not computed, the sequence counts
+            as decoding.
         slot: state slot of a running sequence; None if the model has no recurrent layers.
-        restore: slot of the snapshot from which the state starts; None after the first step.
+        restore: slot of the snapshot from which the recurrent state starts; None without a snapshot or once it is used.
         stepped: number of the last step in which the sequence decoded.
-        follower: hash of the page at whose end the latest snapshot during decoding was taken.
+        follower: page hash of the latest snapshot that was taken during decoding.
         read_tokens, read_seconds: see `Timing`.
         distinct: the sequence's tokens without duplicates.
-        arrived, started, first_token: seconds on the clock of `time.perf_counter`; None before the event.
-        arrival: index of the sequence in the order of arrival.
+        arrived, started, first_token: times of these events in seconds of `time.perf_counter`; None before the event.
+        arrival: position of the sequence in the order of arrival.
     """
 
     request: Generate
@@ -65,7 +68,7 @@ class Sequence:
 
     @classmethod
     def to_embed(cls, message: Embed) -> "Sequence":
-        """Return a sequence that ends when its prompt is computed."""
+        """Return the sequence of an embedding request. It ends when its prompt is computed."""
         request = Generate(
             id=message.id, prompt=message.prompt, max_tokens=1, sampling=SamplingParams(), salt=message.salt
         )
@@ -82,7 +85,7 @@ class Sequence:
         return self.request.salt
 
     def wanted(self, start: int, stop: int) -> range:
-        """Return the positions in [start, stop) whose hidden states are needed for pooling or scoring."""
+        """Return the positions in [start, stop) whose hidden states an embedding or prompt log-probabilities need."""
         if self.pooled is not None:
             return self.pooled.wanted(start, stop)
         if self.request.prompt_logprobs is None:
@@ -91,12 +94,12 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Number of known tokens that are not computed yet."""
+        """Number of tokens that are not computed yet."""
         return len(self.tokens) - self.computed
 
     @property
     def decoding(self) -> bool:
-        """Whether only tokens of the last step, or a single token, are not computed yet."""
+        """Whether the sequence has finished prefill: only tokens of the last step, or one token, are not computed."""
         return self.pending == 1 or 0 < self.pending <= self.fresh
 
     @property
@@ -106,11 +109,11 @@ class Sequence:
 
     @property
     def output_tokens(self) -> list[int]:
-        """The output tokens so far, after the output tokens at the end of the prompt (see `Generate.prior_output`)."""
+        """The output tokens so far, including output of an earlier request (see `Generate.prior_output`)."""
         return self.tokens[len(self.request.prompt) - self.request.prior_output :]
 
     def append(self, token: int) -> FinishReason | None:
-        """Append a sampled token; return the finish reason if the token ends the sequence, else None."""
+        """Append a sampled token; return the finish reason if this token ends the sequence, else None."""
         if self.first_token is None:
             self.first_token = time.perf_counter()
         self.tokens.append(token)
@@ -125,7 +128,7 @@ class Sequence:
         return None
 
     def timing(self) -> Timing:
-        """Return the time spent in each phase until now, in milliseconds."""
+        """Return the milliseconds that the sequence has spent in each phase (waiting, prefill, decode) until now."""
         now = time.perf_counter()
         started = self.started or now
         first = self.first_token or now
@@ -138,5 +141,5 @@ class Sequence:
         )
 
     def failure(self, error: str, *, bad_grammar: bool = False) -> TokenOutput:
-        """Return the last output of a sequence that ends in an error."""
+        """Return the output that ends this sequence with `error`. The caller removes the sequence."""
         return TokenOutput(id=self.id, finish="error", error=error, bad_grammar=bad_grammar, timing=self.timing())

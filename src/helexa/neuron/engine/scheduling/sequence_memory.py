@@ -1,7 +1,7 @@
-"""Memory: the KV pages and state slots that each sequence holds, and the lookup of cached prefixes.
+"""Allocates KV pages and state slots for sequences, and finds cached prefixes.
 
-A full page is registered as soon as it is computed. A snapshot of recurrent state is taken at positions where a later
-prompt is likely to continue (see `page_pool` and `state_pool`).
+A full page is registered for reuse as soon as it is computed. A snapshot of recurrent state is taken at positions where
+a later prompt is likely to continue (see `page_pool` and `state_pool`).
 """
 
 from collections.abc import Iterable
@@ -17,11 +17,11 @@ _SNAPSHOT_INTERVAL = 2048  # positions between snapshots within a prompt
 
 
 class Memory:
-    """Allocates from the page pool and the state pool for sequences.
+    """Allocates pages from the page pool and slots from the state pool for sequences.
 
     Args:
         states: the state pool; None for a model without recurrent layers.
-        reuse: which prompts share pages. This class only distinguishes `off` from the other values.
+        reuse: which prompts share pages (see `EngineOptions`). For this class, all values but `off` mean the same.
     """
 
     def __init__(self, pages: PagePool, states: StatePool | None, reuse: PrefixReuse) -> None:
@@ -32,8 +32,8 @@ class Memory:
     def computed_before(self, sequence: Sequence) -> list[int]:
         """Return the cached pages that hold the beginning of `sequence`, without the page of its last token.
 
-        The last token is always computed, because its logits are needed. A sequence to be embedded or scored gets no
-        cached pages, because pages hold no hidden states.
+        The last token is always computed, because its logits are needed. The result is empty for a sequence that needs
+        hidden states of its prompt (for an embedding or prompt log-probabilities), because pages do not hold them.
         """
         if not self._reuses or sequence.pooled is not None or sequence.request.prompt_logprobs is not None:
             return []
@@ -46,19 +46,19 @@ class Memory:
         return pages
 
     def missing(self, sequence: Sequence) -> int:
-        """Return how many tokens of a sequence that has not started would have to be computed."""
+        """Return how many tokens of a waiting sequence must be computed, without those in cached pages."""
         return len(sequence.tokens) - len(self.computed_before(sequence)) * self._pages.page_size
 
     def has_room(self, sequence: Sequence, prefix: list[int], running: Iterable[Sequence]) -> bool:
-        """Return whether a sequence can start with the cached pages `prefix`.
+        """Return whether enough pages are free to start a sequence with the cached pages `prefix`.
 
-        Free pages that running sequences still need for their known tokens do not count as free.
+        Free pages that the `running` sequences still need for their tokens do not count as free.
         """
         reserved = sum(max(self._needed(other) - len(other.pages), 0) for other in running)
         return self._needed(sequence) - self._pages.count_held(prefix) <= self._pages.free - reserved
 
     def begin(self, sequence: Sequence, prefix: list[int]) -> None:
-        """Give a sequence its cached pages `prefix` and a state slot."""
+        """Give a sequence that starts the cached pages `prefix`, and a state slot if the model needs one."""
         if self._states is not None:
             sequence.slot = self._states.take()
         self._pages.share(prefix)
@@ -66,7 +66,7 @@ class Memory:
         sequence.computed = len(prefix) * self._pages.page_size
 
     def grow(self, sequence: Sequence, count: int) -> bool:
-        """Take pages for `count` more tokens; return False if too few pages are free."""
+        """Give a sequence pages for its next `count` tokens; return False if too few pages are free."""
         missing = self._pages.pages_for(sequence.computed + count) - len(sequence.pages)
         if missing > self._pages.free:
             return False
@@ -74,7 +74,7 @@ class Memory:
         return True
 
     def advance(self, sequence: Sequence, count: int) -> None:
-        """Count `count` tokens as computed, and register the pages that they fill."""
+        """Record that the next `count` tokens of a sequence are computed, and register the pages that they fill."""
         registered_pages = sequence.computed // self._pages.page_size
         sequence.computed += count
         full_pages = sequence.computed // self._pages.page_size
@@ -84,7 +84,7 @@ class Memory:
                 self._pages.register(sequence.pages[index], sequence.chain[index + 1])
 
     def release(self, sequence: Sequence) -> None:
-        """Release a sequence's pages and state slot; registered pages can still be found."""
+        """Release a sequence's pages and state slot. Registered pages stay available for prefix reuse."""
         self._pages.give_back(sequence.pages)
         sequence.pages = []
         sequence.computed = sequence.fresh = 0
@@ -108,15 +108,15 @@ class Memory:
         return [page for page in pages if not self._pages.count_held([page])]  # shared pages have finite values
 
     def until_mark(self, sequence: Sequence, count: int) -> int:
-        """Return `count`, reduced so that a prefill step ends at the next snapshot position."""
+        """Return `count`, reduced if necessary so that a prefill step does not pass the next snapshot position."""
         if self._states is None or sequence.decoding:
             return count
         return min(count, self._next_mark(sequence) - sequence.computed)
 
     def place_for_snapshot(self, sequence: Sequence, end: int) -> int | None:
-        """Return a slot for a snapshot at position `end`, or None if no snapshot is to be taken there.
+        """Reserve a slot for a snapshot at position `end`; return None if no snapshot is to be taken there.
 
-        Snapshots are taken at the marks of a prompt (see `_next_mark`) and where output fills a page.
+        Snapshots are taken in a prompt at the positions of `_next_mark`, and in the output at the end of each page.
         """
         if self._states is None or end % self._pages.page_size:
             return None
@@ -130,7 +130,7 @@ class Memory:
         return self._states.reserve()
 
     def take_snapshot(self, entry: PlanEntry) -> None:
-        """Register the snapshot that a step saved. Of a decoding sequence, only the latest snapshot is kept."""
+        """Register the snapshot that a step has saved, if it has. Of a decoding sequence, only the latest is kept."""
         if self._states is None or entry.save is None:
             return
         sequence, size = entry.sequence, self._pages.page_size
@@ -144,17 +144,17 @@ class Memory:
             sequence.follower = page
 
     def unreserve(self, save: int | None) -> None:
-        """Release the snapshot slot `save` of a step that was not computed."""
+        """Release the snapshot slot `save`, if not None, because the step that was to fill it was not computed."""
         if self._states is not None and save is not None:
             self._states.unreserve(save)
 
     def _next_mark(self, sequence: Sequence) -> int:
-        """Return the next position at which the state of a prompt is saved; a step ends there.
+        """Return the next position of a prompt at which a snapshot is taken. A step must end there.
 
-        The candidates are:
+        The positions with a snapshot are:
 
-        * the end of the prompt's last full page, where the next turn of the conversation continues
-        * the end of the last full page before the prompt's last turn, which the client may replace
+        * the end of the prompt's last full page, because the next turn of the conversation continues near this position
+        * the end of the last full page before the conversation's last turn, which the client may replace
         * every multiple of `_SNAPSHOT_INTERVAL`
         """
         page_size, position = self._pages.page_size, sequence.computed
@@ -167,8 +167,8 @@ class Memory:
         return min(end for end in ends if end > position)
 
     def _needed(self, sequence: Sequence) -> int:
-        """Return the pages for all known tokens of the sequence and one more token.
+        """Return the number of pages for all tokens of the sequence and one more token.
 
-        With fewer pages, the sequence would be preempted before its first output token.
+        With fewer pages, the sequence would be preempted before its next output token.
         """
         return self._pages.pages_for(len(sequence.tokens) + 1)

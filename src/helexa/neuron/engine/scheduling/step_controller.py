@@ -1,12 +1,17 @@
-"""The step controller: how many prompt tokens and decode rows a step may carry, by the learned cost of steps.
+"""The step controller: limits the prompt tokens and decode rows of each step, by the measured cost of earlier steps.
 
-* A step is short, because requests that arrive wait for its end: see `StepController.max_prompt_tokens`.
-* Prompt tokens in a step with decode rows stretch the step to `_MIXED_STRETCH` times a step in which all sequences
-  decode.
-* With several principals, a step takes at most `_FAIR_STRETCH` times a *fair step*, in which every principal has as
-  many rows as the principal with the fewest sequences. A principal with more sequences is *heavy*: its sequences
-  alternate if they do not all fit, and its prompt tokens get the time that the decode rows leave. If rows cost next to
-  nothing, all sequences fit. After a step that took longer than predicted, fair steps follow until the time is made up.
+Three limits apply:
+
+* Every step: its duration, because requests that arrive must wait for its end. See `StepController.max_prompt_tokens`.
+* A step with decode rows and prompt tokens: at most `_MIXED_STRETCH` times the duration of a step in which all
+  sequences decode.
+* A step for several principals (API key owners): at most `_FAIR_STRETCH` times the duration of a *fair step*. A fair
+  step has the same number of rows for each principal: the number of sequences of the lightest principal, which has the
+  fewest.
+
+Principals with more sequences than the lightest are *heavy*. If not all sequences of a heavy principal fit into a step,
+they alternate. Its prompt tokens get the time that the decode rows leave. If a step took longer than predicted, fair
+steps follow until the excess time is compensated.
 """
 
 from collections import Counter
@@ -44,13 +49,13 @@ _FIXED_BASE, _FIXED_ROW, _FIXED_TOKEN = 0.01, 0.0005, 0.0002
 
 @dataclass
 class StepLimits:
-    """Limits of one step. The default is no limit.
+    """Limits of one step by fair share among principals. The default is no limit.
 
     Attributes:
-        rows: maximum number of decoding sequences; None for all.
-        heavy: principals that have more sequences than the lightest principal.
+        rows: maximum number of decoding sequences; None for no limit.
+        heavy: principals that have more sequences than the principal with the fewest.
         heavy_tokens: maximum number of prompt tokens of all heavy principals together.
-        prompt_tokens: maximum number of prompt tokens; None for no limit by fair share.
+        prompt_tokens: maximum number of prompt tokens of all principals; None for no limit.
     """
 
     rows: int | None = None
@@ -59,29 +64,30 @@ class StepLimits:
     prompt_tokens: int | None = None
 
     def tokens_for(self, sequence: Sequence) -> int:
-        """Return how many prompt tokens of a sequence the limits leave."""
+        """Return how many prompt tokens of `sequence` these limits still allow."""
         return self.heavy_tokens if sequence.principal in self.heavy else sequence.pending
 
     def widen(self, cut: Sequence, tokens: int) -> None:
-        """Allow heavy principals `tokens` prompt tokens if `cut` belongs to a light principal.
+        """Allow heavy principals at least `tokens` prompt tokens, if `cut` belongs to a light principal.
 
         Args:
-            cut: a prompt that fills the step and is cut.
+            cut: a prompt that does not fit into the step, so that only a chunk of it is computed.
         """
         if cut.principal not in self.heavy:
             self.heavy_tokens = max(self.heavy_tokens, tokens)
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Subtract `tokens` planned prompt tokens of a sequence."""
+        """Subtract `tokens` prompt tokens that were planned for `sequence` from the limits."""
         if sequence.principal in self.heavy:
             self.heavy_tokens -= tokens
 
 
 class StepController:
-    """Limits the steps of one scheduler.
+    """Limits the steps of one scheduler, and learns the cost of steps from finished steps.
 
     Args:
-        step_seconds: seconds without progress after which an engine counts as hung; infinite for no limit by time.
+        step_seconds: seconds without progress after which the server kills the engine as hung. Steps are limited to a
+            fraction of this time; infinite for no such limit.
         token_seconds: measured seconds of a step with one token; 0 if not measured.
     """
 
@@ -100,21 +106,22 @@ class StepController:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Maximum number of prompt tokens of the next step: a power of two, or `max_step_tokens`.
+        """Maximum number of prompt tokens of the next step, limited by the predicted duration of the step.
 
-        Powers of two make step sizes recur.
+        The number is a power of two or `max_step_tokens`, so that step sizes recur.
         """
         timeout_tokens = max(self._within(self._max_seconds), _MIN_TOKENS)
         return min(timeout_tokens, max(self._within(_SHORT_SECONDS), _MIN_SHORT_TOKENS), self._max_step_tokens)
 
     def prompt_tokens(self, planned: int, rows: int, width: int, limits: StepLimits) -> int:
-        """Return how many prompt tokens the next step may carry.
+        """Return how many prompt tokens the next step may have.
 
         Args:
-            planned: number of tokens planned already.
-            rows: number of decoding sequences planned already.
-            width: number of sequences that decode after all prompts are prefilled. The limit derives from the time of a
-                decode step with `width` rows, so that a few early sequences do not delay many later ones.
+            planned: number of tokens that are already in the plan of the step.
+            rows: number of decoding sequences that are already in the plan.
+            width: number of sequences that will decode when all prompts are prefilled. The limit is a multiple of the
+                duration of a decode step with `width` rows. So a few sequences that decode already do not delay the
+                prefill of many others.
         """
         most = min(max(self._max_step_tokens - planned, 1), self.max_prompt_tokens)
         if not rows or not self._max_mixed_tokens:
@@ -126,7 +133,7 @@ class StepController:
         return tokens
 
     def limits(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> StepLimits:
-        """Return the limits of the next step by fair share."""
+        """Return the limits of the next step by fair share among the principals of these sequences."""
         self._step += 1
         prompts = Counter(sequence.principal for sequence in running if not sequence.decoding)
         prompts.update(sequence.principal for sequence in waiting)
@@ -156,7 +163,11 @@ class StepController:
         return StepLimits(rows, heavy, tokens, self._tokens_within(fair_seconds))
 
     def choose(self, decoding: list[Sequence], rows: int | None) -> list[Sequence]:
-        """Return at most `rows` of the sequences: of each principal the longest-waiting, then the second, and so on."""
+        """Return at most `rows` of the decoding sequences for the next step; all of them if `rows` is None.
+
+        First comes one sequence of each principal, then a second sequence of each principal, and so on. Sequences of
+        one principal are sorted by the step in which they last decoded, the earliest first.
+        """
         chosen = decoding
         if rows is not None and len(decoding) > rows:
             sequence_counts: Counter[str] = Counter()
@@ -175,9 +186,10 @@ class StepController:
         """Learn from a finished step.
 
         Args:
-            rows: decode rows of the step.
-            prompts: prompt tokens of the step by principal. The time that a light principal's prompt adds is not
-                charged to heavy principals.
+            rows: number of decode rows of the step.
+            prompts: number of prompt tokens of the step by principal. If a light principal has prompt tokens in the
+                step, the time beyond a fair step is not charged to heavy principals.
+            seconds: duration of the step.
         """
         tokens = sum(prompts.values())
         if self._fixed:
@@ -194,13 +206,16 @@ class StepController:
             self._cost.learn(rows, tokens, seconds)
 
     def _within(self, seconds: float) -> int:
-        """Return how many tokens take at most `seconds`: a power of two, or `max_step_tokens`."""
+        """Return the largest power of two, at most `max_step_tokens`, of tokens that a step computes in `seconds`."""
         worst = self._cost.worst_token
         affordable = seconds / worst if worst > 0 else float("inf")
         return self._max_step_tokens if affordable >= self._max_step_tokens else 1 << int(affordable).bit_length() >> 1
 
     def _mixed_tokens(self, rows: int, width: int) -> int:
-        """Return how many prompt tokens stretch a step of `rows` to `_MIXED_STRETCH` times a step of `width` rows."""
+        """Return how many prompt tokens can be added to a step with `rows` decode rows.
+
+        With these tokens, the step takes `_MIXED_STRETCH` times the duration of a decode step with `width` rows.
+        """
         if self._mixed_run >= _MAX_MIXED_RUN:
             return 0
         step_seconds, full_step_seconds = self._cost.decode(rows), self._cost.decode(width)
@@ -211,22 +226,25 @@ class StepController:
         )
 
     def _tokens_within(self, seconds: float) -> int:
-        """Return how many prompt tokens add `seconds` to a step; at least one, so that every prompt advances."""
+        """Return how many prompt tokens add `seconds` to the duration of a step.
+
+        The result is at least one, so that every prompt advances.
+        """
         token = self._cost.token
         tokens = _FIRST_MIXED_TOKENS if token is None else int(seconds / max(token, 1e-9))
         return min(max(tokens, 1), self._max_mixed_tokens or tokens)
 
     def _first_heavy_tokens(self) -> int:
-        """Return the prompt tokens of heavy principals while the cost of rows is unknown."""
+        """Return the limit on the prompt tokens of heavy principals that applies if the cost of rows is unknown."""
         average = self._cost.decode(0)
         if average is None or self._cost.token is None:
             return _FIRST_HEAVY_TOKENS
         return max(self._tokens_within((_FAIR_STRETCH - 1) * average), _FIRST_HEAVY_TOKENS)
 
     def _rows_within(self, seconds: float, fair_rows: int) -> int:
-        """Return how many rows take `seconds`, but at most twice the last result.
+        """Return how many decode rows a step of `seconds` can have, at least `fair_rows`.
 
-        Estimates far from measured row counts are unreliable.
+        The result is at most twice the last result, because estimates far from measured row counts are unreliable.
         """
         self._rows = int(min(max(self._cost.rows(seconds), fair_rows), max(2 * self._rows, fair_rows)))
         return self._rows

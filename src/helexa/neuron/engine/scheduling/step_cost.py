@@ -1,4 +1,7 @@
-"""The step cost model: seconds = base + row * decode rows + token * prompt tokens, learned from finished steps."""
+"""The cost model of steps: seconds = base + row * (decode rows) + token * (prompt tokens).
+
+The coefficients `base`, `row` and `token` are learned from finished steps.
+"""
 
 from collections import deque
 
@@ -10,12 +13,12 @@ _WORST_OF = 4  # latest prefill steps; load from other processes varies
 
 
 class StepCost:
-    """Learns the cost of decode rows and of prompt tokens.
+    """Learns the coefficients of the cost model (see the module) and predicts the duration of steps.
 
-    `base` and `row` come from decode-only steps. `token` is the time that prompt tokens add to a step with decode rows.
+    `base` and `row` come from steps with decode rows only. `token` comes from steps with decode rows and prompt tokens.
 
     Args:
-        token_seconds: measured seconds of a step with one token, the first estimate of `worst_token`; 0 if unknown.
+        token_seconds: measured seconds of a step with one token, as first estimate of `worst_token`; 0 if unknown.
 
     Attributes:
         token: seconds that one prompt token adds to a step with decode rows; None until measured.
@@ -31,20 +34,23 @@ class StepCost:
 
     @property
     def knows_rows(self) -> bool:
-        """Whether the cost of a decode row is known, from steps of different sizes."""
+        """Whether the cost of a decode row is known. This requires decode steps with different numbers of rows."""
         return self._line is not None
 
     @property
     def worst_token(self) -> float:
-        """Seconds per token of the slowest of the latest large steps with prompt tokens."""
+        """Seconds per token of the slowest among the latest large steps with prompt tokens."""
         return max(self._worst, default=self._first_worst)
 
     def decode(self, rows: int) -> float | None:
-        """Return the seconds of a decode-only step: by `rows` if their cost is known, else an average, else None."""
+        """Return the predicted seconds of a step with `rows` decode rows and no prompt tokens.
+
+        If the cost of a row is unknown, return the average of such steps, or None before the first such step.
+        """
         return self._decode if self._line is None else self._line[0] + self._line[1] * rows
 
     def rows(self, seconds: float) -> float:
-        """Return how many rows a decode-only step of `seconds` has; requires `knows_rows`."""
+        """Return how many decode rows a step of `seconds` without prompt tokens can have; requires `knows_rows`."""
         assert self._line is not None
         base, row = self._line
         return (seconds - base) / row if row > 0 else float("inf")
@@ -57,7 +63,7 @@ class StepCost:
             self.token = _averaged(self.token, max(seconds - decode, 0.0) / prompt_tokens)
 
     def learn_worst(self, tokens: int, seconds: float) -> None:
-        """Learn from a finished step whose seconds per token bound the cost of large steps with prompt tokens."""
+        """Learn `worst_token` from a finished step with `tokens` tokens, which must be large or slow."""
         self._worst.append(seconds / tokens)
 
     def _learn_decode(self, rows: int, seconds: float) -> None:

@@ -1,7 +1,7 @@
-"""Checks the sampled tokens of a step against grammars, and makes masks for the rejected rows.
+"""Checks the sampled tokens of a step against grammars, and computes masks for rejected tokens.
 
-Tokens are sampled without masks first and then checked, which takes microseconds per token. A mask over the whole
-vocabulary takes about a hundred times as long, so masks are computed for rejected tokens only.
+Tokens are sampled without a mask first. The grammar then checks the sampled token, which takes microseconds. To compute
+a mask over the whole vocabulary takes about a hundred times as long, so this is done only for rejected tokens.
 """
 
 from helexa.neuron.engine.sampling.grammar_matcher import Mask
@@ -9,12 +9,15 @@ from helexa.neuron.engine.scheduling.plan import Plan
 
 
 def refused(plan: Plan, tokens: list[int]) -> dict[int, Mask]:
-    """Return masks of the allowed tokens, by row of the plan's logits, for the rows whose token is rejected.
+    """Return a mask of the allowed tokens for each row of logits whose sampled token the grammar rejects.
 
-    Tokens after a rejected draft are not used, and not checked.
+    Tokens after a rejected draft are not checked, because they are not used.
 
     Args:
-        tokens: one sampled token for each row.
+        tokens: the sampled token of each row.
+
+    Returns:
+        Masks by row number.
     """
     masks: dict[int, Mask] = {}
     row = 0
