@@ -220,7 +220,7 @@ class ResponsesConfig(Section):
 
 
 class HarnessTables(Section):
-    """The `[harness.*]` tables of neuron.toml: engine options. `torch` is the only engine; `candle` is its former name."""
+    """The `[harness.*]` tables of neuron.toml: engine options. The table `candle` is the former name of `torch`."""
 
     torch: TorchConfig = Field(default_factory=TorchConfig, validation_alias=AliasChoices("torch", "candle"))
 
