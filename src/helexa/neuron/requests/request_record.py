@@ -1,4 +1,4 @@
-"""The record of one request: filled during the request, then logged and counted once, also after errors."""
+"""Record of one HTTP request. It is filled during the request, then logged and counted once, even after an error."""
 
 import time
 from contextvars import ContextVar
