@@ -1,4 +1,4 @@
-"""Built-in models: model ids with the same source on every node, without configuration."""
+"""Built-in models: table of model ids whose source is the same on every node, without configuration."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Builtin:
-    """A built-in model.
+    """Source and sampling defaults of a model that helexa knows without configuration.
 
     Attributes:
         source: model source, such as `pypi:package`.
@@ -33,6 +33,6 @@ def source_text(spec: "ModelSpec") -> str:
 
 
 def recommended_sampling(spec: "ModelSpec") -> SamplingDefaults:
-    """Return the built-in sampling defaults of a model; empty if `spec` names another source."""
+    """Return helexa's sampling defaults for a built-in model; empty if `spec` names its own source."""
     builtin = BUILTIN_MODELS.get(spec.model_id)
     return {} if builtin is None or spec.source is not None else builtin.sampling

@@ -8,7 +8,8 @@ from helexa.core.errors import ConfigError
 
 
 def cache_root(configured: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the configured folder, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else `~/.cache/helexa`.
+    """Return the cache folder: `configured`, else `$HELEXA_CACHE`, else `$XDG_CACHE_HOME/helexa`, else
+    `~/.cache/helexa`.
 
     Raises:
         ConfigError: the path begins with `~` and the home folder is unknown.

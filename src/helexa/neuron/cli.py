@@ -1,4 +1,4 @@
-"""The `neuron` command. Heavy modules are imported only when a command runs."""
+"""The `neuron` command line. Each command imports its heavy modules only when the command runs."""
 
 import os
 import socket
@@ -123,7 +123,7 @@ def doctor(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set `HELEXA_CACHE` for all child processes."""
+    """Set the variable `HELEXA_CACHE`, which child processes inherit, if the configuration names a cache folder."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:

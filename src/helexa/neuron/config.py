@@ -1,7 +1,8 @@
 """neuron.toml: the address to listen on, the models to load at start, and engine options.
 
-Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`. The former names
-`[harness.candle]` and `NEURON_HARNESS__CANDLE__...` mean `torch`; if two variables set one key, the current name wins.
+Variables that start with `NEURON_` override the file: `NEURON_PORT`, `NEURON_HARNESS__TORCH__DEVICE`.
+`[harness.candle]` and `NEURON_HARNESS__CANDLE__...` are former names of `[harness.torch]` and
+`NEURON_HARNESS__TORCH__...`. If variables of both names set one key, the current name wins.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ HarnessName = Annotated[Literal["torch"], BeforeValidator(lambda name: "torch" i
 
 
 class DefaultModel(ModelSpec):
-    """A model to load at start. It has the fields of a load request, but unknown fields are errors."""
+    """A model to load at start. It has the fields of a load request; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
@@ -82,19 +83,21 @@ class SourceConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Limits of running and waiting requests. They apply to each loaded model separately.
+    """Limits of running and waiting requests. Each loaded model has its own limits.
 
     Attributes:
-        max_in_flight: number of requests in the batch. The limit is `max_sequences` if this is unset or larger.
-        max_queue_depth: number of requests that wait for a slot in the batch.
+        max_in_flight: largest number of requests in the batch. Unset or larger than the engine's `max_sequences`:
+            `max_sequences`.
+        max_queue_depth: largest number of requests that wait for a slot in the batch.
         max_wait_secs: longest wait for a slot, in seconds.
-        max_per_principal: number of running and waiting requests of one principal; 0 for no limit. Principals take
-            turns in either case.
-        anon_max_in_flight: number of running requests without a principal; 0 rejects these requests. Unset: the limit
-            of one principal, which is all slots, or all but one if there are at least eight.
-        anon_max_pending: number of running and waiting requests without a principal. Unset: one less than the limits of
-            running and waiting requests together.
-        kv_max_wait_secs: longest wait for KV cache memory after a request's turn has come, in seconds.
+        max_per_principal: largest number of running and waiting requests of one principal (client of the gateway); 0
+            for no limit. With and without this limit, principals get fair shares of the slots.
+        anon_max_in_flight: largest number of running requests without a principal; 0 rejects these requests. Unset: all
+            slots, or all slots but one if there are at least eight.
+        anon_max_pending: largest number of running and waiting requests without a principal. Unset: the largest number
+            of running and waiting requests together, minus one.
+        kv_max_wait_secs: longest wait for KV cache memory, in seconds, after a request has reached the front of the
+            queue.
     """
 
     max_in_flight: int | None = Field(default=None, ge=1)
@@ -110,13 +113,13 @@ class ContextLimitConfig(Section):
     """Limits of a model's context length, below the trained context length and the KV cache size.
 
     Attributes:
-        enabled: also limit prompts by their prefill time.
+        enabled: limit the context also by the time that the prefill of a full context takes.
         target_prefill_latency_secs: longest time to the first token of a prompt, in seconds. Unset: 120, or 600 on a
             CPU.
         bootstrap_prefill_tok_per_sec: prompt tokens per second that are assumed until a measurement exists. Unset: 800,
             or 100 on a CPU.
-        activation_headroom_mb, min_free_floor_mb: MiB of free memory that models must leave: for unforeseen
-            allocations, and for other processes.
+        activation_headroom_mb: memory that models leave free for unforeseen allocations, in MiB.
+        min_free_floor_mb: memory that models leave free for other processes, in MiB.
         output_reserve_tokens: tokens of the context that `limit.input` leaves for the answer; at most a quarter of the
             context.
         default_output_tokens: output limit of requests that state no limit; 0 for the rest of the context.
@@ -139,10 +142,11 @@ class TorchConfig(Section):
     Attributes:
         default_source: source scheme of model ids without a scheme.
         sources: hubs by scheme.
-        device: `auto` is the CUDA device with the most memory; without a CUDA device, the CPU.
-        max_step_tokens: tokens per engine step. Unset: 512, or 2048 on a CUDA device.
-        max_prefill_beside_decode: prefill tokens per step while other sequences decode. Unset: 128, or 2048 on a CUDA
-            device, where the measured prefill time limits them further.
+        device: device of all models. `auto` is the CUDA device with the most memory, or the CPU if there is no CUDA
+            device.
+        max_step_tokens: largest number of tokens per engine step. Unset: 512, or 2048 on a CUDA device.
+        max_prefill_beside_decode: largest number of prefill tokens in a step that also decodes other sequences. Unset:
+            128, or 2048 on a CUDA device. On a CUDA device, the measured prefill time limits the number further.
     """
 
     default_source: str = Field(default=DEFAULT_SCHEME, pattern=r"^[a-z][a-z0-9_-]*$")
@@ -186,13 +190,13 @@ class TorchConfig(Section):
 
 
 class RecoveryConfig(Section):
-    """When an engine counts as hung, and how often a failed engine is restarted.
+    """When an engine counts as hung, and how often the node restarts an engine that crashed or hung.
 
     Attributes:
-        step_timeout_secs: seconds without progress after which an engine with work counts as hung.
+        step_timeout_secs: seconds without progress after which an engine with running requests counts as hung.
         load_timeout_secs: seconds without progress after which an engine that loads a model counts as hung.
-        max_restarts: restarts of one model within `restart_window_secs`. A model that needs more restarts is
-            quarantined (status `poisoned`).
+        max_restarts: largest number of restarts of one model within `restart_window_secs`. A model that needs more
+            restarts is quarantined (status `poisoned`).
     """
 
     step_timeout_secs: float = Field(default=120.0, ge=0.1)
@@ -216,13 +220,13 @@ class ResponsesConfig(Section):
 
 
 class HarnessTables(Section):
-    """`[harness.*]`: options by engine. `torch` is the only engine; `candle` is its former name."""
+    """The `[harness.*]` tables of neuron.toml: engine options. The table `candle` is the former name of `torch`."""
 
     torch: TorchConfig = Field(default_factory=TorchConfig, validation_alias=AliasChoices("torch", "candle"))
 
 
 class HarnessEntry(Section):
-    """`[[harnesses]]`: an enabled engine."""
+    """An entry of `[[harnesses]]` in neuron.toml, which enables an engine."""
 
     name: HarnessName
 
@@ -232,11 +236,11 @@ class NeuronConfig(Section):
 
     Attributes:
         host: address to listen on.
-        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`. Unset: no
-            key is required.
-        allowed_hosts: additional names of this node that are accepted in `Host`, besides IP addresses, localhost, the
-            machine's name and `host`. Without an `api_key`, the node checks `Host` in browsers' requests, and on a
-            loopback address in all requests.
+        api_key: key that every request except `GET /health` must carry as `Authorization: Bearer KEY`. Unset: no key is
+            required.
+        allowed_hosts: additional names of this node that requests may have in the `Host` header. IP addresses,
+            localhost, the machine's name and `host` are always accepted. The node checks `Host` only without an
+            `api_key`: in all requests if `host` is a loopback address, else only in requests from browsers.
     """
 
     host: str = "127.0.0.1"
@@ -263,5 +267,5 @@ def read_config(path: Path | None, environ: Mapping[str, str] | None = None) -> 
 
 
 def log_unknown_variables() -> None:
-    """Log one line about `NEURON_` variables without effect."""
+    """Log one line that lists the `NEURON_` environment variables that are no setting and therefore have no effect."""
     variables.log_unknown_variables(NeuronConfig, prefix=ENV_PREFIX, short=_SHORT_NAMES, others=(DEBUG_FAULT, PLAN_LOG))

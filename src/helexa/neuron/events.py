@@ -1,9 +1,10 @@
-"""Output events of a run, independent of the API format.
+"""Output events of a run, independent of the API format. A run generates one answer to one request.
 
 A run yields `Started`, any number of `OutputEvent`, then `Finished` or `Failed`. If the caller requests prompt counts,
 `PromptCounted` comes before the first `OutputEvent`.
 
-If a request has several answers, `OfChoice` names the answer of each event. A last `Finished` carries the totals.
+If a request has several answers, each event is wrapped in `OfChoice`, which names the answer. At the end, an unwrapped
+`Finished` carries the totals of all answers.
 """
 
 from typing import Literal
@@ -25,14 +26,14 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class PromptCounted(msgspec.Struct, frozen=True):
-    """Prefill has begun: `cached_tokens` of the `prompt_tokens` tokens were found in the KV cache."""
+    """The engine has begun the prefill and found `cached_tokens` of the `prompt_tokens` tokens in the KV cache."""
 
     prompt_tokens: int
     cached_tokens: int
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """Log-probability of an output token, and the most likely tokens at its position."""
+    """Log-probability of one token, and the most likely tokens at the token's position."""
 
     token: str
     bytes: bytes
@@ -41,15 +42,16 @@ class TokenLogprob(msgspec.Struct, frozen=True):
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """Log-probabilities of the prompt's tokens. `logprob` and `top` of the first token have no meaning."""
+    """Log-probabilities of the prompt's tokens. `logprob` and `top` of the first token are meaningless placeholders."""
 
     tokens: tuple[TokenLogprob, ...]
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """The next piece of the answer's text, in whole characters. `logprobs` has one entry per token if requested.
+    """The next piece of the answer's text, in whole characters.
 
-    `text` is empty only at the end of the answer, to report tokens without text.
+    `logprobs` has one entry per token if the request asks for log-probabilities. `text` is empty only at the end of the
+    answer, to report log-probabilities of tokens without text.
     """
 
     text: str
@@ -63,7 +65,10 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model calls a tool. `index` counts the answer's calls from 0. Following deltas belong to this call."""
+    """The model begins a tool call. `index` counts the calls of the answer from 0.
+
+    Following `ToolCallDelta` events belong to this call, up to the next `ToolCallStart`.
+    """
 
     index: int
     id: str
@@ -71,16 +76,18 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
-    """The next piece of a call's arguments; never empty. All pieces together are the text of one JSON object."""
+    """The next piece of a tool call's arguments; never empty. All pieces of a call, joined, are the text of one JSON
+    object.
+    """
 
     index: int
     arguments: str
 
 
 class WasReasoning(msgspec.Struct, frozen=True):
-    """The text so far is reasoning, because the model closed a reasoning block that it never opened.
+    """All answer text before this event is reasoning: the model closed a reasoning block that had no opening marker.
 
-    Text that was already streamed cannot be changed.
+    Text that was already streamed to the client cannot be changed.
     """
 
 
@@ -90,8 +97,9 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     `reason` is `stop` if the model or a stop string ended the answer, `length` if the answer reached its limit, and
     `tool_calls` if the model waits for results of its tool calls.
 
-    `cached_tokens` of the `prompt_tokens` were found in the KV cache and not computed again. `reasoning_tokens` are
-    part of the `completion_tokens`. `stop_string` is the stop string that ended the answer, or None.
+    The engine found `cached_tokens` of the `prompt_tokens` in the KV cache and did not compute them again.
+    `completion_tokens` includes the `reasoning_tokens`. `stop_string` is the stop string that ended the answer, or
+    None.
     """
 
     reason: FinishReason
@@ -114,7 +122,7 @@ OutputEvent = PromptScores | TextDelta | ReasoningDelta | ToolCallStart | ToolCa
 
 
 class OfChoice(msgspec.Struct, frozen=True):
-    """An event of one answer of a request with several answers."""
+    """Wraps an event of one answer if a request has several answers; `index` is the number of the answer."""
 
     index: int
     event: OutputEvent | Finished

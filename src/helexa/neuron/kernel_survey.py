@@ -19,7 +19,9 @@ from helexa.neuron.ops.choice import choose
 
 
 def take(options: EngineOptions) -> KernelSurvey:
-    """Choose kernels as engines do, for a model of ordinary shape. Native kernels are compiled if necessary."""
+    """Choose kernels as an engine with `options` does, for a model of ordinary shape. Compiles native kernels if
+    necessary.
+    """
     torch.set_num_threads(options.threads or physical_cores())
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     names = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]

@@ -29,11 +29,12 @@ def examine(settings: NeuronConfig) -> Iterator[Finding]:
 
 
 def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Yield findings about all requirements of running models locally. Port and network exposure are not checked.
+    """Yield findings about everything that running models locally requires, except the node's port and network
+    exposure.
 
     Args:
         settings: the node's configuration.
-        device: device of the models.
+        device: device on which the models run.
         why: reason for the choice of `device`; may be empty.
     """
     torch = settings.harness.torch
@@ -44,7 +45,7 @@ def examine_machine(settings: NeuronConfig, device: str, why: str = "") -> Itera
 
 
 def report(checks: Iterable[Finding], *, as_json: bool) -> bool:
-    """Print the findings. Return whether nothing prevents serving the configured models."""
+    """Print the findings. Return True if no finding prevents serving the configured models."""
     findings: list[Finding] = []
     for finding in checks:
         findings.append(finding)

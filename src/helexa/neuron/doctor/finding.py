@@ -1,4 +1,4 @@
-"""The result of one check."""
+"""The result of one check of `neuron doctor`."""
 
 from typing import Literal, NamedTuple
 
@@ -6,11 +6,12 @@ Level = Literal["fine", "note", "fault"]
 
 
 class Finding(NamedTuple):
-    """The result of one check, in one sentence.
+    """The result of one check of `neuron doctor`, in one sentence.
 
     Attributes:
         topic: subject of the check.
-        level: `fault` prevents serving the configured models, `note` is a possible improvement.
+        level: `fault` if the problem prevents serving the configured models, `note` if an improvement is possible,
+            `fine` if there is no problem.
         text: the finding, and how to fix the problem.
     """
 

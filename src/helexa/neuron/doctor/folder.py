@@ -12,10 +12,10 @@ _UNFINISHED = ".incomplete"
 
 
 def look_at_folder(folder: Path, content: str) -> Iterator[Finding]:
-    """Yield findings about the folder and its content.
+    """Yield findings about a cache folder and its content.
 
     Args:
-        folder: the folder; may not exist yet.
+        folder: the folder, which may not exist yet.
         content: description of the folder's content.
     """
     yield _look(folder, content)

@@ -70,10 +70,10 @@ def _ask(hub: Hub) -> Finding:
 
 
 def _find(settings: NeuronConfig, sources: Sources, spec: DefaultModel, reachable: set[str]) -> Finding:
-    """Return whether a model is available.
+    """Return a finding that says whether the files of the model `spec` are available.
 
     Raises:
-        HelexaError: the model is unavailable for a reason other than the hub.
+        HelexaError: the model is unavailable, and the hub is not the cause.
     """
     source = ModelSource.parse(source_text(spec), settings.harness.torch.default_source)
     path: Path | None

@@ -22,13 +22,13 @@ _SURVEY_SECONDS = 300  # a slow disk delays the import of torch, and kernels may
 
 
 class DeviceKernels(msgspec.Struct, frozen=True, kw_only=True):
-    """The kernels for models on one device.
+    """The kernels that an engine would use on one device.
 
     Attributes:
         device: name of the device in torch.
         kernels: name of the kernels.
         dtype: dtype of the activations.
-        reason: why these kernels are chosen, or why faster kernels are not.
+        reason: why the engine uses these kernels, or why it cannot use faster kernels.
         free_mb: memory available to a model, in MiB; None if unknown.
     """
 
@@ -56,11 +56,11 @@ class KernelSurvey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterator[Finding]:
-    """Yield findings about every device of torch, and whether `device` is usable.
+    """Yield findings about every device that torch can use, and about problems that make `device` unusable.
 
     Args:
         settings: options of the engine.
-        device: device of the models.
+        device: device on which the models run.
         why: reason for the choice of `device`; may be empty.
     """
     if not torch_version():
@@ -94,10 +94,10 @@ def look_at_kernels(settings: TorchConfig, device: str, why: str = "") -> Iterat
 
 
 def _survey(settings: TorchConfig, device: str) -> KernelSurvey:
-    """Return the survey of torch's devices.
+    """Return the devices that torch can use, as reported by a separate process that imports torch.
 
     Raises:
-        ValueError: the survey failed; the text is its last error line.
+        ValueError: the separate process failed; the text is its last error line.
     """
     options = msgspec.json.encode(settings.engine_options(device)).decode()
     command = [sys.executable, "-m", "helexa.neuron.kernel_survey", options]

@@ -24,10 +24,10 @@ _INSTRUCTIONS = {
 
 
 def look_at_machine(device: str) -> Iterator[Finding]:
-    """Yield findings about the hardware.
+    """Yield findings about the operating system, the CPU, the compiler and the accelerators.
 
     Args:
-        device: configured device; `auto` is the best usable device.
+        device: configured device; `auto` means the best usable device.
     """
     facts = discover()
     memory = f"{facts.memory_total_mb} MiB of memory"
@@ -80,7 +80,7 @@ def _triton() -> Iterator[Finding]:
 
 
 def _instructions() -> list[str] | None:
-    """Return the instruction sets of `_INSTRUCTIONS` that the CPU has; None if unknown."""
+    """Return the instruction sets that the CPU has, among those that `_INSTRUCTIONS` lists; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Check whether the node can listen on its address."""
+"""Check whether the node can listen on its configured address."""
 
 import psutil
 
@@ -8,7 +8,10 @@ from helexa.neuron.doctor.finding import Finding
 
 
 def look_at_port(host: str, port: int) -> Finding:
-    """Try to listen on the address. A port in use is only a note, because the owner may be this node."""
+    """Return a finding on whether this process can listen on `host` and `port`.
+
+    A port in use yields a note and not a fault, because the process that uses the port may be this node.
+    """
     try:
         bind((host, port)).close()
     except AddressInUseError:

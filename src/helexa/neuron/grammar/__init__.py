@@ -1,7 +1,8 @@
-"""Grammars that constrain a message, in llguidance's format, and a check that a grammar compiles.
+"""Build grammars that constrain a model's answer, in llguidance's format, and check that a grammar compiles.
 
-A grammar is a string in llguidance's JSON. The engine compiles it to a token mask. Building a grammar has no side
-effects.
+A grammar is JSON text in llguidance's format. The engine compiles the grammar and masks tokens that it forbids.
+Building
+a grammar has no side effects.
 """
 
 from helexa.neuron.grammar.answer import for_choice, for_lark, for_regex, for_schema

@@ -1,4 +1,4 @@
-"""Grammars of a whole message: a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
+"""Build grammars of a whole answer from a JSON Schema, a regular expression, a list of strings, or a Lark grammar."""
 
 import re
 from collections.abc import Sequence
@@ -13,11 +13,13 @@ _QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\\n])+/')
 
 
 def for_schema(schema: Any, *, lenient: bool = False) -> str:
-    """Return the grammar of JSON that matches a schema, without white space. `{"type": "object"}` is JSON mode.
+    """Return the grammar of JSON text that matches a schema, without white space. `{"type": "object"}` means any JSON
+    object.
 
     Args:
         schema: the JSON Schema.
-        lenient: ignore keywords that llguidance cannot enforce; otherwise the grammar does not compile.
+        lenient: ignore keywords that llguidance cannot enforce. If False, a schema with such a keyword does not
+            compile.
 
     Raises:
         ApiError: 400 `invalid_schema`: the value is not a schema.
@@ -27,9 +29,7 @@ def for_schema(schema: Any, *, lenient: bool = False) -> str:
 
 
 def for_regex(regex: str) -> str:
-    """Return the grammar of text that fully matches a regular expression in the syntax of Rust's `regex`, without
-    look-around.
-    """
+    """Return the grammar of text that fully matches `regex`, in the syntax of Rust's `regex` (without look-around)."""
     anchored = regex.removeprefix("^")
     if anchored.endswith("$") and not re.search(r"(?<!\\)(?:\\\\)*\\\$$", anchored):
         anchored = anchored[:-1]
@@ -38,10 +38,10 @@ def for_regex(regex: str) -> str:
 
 
 def for_choice(choices: Sequence[str]) -> str:
-    """Return the grammar of a choice between strings.
+    """Return the grammar of an answer that is exactly one of the strings in `choices`.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: the list is empty or holds an empty string.
+        ApiError: 400 `invalid_grammar`: `choices` is empty or holds an empty string.
     """
     if not choices or not all(choices):
         raise ApiError(400, "invalid_grammar", "there must be at least one choice, and none may be empty")
@@ -50,10 +50,10 @@ def for_choice(choices: Sequence[str]) -> str:
 
 
 def for_lark(lark: str) -> str:
-    """Return the grammar of a context-free grammar in llguidance's variant of Lark.
+    """Return the grammar that `lark` defines, written in llguidance's variant of Lark.
 
     Raises:
-        ApiError: 400 `invalid_grammar`: the grammar names special tokens, or is not Lark.
+        ApiError: 400 `invalid_grammar`: `lark` names special tokens, or is not a Lark grammar.
     """
     if "::=" in lark:
         raise ApiError(400, "invalid_grammar", "the grammar must be in Lark syntax, with rules such as 'start: ...'")

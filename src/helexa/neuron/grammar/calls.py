@@ -1,4 +1,4 @@
-"""Grammars of one tool call, by tool-call format."""
+"""Build the grammar of one tool call, with one function per syntax of calls."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,15 @@ _LINE = "\n"
 
 
 def json_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of `{"name": ..., "arguments": {...}}`."""
+    """Return the grammar of a call of the tool `offer`, written as `{"name": ..., "arguments": {...}}`."""
     lead = f'{{"name": "{offer.name}", "arguments": '
     return f'{literal(lead)} {offer.arguments(rules)} "}}"'
 
 
 def schema_call(rules: Rules, offer: Offer, key: str) -> str:
-    """Return the grammar of `{"name": ..., KEY: {...}}` as a single JSON schema, so that other JSON can be an
-    alternative.
+    """Return the grammar of a call of the tool `offer`, written as `{"name": ..., KEY: {...}}`.
+
+    The grammar is a single JSON schema, so other JSON can be an alternative to the call.
     """
     schema = {
         "type": "object",
@@ -32,7 +33,10 @@ def schema_call(rules: Rules, offer: Offer, key: str) -> str:
 
 
 def xml_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of `<function=NAME>` with tagged parameters, or of JSON if tags cannot express the schema."""
+    """Return the grammar of a call of the tool `offer`, written as `<function=NAME>` with tagged parameters.
+
+    If tags cannot express the tool's schema, the grammar requires a JSON call instead.
+    """
     parameters = {name: Parameter(offer, name, _XML_TAGS) for name in offer.properties}
     if not (offer.is_plain and all(is_name(name) and parameter.is_exact for name, parameter in parameters.items())):
         return json_call(rules, offer)
@@ -45,7 +49,7 @@ def xml_call(rules: Rules, offer: Offer) -> str:
 
 
 def python_call(rules: Rules, offer: Offer) -> str:
-    """Return the grammar of `NAME(KEY=VALUE, ...)`, with values in JSON.
+    """Return the grammar of a call of the tool `offer`, written as `NAME(KEY=VALUE, ...)` with values in JSON.
 
     Raises:
         ApiError: 400 `unsupported_schema`: the format cannot express the schema of a strict tool.
@@ -66,7 +70,7 @@ def python_call(rules: Rules, offer: Offer) -> str:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """Return a schema whose references are adjusted to its new place `place`."""
+    """Return a copy of `schema` for embedding at `place` in another schema: each `#` reference begins with `place`."""
     if isinstance(schema, list):
         return [_moved(item, place) for item in schema]
     if not isinstance(schema, Mapping):
@@ -79,7 +83,7 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def _writable(offer: Offer, names: Iterable[str]) -> list[str]:
-    """Return the names of parameters that the format can write.
+    """Return those of the parameter names `names` that can be written as text in a call.
 
     Raises:
         ApiError: 400 `unsupported_schema`: the format cannot write a required parameter, or a strict schema is not a

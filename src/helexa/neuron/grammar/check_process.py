@@ -1,7 +1,8 @@
-"""Process that compiles grammars, so that a malicious grammar can crash only this process.
+"""Program that compiles grammars in its own process, so that a malicious grammar can crash only this process.
 
-It reads one grammar per line, a JSON string, and writes one `Verdict` per line, in JSON. It exits at the end of
-standard input.
+The program reads one grammar per line, as a JSON string, and writes one `Verdict` per line, in JSON. It exits at the
+end
+of standard input.
 """
 
 import json
@@ -31,7 +32,7 @@ _SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contai
 
 
 def judge(grammar: str) -> Verdict:
-    """Compile a grammar. Return the result."""
+    """Compile a grammar and return the compiler's error, or an empty `Verdict` for a valid grammar."""
     if not (error := _error_of(grammar)):
         return Verdict()
     for rule in json.loads(grammar)["grammars"]:
@@ -53,7 +54,10 @@ def _error_of_schema(schema: Any) -> str:
 
 
 def _pointer(schema: dict[str, Any], error: str) -> str:
-    """Return the JSON pointer of the innermost subschema that alone has the same error, within a time limit."""
+    """Return the JSON pointer of the part of `schema` that causes `error`.
+
+    The part is the innermost subschema that has the same error if compiled alone. The search has a time limit.
+    """
     context = {key: schema[key] for key in (*DEFINITIONS, "x-guidance") if key in schema}
     pointer = ""
     end = time.process_time() + _SEARCH_SECONDS
@@ -92,7 +96,7 @@ def _serve() -> None:
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Compile grammars from standard input until standard input ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the signal ends the process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # other systems do not enforce the limit on address space

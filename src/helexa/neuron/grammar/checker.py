@@ -24,9 +24,9 @@ _SECONDS = 30.0  # wall-clock limit, on a machine with other work
 
 
 class GrammarChecker:
-    """Compiles grammars in a separate process, which starts at the first check and is restarted after a crash.
+    """Compiles grammars in a separate process.
 
-    The results of the most recent grammars are cached.
+    The process starts at the first check and is restarted after a crash. The results of recent grammars are cached.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,16 @@ class GrammarChecker:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
 
     async def compile_check(self, grammar: str, param: str) -> None:
-        """Raise if a grammar does not compile.
+        """Raise an error if a grammar does not compile.
 
         Args:
             grammar: the serialized grammar.
-            param: name of the request's field with the grammar.
+            param: name of the request field that contains the grammar.
 
         Raises:
-            ApiError: 400 `invalid_schema` or `invalid_grammar` with location and reason; 503 if too many grammars
-                wait or the check failed.
+            ApiError: 400 `invalid_schema` or `invalid_grammar`: the grammar does not compile; the message has location
+                and
+                reason. 503: too many grammars wait for the check, or the check failed.
         """
         try:
             encoded = grammar.encode()
@@ -60,7 +61,7 @@ class GrammarChecker:
             raise _error(verdict, param)
 
     async def aclose(self) -> None:
-        """End the process."""
+        """End the process that compiles grammars."""
         async with self._turn:
             await self._end()
 

@@ -1,4 +1,4 @@
-"""Limit the digits of numbers: weak models otherwise write digits until their output limit."""
+"""Limit the digits of numbers in a schema, because weak models may otherwise write digits up to their output limit."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,7 +21,9 @@ _SCHEMAS = ("items", "additionalItems", "prefixItems", "contains", "additionalPr
 
 
 def bounded(schema: Any) -> Any:
-    """Return a schema that limits unbounded numbers to 18 digits before and 10 after the decimal point."""
+    """Return a copy of `schema` in which numbers without bounds have at most 18 digits before and 10 after the decimal
+    point.
+    """
     if isinstance(schema, list):
         return [bounded(item) for item in schema]
     if not isinstance(schema, Mapping):
@@ -40,7 +42,7 @@ def bounded(schema: Any) -> Any:
 
 
 def _bounds(schema: Mapping[str, Any], *, integer: bool) -> dict[str, Any]:
-    """Return the missing bounds of a numeric schema."""
+    """Return the bounds to add to a numeric schema that does not limit its numbers."""
     stated = [schema[key] for key in (*_LOWER, *_UPPER) if key in schema]
     if not all(isinstance(bound, int | float) and abs(bound) <= LARGEST for bound in stated):
         return {}

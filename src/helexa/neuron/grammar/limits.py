@@ -1,4 +1,4 @@
-"""Limits on the cost of a grammar, for both the check and the engine."""
+"""Limits on the cost of compiling a grammar, which the server's check and the engine share."""
 
 MAX_BYTES = 1 << 19
 """Length limit of a grammar, in UTF-8 bytes."""

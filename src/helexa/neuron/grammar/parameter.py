@@ -1,4 +1,4 @@
-"""Grammar of a parameter between tags, where strings are written bare and other values as JSON."""
+"""Grammar of a tool parameter that is written between tags: strings are bare text, other values are JSON."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -19,16 +19,17 @@ _UNTAGGED = "helexa-untagged"
 
 
 class Parameter:
-    """One parameter of a tool.
+    """Builds the grammar of one tool parameter that is written between tags.
 
     Args:
         offer: the tool.
         name: name of the parameter.
-        tags: strings that would end the value, all beginning with `<`.
+        tags: strings that would end the value; all begin with `<`.
 
     Attributes:
-        kind: syntax of the value. `restricted` is bare text whose schema has restrictions that the grammar cannot
-            enforce.
+        kind: syntax of the value. `option`: one of the values that the schema lists. `text`: any bare text.
+            `restricted`:
+            bare text whose schema has restrictions that the grammar cannot enforce. `json`: JSON.
     """
 
     def __init__(self, offer: Offer, name: str, tags: tuple[str, ...]) -> None:
@@ -42,11 +43,11 @@ class Parameter:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether every text that the grammar allows is parsed as a value that the schema accepts."""
+        """Return whether the parser turns every text that the grammar allows into a value that the schema accepts."""
         return self.kind in ("option", "text") or (self.kind == "json" and (self._is_bare or self._ends))
 
     def value(self, rules: Rules, margin: str, tag: str) -> str:
-        """Return a reference to the value and the tag after it, with `margin` before the tag."""
+        """Return a reference to the value, then the string `margin`, then the marker `tag` that ends the value."""
         if self.kind in ("text", "restricted"):
             return rules.text_to(margin, tag, rules.add("VALUE", without(self._tags)))
         if self.kind == "option":
@@ -66,7 +67,10 @@ class Parameter:
         return "json"
 
     def _written_options(self) -> Iterable[str]:
-        """Yield the texts of the values that the schema lists, written so that the parser restores each value."""
+        """Yield the text of each value that the schema lists in `const` or `enum`.
+
+        A value is omitted if the parser would not restore it from its text.
+        """
         listed = [self._schema["const"]] if "const" in self._schema else self._schema.get("enum")
         for option in listed if isinstance(listed, list) else ():
             for text in (option, json.dumps(option, ensure_ascii=False)):
@@ -81,7 +85,7 @@ class Parameter:
 
     @property
     def _is_bare(self) -> bool:
-        """Return whether the JSON of the value contains no strings."""
+        """Return whether the schema allows only values whose JSON contains no strings."""
         names = type_names(self._schema)
         return bool(names) and names <= _WITHOUT_TEXT
 
@@ -90,9 +94,9 @@ class Parameter:
         return ends_somewhere(self._schema, self._offer.schema)
 
     def _untagged(self) -> dict[str, Any] | None:
-        """Return the schema of JSON without tags in its strings; None if no tag can occur or the schema is recursive.
+        """Return a schema of JSON whose strings contain no tags, to combine with the parameter's schema.
 
-        llguidance cannot intersect recursive schemas; they remain unchanged.
+        Return None if no tag can occur or the schema is recursive: llguidance cannot intersect recursive schemas.
         """
         if self._is_bare or not self._ends:
             return None
@@ -109,7 +113,7 @@ class Parameter:
 
 
 def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] | None = None) -> str:
-    """Return a reference to a parameter's value as JSON, which must also match the schema `limit`."""
+    """Add a parameter's value, as JSON, to `rules` and return a reference to it. The value must also match `limit`."""
     schema = offer.properties[name]
     defined = definitions(offer.schema)
     if limit is not None:
@@ -122,7 +126,7 @@ def json_value(rules: Rules, offer: Offer, name: str, limit: Mapping[str, Any] |
 
 
 def _has_plain_string(schema: Any, depth: int = 4) -> bool:
-    """Return whether the schema allows any string."""
+    """Return whether the schema allows any string, without restrictions such as `pattern`."""
     if not isinstance(schema, Mapping) or schema.keys() & _RESTRICTING or not depth:
         return False
     if names := type_names(schema):

@@ -17,10 +17,11 @@ _SPACED = _COMPACT | {"item_separator": ", ", "key_separator": ": "}
 
 
 class Rules:
-    """Collects the rules of a grammar.
+    """Collects the rules of a grammar. Its methods return references, which other rules use as names of grammar
+    elements.
 
     Args:
-        token_id: returns the token id of a marker. The grammar requires these markers as single tokens.
+        token_id: returns the token id of a marker, or None. The grammar requires such a marker as a single token.
     """
 
     def __init__(self, token_id: TokenId = lambda _: None) -> None:
@@ -29,8 +30,9 @@ class Rules:
         self._nested: dict[str, dict[str, Any]] = {}
 
     def add(self, name: str, body: str) -> str:
-        """Define a rule and return its reference. Names in capitals are terminals; `[lazy]` and other options may
-        follow.
+        """Define a rule and return a reference to it.
+
+        A name in capitals defines a terminal. `name` may end in options such as `[lazy]`.
         """
         self._lines[f"{name}: {body}"] = None  # a dict, because the same rule may be added twice
         return name.partition("[")[0]
@@ -50,12 +52,12 @@ class Rules:
         return f"{text} {self.marker(marker)}"
 
     def schema(self, name: str, schema: Any, *, spaced: bool = False, lenient: bool = False) -> str:
-        """Return a reference to JSON of a schema, with limited digits of numbers.
+        """Return a reference to JSON text that matches `schema`, with a limited number of digits in numbers.
 
         Args:
             name: name of the schema in error messages, with `_` for spaces.
             schema: the JSON Schema.
-            spaced: write a space after commas and colons; otherwise no white space.
+            spaced: require a space after commas and colons. If False, no white space is allowed.
             lenient: ignore keywords that llguidance does not support.
         """
         options = (_SPACED if spaced else _COMPACT) | ({"lenient": True} if lenient else {})
@@ -66,27 +68,27 @@ class Rules:
         return self._add_nested({"name": name, "json_schema": bounded(without_draft) | {"x-guidance": options}})
 
     def lark(self, name: str, text: str) -> str:
-        """Return a reference to a complete Lark grammar."""
+        """Add a complete Lark grammar, `text`, and return a reference to it."""
         return self._add_nested({"name": name, "lark_grammar": text})
 
     def include(self, name: str, grammar: str) -> str:
-        """Return a reference to a serialized grammar."""
+        """Add the rules of another serialized grammar and return a reference to it."""
         first, *nested = json.loads(grammar)["grammars"]
         for rule in nested:
             self._add_nested(rule)
         return self.lark(name, first["lark_grammar"])
 
     def is_token(self, marker: str) -> bool:
-        """Return whether a marker is a single token."""
+        """Return whether the model's vocabulary has `marker` as a single token."""
         return self._token_id(marker) is not None
 
     def marker(self, marker: str) -> str:
-        """Return a marker as its token, or as a literal string."""
+        """Return `marker` in the grammar's syntax: its token, or a literal string if it is not a single token."""
         token = self._token_id(marker)
         return literal(marker) if token is None else f"<[{token}]>"
 
     def serialised(self, start: str) -> str:
-        """Return the serialized grammar with the start rule `start`."""
+        """Return the grammar as JSON text. `start` is the body of its start rule."""
         text = "\n".join([f"start: {start}", *self._lines, ""])
         return json.dumps({"grammars": [{"lark_grammar": text}, *self._nested.values()]}, ensure_ascii=False)
 
@@ -96,7 +98,7 @@ class Rules:
 
 
 def literal(text: str) -> str:
-    """Return a literal that matches exactly `text`, which must not be empty."""
+    """Return the Lark literal that matches exactly `text`, which must not be empty."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -11,7 +11,7 @@ _MAX_STEPS = 150
 
 
 def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
-    """Return a JSON Schema after checking its type and nesting depth.
+    """Return `schema` if it is an object of limited nesting depth; return `{}` for `true`.
 
     Args:
         schema: the value from the request.
@@ -33,18 +33,18 @@ def checked_schema(schema: Any, label: str) -> Mapping[str, Any]:
 
 
 def type_names(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Return the types that `type` allows; empty if the schema has no `type`."""
+    """Return the types that the schema's `type` keyword allows; empty if the schema has no `type`."""
     types = schema.get("type")
     return frozenset(name for name in (types if isinstance(types, list) else [types]) if isinstance(name, str))
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the definitions of a schema, by keyword."""
+    """Return the definitions that `$ref` can name, by the keyword that holds them (`$defs`, `definitions`)."""
     return {key: schema[key] for key in DEFINITIONS if isinstance(schema.get(key), Mapping)}
 
 
 def ends_somewhere(subschema: Any, schema: Mapping[str, Any]) -> bool:
-    """Return whether all references in `subschema` lead to definitions in `schema`, without cycles."""
+    """Return whether all references in `subschema` lead to definitions in `schema` and form no cycle."""
     return _ends(subschema, schema, {}, 0)
 
 

@@ -1,4 +1,4 @@
-"""Grammars of tool calls in the model's tool-call format."""
+"""Build grammars of answers with tool calls, in the model's tool-call format."""
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ MAX_CALLS = 16
 
 @dataclass(frozen=True)
 class _Calls:
-    """Grammar of a list of calls.
+    """Grammar of a list of tool calls.
 
     Attributes:
-        opener: marker at the beginning of the list; "" for none.
+        opener: marker at the beginning of the list; "" if the format has none.
         body: grammar of the text after `opener`.
     """
 
@@ -42,19 +42,19 @@ def for_tools(
     message: str = "",
     reasons: bool = True,
 ) -> str:
-    """Return the grammar of calls with arguments that match the tools' schemas.
+    """Return the grammar of an answer that calls tools, with arguments that match the tools' schemas.
 
     Args:
         family: name of the tool-call format.
         tools: callable tools.
-        choice: `required`: calls only; a tool's name: calls of this tool only; `auto`: text, calls or both. Text that
-            begins like a call must be a call.
+        choice: `required` allows only calls, a tool's name only calls of this tool, and `auto` text, calls or both.
+            With `auto`, text that begins like a call must be a call.
         parallel: allow several calls, if the format supports them.
         strict: names of tools whose schemas are fully enforced. For other tools, keywords that llguidance cannot
             enforce are ignored.
         token_id: returns the token id of a marker, or None.
-        message: grammar of a message; with `auto`, the output is either the message or calls.
-        reasons: allow reasoning before, in formats that frame reasoning like calls (harmony).
+        message: grammar of an answer without calls; with `auto`, the output is either this answer or calls.
+        reasons: allow reasoning before the answer, in formats that frame reasoning like calls (Harmony).
 
     Raises:
         ApiError: 400 `invalid_schema` or `unsupported_schema`, naming the tool, or `invalid_grammar`: the chosen tool
@@ -99,7 +99,7 @@ def _llama(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """The tokens around the list are optional, if the vocabulary has them."""
+    """Return the grammar of calls as a Python list. Tokens around the list are optional if the vocabulary has them."""
     call = rules.add("call", _either(python_call(rules, offer) for offer in offers))
     listed = f'"[" {_several(call, ", ", limit)} "]"'
     start, end = "<|python_start|>", "<|python_end|>"
@@ -109,7 +109,7 @@ def _pythonic(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """Allow the older format, and the newer format if the vocabulary has its token."""
+    """Return the grammar of Mistral's older format, and also of the newer format if the vocabulary has its token."""
     opener, arguments = "[TOOL_CALLS]", "[ARGS]"
     call = rules.add("call", _either(json_call(rules, offer) for offer in offers))
     body = f'" "? "[" {_several(call, ", ", limit)} "]"'
@@ -121,7 +121,7 @@ def _mistral(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
-    """Allow the format of V3 and R1 and the format of V3.1."""
+    """Return the grammar of DeepSeek's calls in two formats: that of V3 and R1, and that of V3.1."""
     begin, separator, end = (rules.marker(f"<｜tool▁{name}｜>") for name in ("call▁begin", "sep", "call▁end"))
     either: list[str] = []
     for offer in offers:
@@ -135,7 +135,12 @@ def _deepseek(rules: Rules, offers: list[Offer], limit: int) -> _Calls:
 
 
 def _harmony(rules: Rules, offers: list[Offer], may_message: bool, content: str, reasons: bool) -> str:
-    """Return optional reasoning, then one call, which ends the turn; or text, then a call or a message."""
+    """Return the grammar of an answer with tool calls in the Harmony format.
+
+    The answer is optional reasoning, then one call, which ends the answer. If `may_message`, text may precede the call,
+    and
+    a final message may replace the call.
+    """
     channel, message, constrain = map(rules.marker, ("<|channel|>", "<|message|>", "<|constrain|>"))
     head = "commentary to=functions."
     calls = _either(

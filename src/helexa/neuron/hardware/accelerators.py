@@ -21,10 +21,10 @@ _PATIENCE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The NVIDIA devices, constant during the process's lifetime.
+    """The NVIDIA devices of this machine, which do not change during the process's lifetime.
 
     Attributes:
-        devices: the visible devices.
+        devices: the devices that engines can use.
         cuda_version: highest CUDA version that the driver supports.
         driver_version: version of the driver.
         unavailable: why no device is usable although a driver is installed.
@@ -38,7 +38,7 @@ class Accelerators:
 
 @cache
 def accelerators() -> Accelerators:
-    """Return the devices visible to engines. Never raises, and limits the wait for an unresponsive driver."""
+    """Return the NVIDIA devices that engines can use. Never raises, and limits the wait for an unresponsive driver."""
     results: list[Accelerators] = []
     # A separate thread: a call into a driver that lost its device may never return.
     thread = threading.Thread(target=lambda: results.append(_find()), name="nvml", daemon=True)
@@ -75,7 +75,7 @@ def _find() -> Accelerators:
 
 
 def device_health() -> list[DeviceHealth]:
-    """Return the current readings of the responsive devices. Slow if a busy driver holds its lock."""
+    """Return current readings of all devices that respond. The call may block if a busy driver holds its lock."""
     nvml, _ = _nvml()
     if nvml is None:
         return []
@@ -89,11 +89,11 @@ def device_health() -> list[DeviceHealth]:
 
 
 def visible(wanted: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return the indexes of the visible devices, in CUDA's order.
+    """Return the indexes of the devices that CUDA makes visible, in CUDA's order.
 
     Args:
-        wanted: value of `CUDA_VISIBLE_DEVICES`, numbers or UUID prefixes. CUDA ignores the first invalid entry and all
-            entries after it.
+        wanted: value of `CUDA_VISIBLE_DEVICES`: a list of numbers or UUID prefixes. CUDA ignores the first invalid
+            entry and all entries after it.
         uuids: UUIDs of all devices, in bus order.
     """
     if wanted is None:
@@ -182,7 +182,7 @@ def _reading(nvml: Any, index: int, nvml_index: int) -> DeviceHealth | None:
 
 
 def _versions() -> str:
-    """Return the versions of the kernel module and of the library, as text. Both must be equal."""
+    """Return the versions of NVIDIA's kernel module and of its library, as text. NVML needs equal versions."""
     try:
         module = Path("/sys/module/nvidia/version").read_text().strip()
         maps = Path("/proc/self/maps").read_text()

@@ -21,7 +21,7 @@ _SHA = re.compile(r"[0-9a-f]{7,64}")
 
 @cache
 def build_facts() -> dict[str, Any]:
-    """Return the body of `GET /version`. The first call may run git in a checkout."""
+    """Return the body of `GET /version`. The first call may run git if helexa runs from a git checkout."""
     sha, dirty = _commit()
     torch = _torch_facts()
     return {
@@ -47,10 +47,10 @@ def installed_version(package: str) -> str:
 
 
 def _commit() -> tuple[str, bool | None]:
-    """Return the commit, and whether files differ from the commit (None: unknown).
+    """Return the commit of helexa's code, and whether files differ from the commit (None: unknown).
 
     The commit comes from `HELEXA_BUILD_SHA`, else from pip's record of an installation from a repository, else from the
-    checkout.
+    git checkout.
     """
     sha = os.environ.get("HELEXA_BUILD_SHA") or _commit_from_pip()
     if sha and _SHA.fullmatch(sha):

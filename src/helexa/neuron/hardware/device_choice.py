@@ -14,7 +14,7 @@ _WORKING_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A CUDA device: its name in torch, and its free memory."""
+    """A CUDA device, with its name in torch and its free memory."""
 
     device: str
     free_bytes: int
@@ -22,7 +22,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A device, the reason for its choice, and the reasons against better devices."""
+    """The device chosen for a model, the reason for the choice, and the reasons against better devices."""
 
     device: str
     reason: str
@@ -35,13 +35,14 @@ class DeviceChoice:
 def choose_device(
     model_bytes: int, gpus: Sequence[Gpu], *, mps: bool = False, skipped: Sequence[str] = ()
 ) -> DeviceChoice:
-    """Return the CUDA device with the most free memory if the model fits there, else Apple's GPU, else the CPU.
+    """Choose the CUDA device with the most free memory if the model fits into this memory, else Apple's GPU, else the
+    CPU.
 
     Args:
         model_bytes: size of the model's files; 0 if unknown.
         gpus: the usable CUDA devices.
-        mps: the machine has Apple's GPU.
-        skipped: known problems of other devices.
+        mps: the machine has Apple's GPU (torch's `mps` device).
+        skipped: why other devices cannot be used; the result includes these texts.
     """
     needed = int(model_bytes * _WORKING_SHARE) + _WORKING_BYTES
     passed_over = list(skipped)
@@ -55,7 +56,7 @@ def choose_device(
 
 
 def device_for(model_bytes: int) -> DeviceChoice:
-    """Return the device for a model on this machine, by its current free memory."""
+    """Choose the device for a model of `model_bytes` bytes on this machine, by the current free memory."""
     facts = discover()
     if torch_version().endswith("+cpu"):
         skipped_devices = [
@@ -70,5 +71,5 @@ def device_for(model_bytes: int) -> DeviceChoice:
 
 
 def _free(device: Device, free_bytes: Mapping[int, int]) -> int:
-    """Return a device's free bytes. A device that never reports memory is assumed to use host memory."""
+    """Return a device's free bytes. If a device never reports its memory, return the free host memory."""
     return free_bytes.get(device.index, 0) if device.vram_total_mb else host_memory()[0]

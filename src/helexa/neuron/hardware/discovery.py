@@ -20,7 +20,10 @@ _DRIVER = Path("/dev/nvidiactl")
 
 @cache
 def discover() -> Discovery:
-    """Return the facts that are constant during the process's lifetime. The caller sets `max_prompt_tokens`."""
+    """Return the hardware facts that do not change during the process's lifetime. The caller sets `max_prompt_tokens`.
+
+    The caller sets `max_prompt_tokens`.
+    """
     nvml = accelerators()
     return Discovery(
         hostname=socket.gethostname(),

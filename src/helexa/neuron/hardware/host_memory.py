@@ -9,7 +9,7 @@ _RECLAIMABLE = ("inactive_file ", "active_file ", "slab_reclaimable ")
 
 
 def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[int, int]:
-    """Return free and total bytes of the machine, limited by the control group of the container or service.
+    """Return the free and the total bytes of host memory, limited by the control group of the container or service.
 
     Args:
         cgroup: root folder of control groups, version 2.
@@ -27,7 +27,9 @@ def host_memory(cgroup: Path = _CGROUP, own_group: str | None = None) -> tuple[i
 
 
 def own_bytes(pid: int) -> int | None:
-    """Return a process's memory that cannot be read again from a file; None if the process does not exist."""
+    """Return the bytes of a process's memory that the kernel cannot reread from a file; None if the process does not
+    exist.
+    """
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -57,7 +59,7 @@ def _reclaimable(cgroup: Path) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None if the file is missing or holds `max`."""
+    """Return the number that a file contains; None if the file is missing or contains `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

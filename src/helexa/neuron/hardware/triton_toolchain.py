@@ -1,4 +1,4 @@
-"""Check Triton's build requirements: a C compiler and Python's headers, to compile small libraries."""
+"""Check that Triton can compile its small helper libraries: it needs a C compiler and Python's headers."""
 
 import importlib.util
 import os
@@ -15,12 +15,12 @@ _LIBRARY = f"*/cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def triton_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of compiled kernels: `$TRITON_CACHE_DIR`, else a folder in the node's cache."""
+    """Return the folder of kernels compiled by Triton: `$TRITON_CACHE_DIR`, else a folder in the node's cache."""
     return Path(environ.get("TRITON_CACHE_DIR") or cache_root(None, environ) / "triton")
 
 
 def triton_missing(environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return what prevents Triton from working on a GPU, and the remedy; None if no problem is known."""
+    """Return why Triton cannot work on a GPU, and the remedy; None if no problem is known."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed: pip install triton"
     if any(triton_cache(environ).glob(_LIBRARY)):

@@ -1,4 +1,4 @@
-"""Load the default models at start, in order, in the background, and report progress to `/health`."""
+"""Load the default models in the background when the node starts, one by one, and report the progress to `/health`."""
 
 import asyncio
 import logging
@@ -19,8 +19,8 @@ LONGEST_PAUSE_SECONDS = 300.0
 class Activation:
     """Loads the default models one after another.
 
-    A model whose files cannot be downloaded stays pending. It is tried again after a pause, after the other models. Any
-    other error is final.
+    A model whose files cannot be downloaded stays pending. After all other models, the node waits and tries its
+    download again. A load that fails with another error is not tried again.
     """
 
     def __init__(
@@ -37,12 +37,12 @@ class Activation:
         registry.awaited |= self._waiting.keys()
 
     def snapshot(self) -> fleet.Activation:
-        """Return the current progress."""
+        """Return the current progress of the default models, as `/health` reports it."""
         pending = [model_id for model_id in self._waiting if model_id != self._state.in_progress]
         return self._state.model_copy(update={"pending": pending}, deep=True)
 
     async def run(self) -> None:
-        """Load all models; return when no model is pending."""
+        """Load all default models. Return when each model is loaded or has finally failed."""
         pause = FIRST_PAUSE_SECONDS
         for attempt in range(1, ATTEMPTS + 1):
             for model_id, spec in list(self._waiting.items()):

@@ -20,10 +20,10 @@ _ACCELERATOR = (120.0, 800.0)
 
 @dataclass(frozen=True)
 class Facts:
-    """Fixed properties of an engine.
+    """Fixed properties of an engine that limit a model's context.
 
     Attributes:
-        context: positions of a sequence, limited by training, configuration and cache.
+        context: largest number of tokens in a sequence, by training, configuration and cache size.
         pages: number of KV pages.
         page_size: tokens per KV page.
         page_bytes: bytes per KV page.
@@ -39,10 +39,10 @@ class Facts:
 
 @dataclass(frozen=True)
 class Readings:
-    """Current measurements.
+    """Current measurements that limit a model's context.
 
     Attributes:
-        missing_bytes: memory that was granted to the engine but is in use by other programs.
+        missing_bytes: bytes of the engine's memory grant that other programs use.
         tok_s_prefill: measured prompt tokens per second; 0 before a measurement.
     """
 
@@ -51,9 +51,10 @@ class Readings:
 
 
 def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> Limit:
-    """Return three limits in tokens: the context, a prompt that leaves space for a full answer, and this answer.
+    """Return three limits, in tokens: of the context, of a prompt (`input`) and of an answer (`output`).
 
-    A context of 0 means that there is no memory for any request.
+    The limit of a prompt is the context without the space reserved for an answer. A context of 0 means that there is no
+    memory for any request.
     """
     context = min(facts.context, _cached_positions(facts, readings.missing_bytes))
     if settings.enabled:
@@ -66,20 +67,20 @@ def context_limit(facts: Facts, readings: Readings, settings: ContextLimitConfig
 
 
 def rate_ceiling(facts: Facts, readings: Readings, settings: ContextLimitConfig) -> int:
-    """Return the length of a prompt that is prefilled within the time limit, in tokens."""
+    """Return the length of the longest prompt, in tokens, whose prefill takes at most the configured time."""
     seconds = settings.target_prefill_latency_secs or (_CPU if facts.cpu else _ACCELERATOR)[0]
     return max(int(seconds * (readings.tok_s_prefill or first_rate(facts, settings))), LEAST_BY_RATE)
 
 
 def first_rate(facts: Facts, settings: ContextLimitConfig) -> float:
-    """Return the assumed prompt tokens per second before a measurement."""
+    """Return the prefill rate, in prompt tokens per second, that is assumed before a measurement."""
     return settings.bootstrap_prefill_tok_per_sec or (_CPU if facts.cpu else _ACCELERATOR)[1]
 
 
 class SteadyRate:
-    """A smoothed rate that keeps limits stable: it rises at once and falls late.
+    """Smooths a measured rate to keep limits stable: the rate rises at once and falls late.
 
-    The rate falls after `HOLD_SECONDS` of lower measurements, to the highest of these measurements.
+    If all measurements during `HOLD_SECONDS` are lower than the rate, it falls to the highest of these measurements.
 
     Args:
         first: rate before a measurement.
@@ -96,7 +97,7 @@ class SteadyRate:
         self._since: float | None = None
 
     def measure(self, rate: float) -> None:
-        """Add a measurement."""
+        """Add a measurement, and raise or lower `rate` if necessary."""
         if rate >= self.rate:
             self.rate, self._since = rate, None
         elif self._since is None:
@@ -108,6 +109,6 @@ class SteadyRate:
 
 
 def _cached_positions(facts: Facts, missing_bytes: int) -> int:
-    """Return the positions that the KV cache can really hold: pages without memory do not count."""
+    """Return the number of tokens that the KV cache can hold in the memory that is available, in full pages."""
     missing_pages = -(-missing_bytes // max(facts.page_bytes, 1))
     return max(facts.pages - missing_pages, 0) * facts.page_size

@@ -22,15 +22,16 @@ _UNCOUNTED = ("U8", "I8", "I32")  # packed codes, or scales of quantized values
 
 @dataclass(frozen=True)
 class Description:
-    """A model's properties by its files; None is unknown.
+    """Properties of a model that its files state; None means unknown.
 
     Attributes:
         architecture: `model_type` of a checkpoint, or the architecture name in a GGUF file.
         weights: storage format of most weights.
         parameters: number of elements of all tensors.
         context_length: trained context length, in tokens.
-        licence: license named in the file.
-        tools, reasoning: whether template and vocabulary support tool calls and reasoning.
+        licence: license that the file names.
+        tools: whether chat template and vocabulary support tool calls.
+        reasoning: whether chat template and vocabulary support reasoning.
         sampling: recommended sampling parameters.
         trouble: why this engine cannot run the model; empty if it can.
     """
@@ -50,7 +51,7 @@ def describe(path: Path) -> Description:
     """Describe the model at `path`, a GGUF file or a checkpoint folder.
 
     Raises:
-        ModelFileError: the files are not a model, or damaged.
+        ModelFileError: the files are no model, or they are damaged.
     """
     description = _of_checkpoint(path) if path.is_dir() else _of_gguf(path)
     try:

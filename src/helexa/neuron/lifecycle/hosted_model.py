@@ -1,4 +1,4 @@
-"""A model of this node and the state of its engine: serving, recovering or quarantined."""
+"""A model of this node together with the state of its engine: serving, recovering or quarantined."""
 
 import asyncio
 import logging
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class Launch(Protocol):
-    """Starts an engine for one model, always with the same options."""
+    """Function that starts an engine for one model. Each call uses the same engine options."""
 
     def __call__(
         self, *, on_progress: Callable[[Progress], None] | None, on_exit: Callable[[str], None]
     ) -> Awaitable[EngineClient]:
-        """Return the engine when it is ready.
+        """Start an engine and return its client when the engine is ready.
 
         Args:
             on_progress: receives the progress of the load.
@@ -35,7 +35,7 @@ class Launch(Protocol):
 
 
 class HostedModel:
-    """A model on this node from `open` until `close`, across restarts of its engine.
+    """A model on this node. `open` starts its engine, a crashed engine is restarted, and `close` ends the engine.
 
     Args:
         model_id: id in requests, without a scheme.
@@ -45,9 +45,10 @@ class HostedModel:
         restarts: decides when an engine may be restarted.
 
     Attributes:
-        status: `loading` before `open`, `loaded`, `recovering` during a restart, or `poisoned` (quarantined): too many
-            engines crashed, and no further restart is attempted.
-        reason: the cause of `recovering` or `poisoned`, in one line.
+        status: `loading` before `open` has started an engine, `loaded` while the model serves, `recovering` during a
+            restart of the engine, or `poisoned` (quarantined) after too many crashes, when the engine is not restarted
+            anymore.
+        reason: why the status is `recovering` or `poisoned`, in one line.
         model: serves requests while the status is `loaded`; replaced together with its engine.
     """
 
@@ -81,7 +82,7 @@ class HostedModel:
         self._closed = False
 
     async def open(self, on_progress: Callable[[Progress], None] | None = None) -> ServedModel:
-        """Start an engine.
+        """Start an engine and return the model that serves requests with it.
 
         Raises:
             HelexaError: the engine did not start; the text names the reason.
@@ -92,7 +93,7 @@ class HostedModel:
         return self.model
 
     def info(self) -> ModelInfo:
-        """Return the entry in `GET /models`. Does not wait for an engine."""
+        """Return the model's entry in `GET /models` without waiting for the engine."""
         info = self.model.info(self.status)
         if self.status != "loaded":
             info.servable = Servable(ok=False, reason=self.status, detail=self.reason)
@@ -101,11 +102,11 @@ class HostedModel:
         return info
 
     def retire(self) -> None:
-        """Disable restarts of the engine."""
+        """Disable restarts of the engine, so that its end counts as intended."""
         self._closed = True
 
     async def close(self) -> None:
-        """End the engine; its memory is free on return."""
+        """End the engine. Its memory is free when this method returns."""
         self.retire()
         if self._recovery is not None:
             self._recovery.cancel()

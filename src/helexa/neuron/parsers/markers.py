@@ -20,14 +20,14 @@ class Markers:
         self._max_prefix = max(map(len, self.strings), default=1) - 1
 
     def cannot_begin_in(self, text: str) -> bool:
-        """Return whether `text` has no first character of a marker, so that no marker begins in it."""
+        """Return True if `text` contains no first character of a marker. Then no marker begins in `text`."""
         return self._first.search(text) is None
 
     def find(self, text: str, start: int, ended: bool) -> tuple[int, str | None]:
-        """Return the position of the first marker from `start` on, and the marker.
+        """Find the first marker in `text` at or after position `start`. Return its position and the marker.
 
-        If `text` has no marker, return None and the position from which text may be the beginning of a marker. If
-        `ended`, no more text follows, and the position is the end of `text`.
+        If there is no marker, return None instead of a marker. The position is then where an incomplete marker may
+        begin, or the end of `text` if `ended`, which means that no more text follows.
         """
         if match := self._pattern.search(text, start):
             return match.start(), match.group()
@@ -40,7 +40,7 @@ class Markers:
         return len(text), None
 
     def at(self, text: str, start: int, ended: bool) -> str | None:
-        """Return the marker at position `start`; "" if there is none, None if more text is needed to decide.
+        """Return the marker at position `start`; "" if there is no marker, None if more text is needed to decide.
 
         Args:
             ended: no more text follows.

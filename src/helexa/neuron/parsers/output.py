@@ -16,7 +16,7 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 
 def random_call_id() -> str:
-    """Return a random call id."""
+    """Return a new random id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
@@ -24,15 +24,15 @@ class Output:
     """Collects the output events of one answer until `drain` returns them.
 
     Args:
-        tools: the offered tools; None if the tools are unknown, so that any name is accepted.
-        new_id: returns the id of a new call.
+        tools: the tools that the request offers; None if the tools are unknown, so that calls of any name are accepted.
+        new_id: function that returns an id for a new call.
 
     Attributes:
-        reasoning: the current text is reasoning.
-        begun: the output has text or a call.
+        reasoning: the last text that was added is reasoning.
+        begun: the output has answer text or a call.
         calls: number of calls that have begun.
-        open_call: the arguments of the last call are incomplete.
-        broken: a call before the last one ended with incomplete arguments.
+        open_call: True while the arguments of the last call are incomplete.
+        broken: True if a call other than the last call ended with incomplete arguments.
     """
 
     def __init__(self, tools: Tools | None, new_id: Callable[[], str]) -> None:
@@ -46,7 +46,7 @@ class Output:
         self._events: list[OutputEvent] = []
 
     def drain(self) -> list[OutputEvent]:
-        """Return the events since the last `drain`."""
+        """Return the events that were collected since the last call of `drain`."""
         events, self._events = self._events, []
         return events
 
@@ -62,29 +62,29 @@ class Output:
             self._events.append(ReasoningDelta(text))
 
     def was_reasoning(self) -> None:
-        """Mark the answer's text so far as reasoning."""
+        """Mark all answer text so far as reasoning."""
         if self.begun:
             self._events.append(WasReasoning())
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer may contain calls: tools are offered, or the tools are unknown."""
+        """Whether the parser may accept tool calls: the request offers tools, or the tools are unknown."""
         return self._tools is None or bool(self._tools)
 
     @cached_property
     def quoted_names(self) -> Markers:
-        """The names of the offered tools as JSON strings; none if the tools are unknown."""
+        """The names of the offered tools as markers, each written as a JSON string; none if the tools are unknown."""
         return Markers(json.dumps(name, ensure_ascii=False) for name in self._tools or ())
 
     def check(self, name: str, *, known: bool = False) -> None:
-        """Check the name of a tool.
+        """Raise an error if a call may not have this tool name.
 
         Args:
             name: name of the tool.
-            known: the name must belong to an offered tool, because nothing else marks the text as a call.
+            known: accept only names of offered tools, because nothing but the name marks the text as a call.
 
         Raises:
-            NotACall: the name is invalid, or unknown although `known` is set.
+            NotACall: the name is invalid, or `known` is set and no offered tool has this name.
         """
         if not name or len(name) > MAX_NAME or not name.isprintable():
             raise NotACall
@@ -92,14 +92,14 @@ class Output:
             raise NotACall
 
     def parameter(self, tool: str, name: str) -> Mapping[str, Any]:
-        """Return the JSON Schema of a tool's parameter with its definitions; empty if the parameter has no schema."""
+        """Return the JSON Schema of the parameter `name` of `tool`, with its definitions; empty if it has no schema."""
         tool_schema = (self._tools or {}).get(tool, {})
         properties = tool_schema.get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
         return with_definitions(schema, tool_schema) if isinstance(schema, Mapping) else {}
 
     def start(self, name: str) -> None:
-        """Begin a call."""
+        """Add the beginning of a call of the tool `name`."""
         self._events.append(ToolCallStart(self.calls, self._new_id(), name))
         self.calls += 1
         self.begun = True

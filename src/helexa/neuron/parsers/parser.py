@@ -14,25 +14,28 @@ from helexa.neuron.parsers.source import NotACall, Reading, Source
 class OutputParser:
     """Separates the output of a model into reasoning, tool calls and text.
 
-    The result does not depend on how the output is split into pushes.
+    The result does not depend on how callers split the output between calls of `push`.
 
-    Text that is not a call is reported unchanged. The parser drops markers, the syntax around names and arguments, and
-    white space before a call that begins the answer, between calls, after calls, and around reasoning.
+    Text that is not a call is reported unchanged. The parser drops:
+
+    * markers, and the syntax around names and arguments of calls,
+    * white space around reasoning, between calls and after calls, and before a call at the beginning of the answer.
 
     A call's arguments are validated and reported while they arrive. If the arguments become invalid or end too early,
-    the call stays incomplete with invalid JSON, so a client cannot run it, and the remaining output is text.
+    the call stays incomplete. Its arguments are invalid JSON, so a client cannot run the call, and the remaining output
+    is text.
 
     Reasoning comes before all text. Reasoning markers after text are text, with one exception: a closing marker is
     dropped if neither the prompt nor the answer has an opening marker, and the text before it becomes reasoning.
 
     Args:
-        family: tool-call format of the model; None parses no calls.
-        reasoning: markers around the model's reasoning; None parses no reasoning.
+        family: tool-call format of the model; with None, calls are not parsed.
+        reasoning: markers around the model's reasoning; with None, reasoning is not parsed.
         in_reasoning: the prompt has opened a reasoning block.
         reasoned: the prompt has opened and closed a reasoning block.
         untagged: accept calls written as plain JSON in the text, until the answer has a call in the family's format.
-        tools: the offered tools; None if unknown.
-        new_id: returns the id of a new call.
+        tools: the tools that the request offers; None if unknown.
+        new_id: function that returns an id for a new call.
 
     Attributes:
         markers: special tokens that the parser needs; the detokenizer must include them in the text.
@@ -69,24 +72,27 @@ class OutputParser:
 
     @property
     def in_reasoning(self) -> bool:
-        """Whether the next text is reasoning, according to the text parsed so far.
+        """Whether the text that follows the parsed text is reasoning, unless a marker changes this.
 
-        A token belongs to the reasoning if this was true before the token was pushed or is true afterwards.
+        A token counts as reasoning if this value is true before or after the token is pushed.
         """
         return self._output.reasoning
 
     @property
     def call_is_open(self) -> bool:
-        """Whether the arguments of the last call are incomplete. After `flush`, they stay incomplete."""
+        """Whether the arguments of the last call are incomplete. After `flush`, an incomplete call cannot be completed
+
+        After `flush`, an incomplete call cannot be completed anymore.
+        """
         return self._output.open_call
 
     @property
     def broken(self) -> bool:
-        """Whether a call before the last one ended with incomplete arguments."""
+        """Whether a call other than the last call ended with incomplete arguments."""
         return self._output.broken
 
     def push(self, text: str) -> list[OutputEvent]:
-        """Parse the next text and return the events that it completes."""
+        """Parse the next piece of output and return the events that it completes."""
         if self._in_plain_text and self._source.empty and self._openers.cannot_begin_in(text):
             return [TextDelta(text)] if text else []
         self._source.feed(text)
@@ -94,7 +100,7 @@ class OutputParser:
         return self._output.drain()
 
     def flush(self, *, cut: bool = False) -> list[OutputEvent]:
-        """End the text and return the events held back.
+        """End the output and return the remaining events, whose text could have been the beginning of a marker.
 
         Args:
             cut: the output ended because of a limit, so a call without an end marker counts as incomplete.
@@ -118,7 +124,10 @@ class OutputParser:
             opener = yield from self._parse_block(opener)
 
     def _parse_block(self, opener: str) -> Reading[str]:
-        """Parse the block that `opener` begins. Return the opener directly after the block, or ""."""
+        """Parse the reasoning or calls that the marker `opener` begins.
+
+        Return the next opener if it directly follows, else "".
+        """
         source = self._source
         if self._reasoning is not None and opener in (self._reasoning.open, self._reasoning.close):
             return (yield from self._parse_mark(self._reasoning, opener))
@@ -161,7 +170,10 @@ class OutputParser:
         return (yield from self._skip_space(self._first_openers))
 
     def _skip_space(self, openers: Markers) -> Reading[str]:
-        """Parse white space, which is text unless an opener or nothing follows. Return the following opener, or ""."""
+        """Read white space. Return the opener that follows, or "".
+
+        If no opener follows, the white space is reported as text; at the end of an answer with calls, it is dropped.
+        """
         source = self._source
         if opener := (yield from source.upcoming(openers)):
             return opener

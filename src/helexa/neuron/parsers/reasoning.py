@@ -11,17 +11,17 @@ from helexa.neuron.parsers.source import Reading, Source
 
 @dataclass(frozen=True)
 class ReasoningMarks:
-    """The markers before and after reasoning. The text to parse must include them, even if they are special tokens."""
+    """The markers before and after reasoning. The detokenizer must include the markers in the text to parse."""
 
     open: str
     close: str
 
     def opened_by(self, turn: str) -> bool:
-        """Return whether `turn`, the text of the prompt's last turn, has an open reasoning block."""
+        """Return whether `turn`, the text of the answer's turn in the prompt, ends inside an open reasoning block."""
         return turn.rfind(self.open) > turn.rfind(self.close)
 
     def closed_by(self, turn: str) -> bool:
-        """Return whether `turn`, the text of the prompt's last turn, has a closed reasoning block."""
+        """Return whether `turn`, the text of the answer's turn in the prompt, contains a closed reasoning block."""
         return turn.rfind(self.close) > turn.rfind(self.open)
 
     def read(self, source: Source, output: Output) -> Reading[None]:

@@ -26,7 +26,7 @@ def with_definitions(subschema: Mapping[str, Any], root: Mapping[str, Any]) -> M
 
 
 def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace `$ref` and a single-element `allOf` by their target, repeatedly, and return the schema.
+    """Return a schema with `$ref` and single-element `allOf` replaced by their target, repeatedly.
 
     Other keywords of the schema override those of the target.
     """
@@ -45,13 +45,13 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def schema_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the JSON types that a schema allows; empty if the schema does not restrict the type.
 
-    References resolve to the definitions in `schema`.
+    A `$ref` in the schema is resolved with the schema's own definitions.
     """
     return _types(schema, schema, set(), _MAX_DEPTH)
 
 
 def is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether every bare value is a string under this schema."""
+    """Return whether a value that is written without quotation marks is always a string under this schema."""
     types = schema_types(schema)
     return "string" in types and "null" not in types
 
@@ -89,7 +89,7 @@ def _list_at(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """Return the definition that `reference` names; None if it does not refer to a definition in `root`."""
+    """Return the definition in `root` that `reference` names; None if `root` has no such definition."""
     start, *path = unquote(reference).split("/")
     if start != "#" or not path or path[0] not in DEFINITIONS:
         return None

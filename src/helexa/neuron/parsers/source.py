@@ -21,9 +21,10 @@ class NotACall(Exception):
 class Source:
     """Buffer of the model's unread text.
 
-    Parsers read the text from the front and leave only the text unread that may be the beginning of a marker. Text that
-    was read is unsettled until a parser has reported it and calls `settle`. If the text turns out not to be a call,
-    `give_back` returns the unsettled text, which is then plain text.
+    Parsers read the text in order. They wait with text that may be the beginning of a marker until more text arrives.
+
+    Text that a parser has read is unsettled. The parser calls `settle` when it has reported the text as events. If the
+    text turns out not to be a call, `give_back` returns the unsettled text, to be reported as plain text.
 
     Attributes:
         text: the buffered text.
@@ -46,7 +47,7 @@ class Source:
 
     @property
     def complete(self) -> bool:
-        """Whether the model's text ended without being cut off, and all of it has been read."""
+        """Whether the model ended its output by itself, not because of a limit, and all text has been read."""
         return self.empty and self.ended and not self.cut
 
     def feed(self, text: str) -> None:
@@ -55,14 +56,14 @@ class Source:
         self.at = 0
 
     def take(self, end: int) -> str:
-        """Read the text up to position `end` of the buffer and return it."""
+        """Read the unread text up to position `end` of the buffer, and return it."""
         text = self.text[self.at : end]
         self.at = end
         self._unsettled.append(text)
         return text
 
     def settle(self) -> None:
-        """Forget the text read so far, because it has been reported."""
+        """Mark the text read so far as settled, because a parser has reported it, and drop it from the buffer."""
         self._unsettled.clear()
 
     @property
@@ -71,7 +72,7 @@ class Source:
         return "".join(self._unsettled)
 
     def give_back(self) -> str:
-        """Return the unsettled text and settle it."""
+        """Return the text read since the last call of `settle`, and settle it."""
         text = self.unsettled
         self._unsettled.clear()
         return text
@@ -113,9 +114,9 @@ class Source:
         return text
 
     def short(self, ends: Markers, limit: int) -> Reading[tuple[str, str]]:
-        """Read text up to a marker, which is left unread. Return the text and the marker.
+        """Read text up to one of the markers `ends`, which is left unread. Return the text and the marker.
 
-        The marker is "" if none of `ends` occurs within `limit` characters.
+        Return "" as the marker if none of `ends` occurs within `limit` characters.
         """
         text = ""
         while True:
@@ -128,7 +129,8 @@ class Source:
             yield
 
     def key(self, end: str) -> Reading[str]:
-        """Read a parameter's name, any text without line breaks, and the string `end` after it. Return the name.
+        """Read a parameter's name and the string `end` after it. Return the name, which may be any text without line
+        breaks.
 
         Raises:
             NotACall: the name is empty or longer than `MAX_NAME`.
@@ -140,30 +142,36 @@ class Source:
         return text
 
     def marker(self, markers: Markers) -> Reading[str]:
-        """Read the marker that comes next. Return the marker, or "" if other text comes next."""
+        """Read the marker at the current position and return it. If other text comes next, read nothing and return "".
+
+        If other text comes next, read nothing and return "".
+        """
         marker_text = yield from self.upcoming(markers)
         if marker_text:
             self.take(self.at + len(marker_text))
         return marker_text
 
     def upcoming(self, markers: Markers) -> Reading[str]:
-        """Return the marker that comes next without reading it; "" if other text comes next."""
+        """Return the marker at the current position without reading it; "" if other text comes next."""
         while (marker_text := markers.at(self.text, self.at, self.ended)) is None:
             yield
         return marker_text
 
     def expect(self, markers: Markers) -> Reading[str]:
-        """Read the marker that comes next.
+        """Read the marker at the current position and return it.
 
         Raises:
-            NotACall: none of the markers comes next.
+            NotACall: none of `markers` is at the current position.
         """
         if not (marker_text := (yield from self.marker(markers))):
             raise NotACall
         return marker_text
 
     def until(self, markers: Markers, sink: Callable[[str], None]) -> Reading[str]:
-        """Read text into `sink`, up to a marker. Return the unread marker, or "" if the text ended first."""
+        """Read text up to a marker and pass it to `sink`. Return the marker, which is left unread.
+
+        Return "" if the text ended before a marker.
+        """
         while True:
             end, marker_text = markers.find(self.text, self.at, self.ended)
             if end > self.at:

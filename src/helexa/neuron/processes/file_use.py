@@ -9,7 +9,7 @@ from pathlib import Path
 def mark_used(model: Path) -> None:
     """Mark a model's file or folder as used until this process ends.
 
-    The mark is a shared lock. File systems without locks leave the model unmarked.
+    The mark is a shared file lock. On file systems without locks, the model stays unmarked.
     """
     with suppress(OSError):
         # stays open: the lock is released when the process ends

@@ -10,11 +10,12 @@ _KEPT_BYTES = 4 << 20
 
 
 def bound() -> None:
-    """Limit this process to two heaps that keep little free memory. Call before starting threads.
+    """Limit this process to two heaps of the C library, which keep little free memory. Call before starting threads.
 
-    By default, glibc gives each thread its own heap, and each heap keeps its peak size, about 20 MiB after reading a
-    vocabulary or a long prompt. Shared heaps cost up to a sixth more CPU time if all threads tokenize long prompts at
-    once, and nothing otherwise. Other C libraries are not changed.
+    By default, glibc gives each thread its own heap. A heap keeps its peak size, which is about 20 MiB after reading a
+    vocabulary or a long prompt. With shared heaps, tokenization takes up to a sixth more CPU time if all threads
+    tokenize long prompts at once. Other work takes no additional CPU time. Other C libraries than glibc are not
+    changed.
     """
     option = getattr(_library(), "mallopt", None)
     if option is not None:
@@ -24,9 +25,10 @@ def bound() -> None:
 
 
 def give_back() -> None:
-    """Free the memory of a removed model. Takes some milliseconds.
+    """Return the memory of a removed model to the system. Takes some milliseconds.
 
-    Python's collector counts objects, not bytes, and may leave a vocabulary in a reference cycle for days.
+    The function runs Python's garbage collector, because the collector counts objects, not bytes, and may otherwise
+    leave a vocabulary in a reference cycle for days.
     """
     gc.collect()
     trim = getattr(_library(), "malloc_trim", None)

@@ -1,8 +1,9 @@
 """Count an engine's progress in memory that the engine and its server share.
 
-The engine increments the count during its work: after each item of a native kernel, each layer, each piece of a file.
-The server compares two readings. If the count does not change, the engine hangs; if it grows, the engine is alive, even
-if slow. An increment costs nanoseconds and needs no thread, message or system call.
+The engine increments the count during its work: after each work item of a native kernel, each layer of the model and
+each piece of a file. The server compares two readings. If the count has not changed, the engine hangs; if the count has
+grown, the engine is alive, even if it is slow. An increment costs nanoseconds and needs no thread, message or system
+call.
 """
 
 import ctypes
@@ -16,16 +17,16 @@ _SIZE = mmap.PAGESIZE
 
 
 class _Engine:
-    """The counts of this process: in private memory until `attach`."""
+    """The progress counts of an engine process. They are in private memory until `attach` maps the shared memory."""
 
     counts = (ctypes.c_int64 * 2)()
 
 
 class Heartbeat:
-    """The server's side: shared memory for the count of one engine.
+    """The server's side of a heartbeat: shared memory that holds the progress count of one engine.
 
     Attributes:
-        fd: descriptor of the memory, for the engine to inherit; valid until `release_fd`.
+        fd: file descriptor of the memory, which the engine process inherits; valid until `release_fd` is called.
     """
 
     def __init__(self) -> None:
@@ -38,20 +39,23 @@ class Heartbeat:
 
     @property
     def count(self) -> int:
-        """Number of progress increments of the engine; it only grows."""
+        """How often the engine has counted progress; the number only grows."""
         return sum(_COUNTS.unpack_from(self._memory))
 
     def release_fd(self) -> None:
-        """Close the descriptor. The memory stays mapped."""
+        """Close the file descriptor. The memory stays mapped."""
         os.close(self.fd)
 
     def close(self) -> None:
-        """Release the memory."""
+        """Unmap the shared memory."""
         self._memory.close()
 
 
 def attach(fd: int) -> None:
-    """Use the shared memory behind `fd` for the counts. Called once, when an engine process starts."""
+    """Keep this process's progress counts in the shared memory behind `fd`. Called once, when an engine process starts.
+
+    Called once, when an engine process starts.
+    """
     memory = mmap.mmap(fd, _SIZE)
     os.close(fd)
     _Engine.counts = (ctypes.c_int64 * 2).from_buffer(memory)
@@ -63,7 +67,7 @@ def beat() -> None:
 
 
 def kernel_count_address() -> int:
-    """Return the address of the int64 that the native kernels increment."""
+    """Return the address of the int64 progress count that the native kernels increment."""
     return ctypes.addressof(_Engine.counts) + ctypes.sizeof(ctypes.c_int64)
 
 

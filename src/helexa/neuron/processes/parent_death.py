@@ -1,10 +1,11 @@
 """Parent-death watch: processes started by the server are killed when the server exits or crashes.
 
-Standard input is a pipe whose other end the server holds and never writes to. The system closes the pipe when the
-server exits, and a thread waits for the end of the pipe.
+Standard input of a watched process is a pipe whose other end the server holds and never writes to. The operating system
+closes the pipe when the server exits. A thread of the watched process waits for the end of the pipe and then kills the
+process.
 
-    python -m helexa.neuron.processes.parent_death MODULE ARGUMENTS...
-    python -m helexa.neuron.processes.parent_death /PATH/OF/PROGRAM ARGUMENTS...
+    python -m helexa.neuron.processes.parent_death MODULE ARGUMENTS... python -m helexa.neuron.processes.parent_death
+    /PATH/OF/PROGRAM ARGUMENTS...
 
 These commands run a third-party module or program under the watch.
 """
@@ -19,9 +20,9 @@ from contextlib import suppress
 
 
 def hold() -> None:
-    """Start the watch: this process and its children are killed when standard input ends.
+    """Start the parent-death watch: this process and its children are killed when standard input ends.
 
-    The process must lead a separate process group.
+    This process must lead its own process group.
     """
     threading.Thread(target=_watch, name="lifeline", daemon=True).start()
 

@@ -24,12 +24,14 @@ from helexa.neuron.text.stop_strings import StopStrings
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The parts that an assistant's answer may have in addition to text, and how events represent them.
+    """What an assistant's answer may contain in addition to text: tool calls and reasoning, and how events represent
+    them.
 
     Attributes:
         tools: JSON Schema of each callable tool's arguments, by tool name.
-        parallel: the answer may call several tools; otherwise a second call ends the answer.
-        must_call: the answer consists of calls only. A call that repeats an earlier call of the same answer ends it.
+        parallel: the answer may have several tool calls. If False, a second call ends the answer.
+        must_call: the answer consists of tool calls only. If a call repeats an earlier call of the same answer, the
+            answer ends.
         spelled_thoughts: reasoning is reported as text, between the model's reasoning markers.
         thinking_budget: number of reasoning tokens after which the server closes the reasoning; None for no limit.
         untagged_calls: plain JSON in the text may be a call, if the model's tool-call format allows calls without tags.
@@ -45,25 +47,25 @@ class AnswerForm:
 
     @property
     def runs_on(self) -> bool:
-        """Return whether only the engine ends the answer, never the reader."""
+        """Return True if only the engine ends the answer, and the reader never ends it early."""
         return self.parallel and not self.must_call and self.thinking_budget is None
 
 
 class AnswerReader:
-    """Converts a sequence's outputs to events.
+    """Converts the engine's outputs for one answer to events.
 
-    Stop strings match in the text only, not in reasoning and calls.
+    Stop strings are searched only in the answer's text, not in reasoning or tool calls.
 
     Args:
         text: tokenizer, formats and sampling defaults of the model.
         prompt: token ids of the prompt.
         stops: stop strings.
         stop_ids: tokens that end the answer and are not part of it.
-        form: allowed parts of an assistant's answer; None if the whole output is text.
-        closing_limit: number of generated tokens from which the reasoning is not closed early, because no space for an
-            answer remains.
-        logprobs: the outputs carry log-probabilities to report.
-        scored: the outputs also carry log-probabilities of the prompt's tokens. Then every token of the answer is
+        form: what the answer may contain in addition to text; None if the whole output is text.
+        closing_limit: after this number of generated tokens, the server no longer closes reasoning that exceeds its
+            budget, because no space for an answer would remain.
+        logprobs: report log-probabilities, which the engine's outputs contain.
+        scored: also report log-probabilities of the prompt's tokens. In this case, every token of the answer is
             reported, including the token that ends the answer, so that a client can count from the end.
 
     Attributes:
@@ -112,7 +114,7 @@ class AnswerReader:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the text, or None."""
+        """The stop string that ended the answer, or None."""
         return self._stops.matched
 
     def reason(self, output: TokenOutput) -> FinishReason:
@@ -126,7 +128,7 @@ class AnswerReader:
         return "tool_calls" if self.stopped or not self._parser.call_is_open else "stop"
 
     def read(self, output: TokenOutput) -> list[OutputEvent]:
-        """Read an output and return the events that it completes."""
+        """Read an output of the engine and return the events that it completes."""
         tokens = output.tokens
         self.tokens += len(tokens)
         if self._scores_missing:
@@ -153,7 +155,7 @@ class AnswerReader:
         return self._shown()
 
     def _score(self, output: TokenOutput) -> None:
-        """Report the log-probabilities of the prompt's tokens once all have arrived."""
+        """Collect log-probabilities of the prompt's tokens, and report them once all have arrived."""
         assert self._logprobs is not None
         self._prompt_logprobs += output.prompt_logprobs
         if len(self._prompt_logprobs) == len(self._unscored):
@@ -164,7 +166,10 @@ class AnswerReader:
             raise ValueError("the engine returned too few log-probabilities of the prompt")
 
     def end_reasoning(self, tokens: Sequence[int]) -> list[OutputEvent]:
-        """Continue as if the model had generated `tokens`, which close its reasoning. Return the resulting events."""
+        """Continue the answer as if the model had generated `tokens`, which close the model's reasoning. Return the
+
+        Return the events.
+        """
         self._budget, self.overthought = None, False
         self.tokens += len(tokens)
         self.written += tokens
@@ -232,7 +237,7 @@ class AnswerReader:
             self._end_call()
 
     def _end_call(self) -> None:
-        """Stop if the call that just ended repeats an earlier call."""
+        """End the answer if the tool call that just ended repeats an earlier call."""
         if self._repeated_calls is not None and not self.stopped:
             self._show_all(self._repeated_calls.end())
             self.stopped = self._repeated_calls.repeated
@@ -243,7 +248,7 @@ class AnswerReader:
             self._show_text(text)
 
     def _release_held_text(self) -> None:
-        """Release held text at the end of a text: it did not become a stop string."""
+        """Report the text that was withheld as a possible beginning of a stop string but did not become one."""
         if held_text := self._stops.flush():
             self._show_text(held_text)
 
@@ -274,7 +279,7 @@ def _kind(event: OutputEvent) -> tuple[object, int]:
 
 
 def _joined(events: Sequence[OutputEvent]) -> list[OutputEvent]:
-    """Join consecutive events of the same kind and call."""
+    """Return the events with consecutive events of the same kind and call joined into one event."""
     joined: list[OutputEvent] = []
     for _, same_kind in groupby(events, _kind):
         first, *following = same_kind

@@ -19,18 +19,19 @@ _MOST_ACTIVE = 16  # largest number of concurrent runs of one request
 
 
 async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> AsyncGenerator[InferenceEvent, None]:
-    """Run all answers and tag each event with its choice. Closing the iterator cancels all runs.
+    """Yield the events of all answers, each event with the index of its answer. Closing the iterator cancels all runs.
 
-    At most `_MOST_INSIDE` runs are active at once. Later runs begin when the first run has read the prompt, so that
-    they find the prompt in the KV cache. If one run fails, all runs fail. The last event counts the tokens of all runs,
-    and each prompt once.
+    At most `_MOST_INSIDE` runs are active at once. Later runs begin when the first run has read the prompt, so that the
+    later runs find the prompt in the KV cache. If one run fails, all runs fail. The last event has the token counts:
+    the sum over all answers, with each prompt counted once.
 
     Args:
         runs: functions that begin a run. A run that is rejected while other runs are active is begun again later.
         per_prompt: number of consecutive runs that answer the same prompt.
 
     Raises:
-        ApiError: before the first event only: the first run was rejected. Later rejections are a `Failed` event.
+        ApiError: the first run was rejected. The error is raised only before the first event; later, a rejected run
+            yields a `Failed` event.
     """
     events: asyncio.Queue[tuple[int, InferenceEvent]] = asyncio.Queue(_MOST_BUFFERED * len(runs))
     tasks: list[asyncio.Task[None]] = []
@@ -63,14 +64,14 @@ async def all_choices(runs: Sequence[Callable[[], Run]], per_prompt: int) -> Asy
 
 
 class _ActiveRuns:
-    """The number of active runs in `count`, and an event `ended` that is set when the next run ends."""
+    """Counts the active runs (`count`) and signals the end of a run (event `ended`)."""
 
     def __init__(self) -> None:
         self.count = 0
         self.ended = asyncio.Event()
 
     def leave(self) -> None:
-        """Record that a run ended."""
+        """Record that a run is no longer active."""
         self.count -= 1
         self.ended.set()
         self.ended = asyncio.Event()
@@ -80,7 +81,7 @@ Events = asyncio.Queue[tuple[int, InferenceEvent]]
 
 
 async def _begin(index: int, begin: Callable[[], Run], events: Events, active: _ActiveRuns) -> None:
-    """Begin a run once fewer than `_MOST_INSIDE` runs are active, and forward its events."""
+    """Wait until fewer than `_MOST_INSIDE` runs are active, then begin a run and forward its events."""
     while True:
         while active.count >= _MOST_ACTIVE:
             await active.ended.wait()

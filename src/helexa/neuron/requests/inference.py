@@ -1,4 +1,4 @@
-"""Run one request on one model: token ids in, events out."""
+"""Generate one or more answers to a request with one model: token ids in, events out."""
 
 import logging
 import secrets
@@ -44,23 +44,24 @@ def run(
     turn: int = 0,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Answer each of `prompts` `request.n` times. Closing the iterator cancels the runs in the engine.
+    """Generate `request.n` answers to each prompt and yield their events. Closing the iterator cancels them in the
+    engine.
 
     Args:
         model: the loaded model.
         prompts: token ids of each prompt; at least one prompt. Answers to the same prompt have consecutive choice
             indexes.
         request: sampling parameters and limits.
-        form: allowed parts of an assistant's answer; None if the whole output is text.
+        form: what an answer may contain in addition to text; None if the whole output is text.
         constraint: grammars of the answer; None for an unconstrained answer.
-        principal: principal of the request, as one word; empty for anonymous requests. Principals take turns. Cached
-            prompts are shared between requests of the same principal only.
-        turn: position at which the prompt's last turn begins; 0 if unknown.
-        counts_prompt: yield a `PromptCounted` event before the first output. Applies to single answers only.
+        principal: principal of the request, as one word; empty for anonymous requests. Principals get fair shares of
+            the engine. A request finds only cached prompts of its own principal.
+        turn: position in the prompt, in tokens, at which the last turn of the conversation begins; 0 if unknown.
+        counts_prompt: yield a `PromptCounted` event before the first output. Ignored for several answers.
 
     Raises:
-        ApiError: before the first event only: the prompt does not fit, a token id is unknown, the model is too busy, or
-            the engine is down. Later failures are a `Failed` event.
+        ApiError: the prompt does not fit, a token id is unknown, the model is too busy, or the engine is down. The
+            error is raised only before the first event; later, a failure yields a `Failed` event.
     """
     runs = [
         partial(_run_choice, model, prompt, request, form, constraint, principal, turn, choice)
@@ -160,7 +161,7 @@ async def _run_choice(
 
 
 def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationRequest) -> int:
-    """Return the largest number of output tokens.
+    """Check a prompt and return the largest number of output tokens for an answer to this prompt.
 
     Raises:
         ApiError: the model does not serve now, the prompt does not fit, or a token id is unknown.
@@ -177,13 +178,13 @@ def _checked_limit(model: ServedModel, prompt: list[int], request: GenerationReq
 
 
 def output_limit(prompt: list[int], requested: int | None, context_length: int, default: int = 0) -> int:
-    """Return the largest number of output tokens: `requested` or `default`, limited by the free context.
+    """Return the largest number of output tokens: `requested`, else `default`, but at most the rest of the context.
 
     Args:
         prompt: token ids of the prompt.
         requested: limit of the request; None if the request states no limit.
         context_length: context length of the model, in tokens.
-        default: limit if the request states no limit; 0 for the whole free context.
+        default: limit if the request states no limit; 0 for the whole rest of the context.
 
     Raises:
         ApiError: the prompt is empty, or leaves no space for output in the context.
@@ -202,7 +203,7 @@ def sampling_params(request: GenerationRequest, defaults: Mapping[str, float], c
     Args:
         request: parameters of the request.
         defaults: sampling defaults of the model.
-        choice: index of the answer, which is added to the request's seed.
+        choice: index of the answer. It is added to the request's seed, so that several answers differ.
     """
 
     def resolve(name: str, fallback: float, low: float, high: float) -> float:

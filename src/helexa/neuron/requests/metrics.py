@@ -1,4 +1,7 @@
-"""Prometheus metrics of a node, in a separate registry. Labels are bounded: routes, error codes, loaded models."""
+"""Prometheus metrics of a node, in their own metrics registry.
+
+The values of labels are bounded: routes, error codes and loaded models.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -24,10 +27,10 @@ disable_created_metrics()  # they add one series per counter and histogram, whic
 
 
 class Metrics:
-    """Metrics of a node.
+    """Prometheus metrics of a node.
 
     Args:
-        routes: label of each endpoint function, a route's path.
+        routes: the path to report as label for each endpoint function.
     """
 
     def __init__(self, routes: Mapping[Callable[..., Any], str]) -> None:
@@ -59,7 +62,7 @@ class Metrics:
         self._token = histogram("time_per_output_token", "Seconds between two tokens of an answer", _TOKEN, "model")
 
     def observe(self, record: RequestRecord, endpoint: Callable[..., Any] | None) -> None:
-        """Count a finished request. `endpoint` is the function that served it, or None."""
+        """Count a finished request. `endpoint` is the function that served the request, or None if no route matched."""
         route = _OTHER if endpoint is None else self._routes.get(endpoint, _OTHER)
         self._requests.labels(route, str(record.status)).inc()
         self._duration.labels(route).observe(record.duration)
@@ -93,10 +96,11 @@ class Metrics:
 
 
 class NodeCollector(Collector):
-    """The data of `/health` and `/models` as Prometheus metrics.
+    """Reports the data of `/health` and `/models` as Prometheus metrics.
 
     Args:
-        health, models: return the current data without blocking.
+        health: returns the data of `/health` without blocking.
+        models: returns the data of `/models` without blocking.
         events: number of model events by name.
     """
 

@@ -1,4 +1,4 @@
-"""Constrain an answer to the requested structure (JSON, regex, grammar) or to tool calls."""
+"""Constrain an answer to the structure that the request demands (JSON, regex, grammar) or to tool calls."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ from helexa.neuron.parsers.output import Tools
 
 @dataclass(frozen=True)
 class Constraint:
-    """Grammars of an answer.
+    """Grammars that constrain one answer.
 
     Attributes:
-        grammar: grammar of the whole output, reasoning included; empty if unconstrained.
-        cut: grammar of the output after reasoning that the server closed; empty if unconstrained.
+        grammar: grammar of the whole output, including reasoning; empty if the output is unconstrained.
+        cut: grammar of the output after the server has closed the reasoning early; empty if unconstrained.
     """
 
     grammar: str
@@ -38,7 +38,7 @@ class Constraint:
 
 
 async def completion_constraint(model: ServedModel, request: GenerationRequest) -> Constraint | None:
-    """Return the constraint for the structure that a text completion requests, or None.
+    """Return the constraint for the structure that a text completion request demands, or None if it demands none.
 
     Raises:
         ApiError: 400: the requested structure is not supported.
@@ -53,7 +53,7 @@ async def completion_constraint(model: ServedModel, request: GenerationRequest) 
 async def chat_constraint(
     model: ServedModel, chat: ChatRequest, tools: Sequence[Mapping[str, Any]], prompt: Sequence[int], thinks: bool
 ) -> Constraint | None:
-    """Return the constraint for the structure or tool calls that a chat requests, or None.
+    """Return the constraint for the structure or tool calls that a chat request demands, or None if it demands none.
 
     Args:
         model: the loaded model.
@@ -132,7 +132,7 @@ def _with_reasoning(model: ServedModel, grammar: str, prompt: Sequence[int], thi
 
 
 def _after_closed_reasoning(model: ServedModel, chat: ChatRequest, tools: Tools) -> Constraint | None:
-    """Return a constraint that forbids new reasoning after the server closed the reasoning.
+    """Return the constraint of an answer after the server has closed the reasoning early: new reasoning is forbidden.
 
     Return None if the request or the tool-call format needs no such constraint.
     """

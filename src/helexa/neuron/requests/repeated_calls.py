@@ -12,12 +12,13 @@ CallEvent = ToolCallStart | ToolCallDelta
 
 
 class RepeatedCalls:
-    """Withholds the events of a call as long as the call may still repeat an earlier call.
+    """Withholds the events of a tool call as long as its text is the beginning of an earlier call of the same answer.
 
     Two calls are equal if their names and the text of their arguments are equal.
 
     Attributes:
-        repeated: the last call that ended repeats an earlier call. The events of the repeated call are never returned.
+        repeated: whether the last call that ended repeats an earlier call. The events of such a call are never
+            returned.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class RepeatedCalls:
         self._withheld: list[CallEvent] = []
 
     def push(self, event: CallEvent) -> Sequence[CallEvent]:
-        """Take the next event of a call. Return the events to report."""
+        """Add the next event of a call. Return the events to report now."""
         if isinstance(event, ToolCallStart):
             self._name, self._arguments = event.name, ""
             may_repeat = bool(self._earlier)
@@ -39,7 +40,10 @@ class RepeatedCalls:
         return [] if may_repeat and self._may_repeat() else self.release()
 
     def end(self) -> Sequence[CallEvent]:
-        """End the current call, if there is one. Return its withheld events, unless the call is a repetition."""
+        """End the current call, if there is one. Return its withheld events, or none if the call repeats an earlier
+
+        Return its withheld events, or none if the call repeats an earlier call.
+        """
         if not self._name:
             return []
         call = (self._name, self._arguments)
@@ -49,7 +53,7 @@ class RepeatedCalls:
         return [] if self.repeated else self.release()
 
     def release(self) -> Sequence[CallEvent]:
-        """Return the events of a call that were held back until the call differs from earlier calls."""
+        """Return the withheld events of the current call, and withhold them no longer."""
         events, self._withheld = self._withheld, []
         return events
 

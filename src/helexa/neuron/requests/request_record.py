@@ -1,4 +1,4 @@
-"""The record of one request: filled during the request, then logged and counted once, also after errors."""
+"""Record of one HTTP request. It is filled during the request, then logged and counted once, even after an error."""
 
 import time
 from contextvars import ContextVar
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """The result of one run of a model.
+    """Token counts and timing of one run, in which a model generates one answer.
 
     Attributes:
         model: model id.
@@ -16,8 +16,8 @@ class RunRecord:
         completion_tokens: length of the answer.
         cached_tokens: number of prompt tokens found in the KV cache.
         queue, prefill, decode: duration of each phase, in seconds.
-        first_token: seconds from the start of the run to the first token, including waits; None without a token.
-        admitted: admission control sent the prompt to the engine.
+        first_token: seconds from the start of the run to the first token, including waits; None if there was no token.
+        admitted: whether admission control admitted the run to the engine.
     """
 
     model: str
@@ -34,12 +34,12 @@ class RunRecord:
 
 @dataclass
 class RequestRecord:
-    """One request and its answer.
+    """One HTTP request and its response.
 
     Attributes:
         method, path: HTTP method and path, as received.
         status: HTTP status sent to the client; 0 before the response begins.
-        refusals: codes of the errors that were sent. Each error has its own log line.
+        refusals: codes of the errors that the response contains. Each error has its own log line.
         runs: one record per answer. Each run has its own log line.
         started: time of the request's arrival (`time.perf_counter`).
     """
@@ -53,7 +53,7 @@ class RequestRecord:
 
     @property
     def duration(self) -> float:
-        """Return seconds since the request's arrival."""
+        """Return the seconds since the request's arrival."""
         return time.perf_counter() - self.started
 
 
@@ -61,10 +61,10 @@ _current: ContextVar[RequestRecord | None] = ContextVar("request_record", defaul
 
 
 def begin(record: RequestRecord) -> None:
-    """Set the record of the current request."""
+    """Make `record` the record of the current request."""
     _current.set(record)
 
 
 def current() -> RequestRecord:
-    """Return the record of the current request; outside of a request, return an unused record."""
+    """Return the record of the current request. Outside of a request, return a new record that is not used further."""
     return _current.get() or RequestRecord()

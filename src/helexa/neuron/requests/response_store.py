@@ -11,12 +11,12 @@ from helexa.neuron.config import ResponsesConfig
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response.
+    """A response that the node keeps, together with its conversation.
 
     Attributes:
-        principal: owner; other principals cannot find the response.
+        principal: principal that owns the response; other principals cannot find it.
         body: the response as JSON.
-        items: the conversation up to the response's end, input and output, as JSON.
+        items: the whole conversation, including the response's output, as JSON.
         until: time of expiry, on the store's clock.
     """
 
@@ -27,7 +27,7 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Return the size that counts toward the limit, in bytes."""
+        """Return the size in bytes that counts toward the store's memory limit."""
         return len(self.body) + len(self.items)
 
 
@@ -53,16 +53,19 @@ class ResponseStore:
 
     @property
     def enabled(self) -> bool:
-        """Return whether the store keeps responses."""
+        """Return whether the configuration enables the store."""
         return self._most_bytes > 0
 
     @property
     def prefix(self) -> str:
-        """Prefix of response ids, unique per process. A gateway finds the right node by the prefix."""
+        """Prefix of the ids of this process's responses. A gateway uses the prefix to find the node that stores a
+
+        A gateway uses the prefix to find the node that stores a response.
+        """
         return f"resp_{self._mark}"
 
     def new_stem(self) -> str:
-        """Return the common part of the ids of a response and its items."""
+        """Return a new random string that the ids of a response and of its items have in common."""
         return self._mark + secrets.token_hex(12)
 
     def put(self, id: str, principal: str, body: bytes, items: bytes) -> None:
@@ -85,7 +88,7 @@ class ResponseStore:
         return entry if entry is not None and entry.principal == principal else None
 
     def remove(self, id: str, principal: str) -> bool:
-        """Remove a response. Return whether it existed."""
+        """Remove the response with this id. Return whether `principal` had such a response."""
         exists = self.find(id, principal) is not None
         if exists:
             self._drop(id)

@@ -1,4 +1,4 @@
-"""Account for the end of a run, on every code path."""
+"""Account for the end of a run on every code path: completion, failure or disconnection."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunEnd:
-    """The end of a run on every code path: the last event, the accounting and the completion log line, exactly once."""
+    """Ends a run exactly once: builds its last event, records token counts and timing, and logs one line."""
 
     def __init__(self, model: ServedModel, prompt_tokens: int, reader: AnswerReader) -> None:
         self.closed = False
@@ -40,11 +40,14 @@ class RunEnd:
         return Started(self._prompt_tokens)
 
     def prompt_counted(self) -> PromptCounted:
-        """Return the event for the begin of the prefill."""
+        """Return the event that reports the prompt's token counts when the prefill begins."""
         return PromptCounted(self._prompt_tokens, self._cached_tokens)
 
     def count(self, output: TokenOutput) -> int:
-        """Record an output. Return the number of prompt and answer tokens in the KV cache; 0 before the first token."""
+        """Record an output of the engine. Return the number of tokens of the run in the KV cache; 0 before the first
+
+        Return the number of tokens of the run in the KV cache; 0 before the first token.
+        """
         if output.tokens and self._first_token is None:
             self._first_token = time.perf_counter()
         if not self._resumed:
@@ -53,12 +56,12 @@ class RunEnd:
         return self._prompt_tokens + self._reader.tokens if self._first_token is not None else 0
 
     def resume(self) -> None:
-        """Record that a second sequence continues the answer. Its timing and cache hits are ignored."""
+        """Record that a second engine sequence continues the answer. Its timing and cache hits do not count."""
         self._resumed = True
         self._timing = None
 
     def finish(self, reason: FinishReason, stop_string: str | None) -> Finished:
-        """Record a complete answer. Return the run's last event."""
+        """Record a complete answer and return the run's last event."""
         timing = self._close(reason)
         return Finished(
             reason=reason,
@@ -72,12 +75,16 @@ class RunEnd:
         )
 
     def fail(self, error: ApiError) -> Failed:
-        """Record a failed run. Return the run's last event."""
+        """Record a failed run and return the run's last event."""
         self._close("error")
         return Failed(error)
 
     def abandon(self, unread: int = 0) -> None:
-        """End a run whose client disconnected, unless the run has ended. `unread` is the number of tokens not read."""
+        """Record a run whose client disconnected; do nothing if the run has ended.
+
+        Args:
+            unread: number of generated tokens that were not read, which count as output.
+        """
         if not self.closed:
             self._close("cancelled", client_gone=True, unread=unread)
 
@@ -122,7 +129,7 @@ class RunEnd:
         return timing
 
     def _measured(self) -> Timing:
-        """Return the timing measured in the server, for runs that ended before the engine reported timing."""
+        """Return the timing that the server measured, for a run that ended before the engine reported its timing."""
         now = time.perf_counter()
         if self._entered is None:
             return Timing(queue_ms=(now - self._begin) * 1000, prefill_ms=0.0, decode_ms=0.0)

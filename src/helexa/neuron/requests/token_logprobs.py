@@ -6,11 +6,11 @@ from helexa.neuron.text.tokenizers.tokenizer import Tokenizer
 
 
 class TokenLogprobs:
-    """Holds log-probabilities of tokens until their text is reported.
+    """Holds log-probabilities of the answer's tokens until the text of the tokens is reported.
 
     Args:
         tokenizer: tokenizer of the model.
-        complete: also report tokens without text in the answer.
+        complete: report every token, also tokens without text in the answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, complete: bool = False) -> None:
@@ -34,14 +34,15 @@ class TokenLogprobs:
         return entries
 
     def clear(self) -> None:
-        """Discard the held log-probabilities: their tokens are not text."""
+        """Discard the held log-probabilities, because their tokens do not belong to the answer's text."""
         self._waiting.clear()
 
     def take(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities of the tokens of `text`, the next reported text, and remove them.
+        """Return the log-probabilities of the tokens that form `text`, and hold them no longer.
 
-        Earlier tokens have no text in the answer; they are dropped unless `complete`. If no tokens match `text`,
-        because a character is broken or a token is cut in two, all held log-probabilities are returned.
+        `text` is the next text that is reported to the client. Tokens before `text` have no text in the answer; their
+        log-probabilities are dropped unless `complete`. If no tokens match `text`, because a character is broken or a
+        token is cut in two, all held log-probabilities are returned.
         """
         shown = text.encode()
         start = b"".join([token.bytes for token in self._waiting]).find(shown)

@@ -1,4 +1,4 @@
-"""Keep token counts of recent requests, for gateways whose connection broke before the usage arrived."""
+"""Keep token counts of recent requests, for gateways whose connection broke before they received the counts."""
 
 import asyncio
 import re
@@ -18,7 +18,7 @@ _ID = re.compile(rb"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class UsageRecord:
-    """Token counts of one request. A prompt with several answers counts once."""
+    """Token counts of one request. If the request has several answers, its prompt counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -26,7 +26,7 @@ class UsageRecord:
 
     @classmethod
     def total(cls, runs: Iterable[RunRecord]) -> "UsageRecord":
-        """Return the totals of one request's runs. Runs that were never admitted count 0."""
+        """Return the total token counts of a request with the given runs. Runs that were never admitted count 0."""
         begun = [run for run in runs if run.admitted]
         return cls(
             max((run.prompt_tokens for run in begun), default=0),
@@ -36,10 +36,10 @@ class UsageRecord:
 
 
 class UsageRecords:
-    """Usage records by the id that a gateway assigned to each request.
+    """Token counts of recent requests, by the usage id that a gateway assigned to each request.
 
-    The id begins with a secret of the gateway, so other clients cannot read a record. A record is kept for
-    `KEPT_SECONDS`, and there are at most `MOST_KEPT` records.
+    A usage id begins with a secret of the gateway, so other clients cannot read the record. A record is kept for
+    `KEPT_SECONDS`, and at most `MOST_KEPT` records are kept.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class UsageRecords:
         self._ended: OrderedDict[str, tuple[float, UsageRecord]] = OrderedDict()
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Register a request that starts. Return its usage id, or an empty string if the request has none."""
+        """Register a request that starts. Return the usage id in its headers, or an empty string if it has none."""
         for name, value in headers:
             if name == _HEADER and _ID.fullmatch(value):
                 usage_id = value.decode()
@@ -65,7 +65,7 @@ class UsageRecords:
             self._ended.popitem(last=False)
 
     async def find(self, usage_id: str) -> UsageRecord | None:
-        """Wait for the request's end. Return its token counts, or None if the id is unknown."""
+        """Wait for the end of the request with this usage id. Return its token counts, or None if the id is unknown."""
         running = self._running.get(usage_id)
         if running is not None:
             await running.wait()

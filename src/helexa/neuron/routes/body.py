@@ -9,14 +9,14 @@ MAX_BODY_BYTES = 64 << 20
 
 
 async def read_json(request: Request) -> bytes:
-    """Return the bytes of a JSON body.
+    """Return the bytes of the request body after checking its content type and size.
 
-    A web page of another site can send a body of any other content type without a preflight request, so the type is
-    required.
+    The content type must be JSON, because browsers let web pages of other sites send some other content types without a
+    preflight request.
 
     Raises:
-        ApiError: 415 without a JSON content type or for a compressed body, 413 over `MAX_BODY_BYTES`, 408 if the client
-            stops sending, 400 if the client disconnects.
+        ApiError: 415 if the content type is not JSON or the body is compressed, 413 if the body is larger than
+            `MAX_BODY_BYTES`, 408 if the client stops sending, 400 if the client disconnects.
     """
     content_type = request.headers.get("content-type", "")
     media_type = content_type.partition(";")[0].strip().lower()

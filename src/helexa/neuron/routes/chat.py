@@ -50,14 +50,14 @@ async def converse(
     spelled_thoughts: bool = False,
     counts_prompt: bool = False,
 ) -> AsyncGenerator[InferenceEvent, None]:
-    """Run a conversation and return its events, independent of the API format.
+    """Yield the events of the model's answers to a conversation, independent of the API format.
 
     Args:
         model: the loaded model.
         chat: the request.
         principal: principal of the request; empty for anonymous requests.
-        thinks: reasoning setting if the request has none; None leaves the choice to the chat template.
-        spelled_thoughts: report reasoning as part of the text.
+        thinks: whether the model reasons if the request does not say so; None leaves the choice to the chat template.
+        spelled_thoughts: report reasoning as part of the answer's text.
         counts_prompt: yield a `PromptCounted` event before the first output.
 
     Raises:
@@ -88,7 +88,9 @@ async def converse(
 
 
 async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None = None) -> tuple[list[int], int]:
-    """Return a conversation's prompt, and the position of its last turn if the engine uses this position, else 0.
+    """Return a conversation's prompt as token ids, and the position in the prompt at which the last turn begins.
+
+    The position is 0 if the engine does not use it.
 
     Raises:
         ApiError: the conversation has images, or the model's template cannot render it.
@@ -101,7 +103,7 @@ async def rendered(model: ServedModel, chat: ChatRequest, *, thinks: bool | None
 
 
 def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return a conversation in the form that the model's chat template accepts."""
+    """Return the messages of a conversation in the format that the model's chat template accepts."""
     turns = [message.for_template() for message in messages]
     if "developer" not in model.text.template.source:
         for turn in turns:  # OpenAI's newer name of the system role, which most templates reject
@@ -111,7 +113,7 @@ def template_turns(model: ServedModel, messages: Sequence[ChatMessage]) -> list[
 
 
 def thinking_variables(model: ServedModel, thinks: bool | None) -> dict[str, Any]:
-    """Return the template variables that switch reasoning on or off, under the names that the template uses."""
+    """Return the template variables that switch reasoning on or off, with the names that the model's template uses."""
     return (
         {} if thinks is None else {name: thinks for name in _THINKING_VARIABLES if model.text.template.mentions(name)}
     )
@@ -123,7 +125,10 @@ def _prompt(
     tools: Sequence[Mapping[str, Any]],
     variables: Mapping[str, Any],
 ) -> tuple[list[int], int]:
-    """Return the prompt, and the position of its last turn if the engine uses this position, else 0."""
+    """Return the prompt as token ids, and the position in the prompt at which the last turn begins.
+
+    The position is 0 if the engine does not use it.
+    """
     if tools and not model.text.template.mentions("tools"):
         raise unsupported_parameter(
             "tools", f"model '{model.id}' does not support tools: its chat template does not use them"

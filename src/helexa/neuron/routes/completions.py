@@ -43,7 +43,7 @@ def _token_ids(model: ServedModel, completion: CompletionRequest) -> list[list[i
 
 
 def _echo(model: ServedModel, completion: CompletionRequest) -> list[str]:
-    """Return the prompt text of each choice."""
+    """Return, for each answer, the prompt text that the response repeats before the answer (`echo`)."""
     decode = model.text.tokenizer.decode
     texts = [prompt if isinstance(prompt, str) else decode(prompt) for prompt in completion.prompt]
     return [text for text in texts for _ in range(completion.n or 1)]

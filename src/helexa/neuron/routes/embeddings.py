@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 async def create_embeddings(request: Request) -> Response:
-    """Return one embedding per text, normalized to an L2 norm of 1."""
+    """Handle `POST /v1/embeddings`: return one embedding per text, normalized to an L2 norm of 1."""
     embeddings_request = EmbeddingsRequest.parse(await read_json(request))
     model: ServedModel = request.app.state.registry.get(embeddings_request.model)
     model.require_servable()
@@ -46,10 +46,10 @@ async def create_embeddings(request: Request) -> Response:
 
 
 class _Batch:
-    """The texts of one request.
+    """The texts of one embeddings request.
 
     Attributes:
-        vectors: encoded vector of each text; empty until computed.
+        vectors: the embedding of each text, encoded for the response; empty until computed.
     """
 
     def __init__(self, model: ServedModel, prompts: Sequence[list[int]], principal: str, encoding: str | None) -> None:
@@ -62,12 +62,12 @@ class _Batch:
         self._working = 0
 
     async def run(self) -> None:
-        """Compute all vectors, `_AT_ONCE` at a time.
+        """Compute the embeddings of all texts, of `_AT_ONCE` texts concurrently.
 
-        Each text is admitted separately, so a long list does not block other requests.
+        Admission control admits each text separately, so a long list does not block other requests.
 
         Raises:
-            ApiError: admission control rejected the last worker, or the engine failed.
+            ApiError: admission control rejected a text while no other text was in work, or the engine failed.
         """
         begun, reason = time.perf_counter(), "cancelled"
         try:
@@ -83,9 +83,10 @@ class _Batch:
             _account(self._model, reason, len(read), sum(read), time.perf_counter() - begun)
 
     async def _work(self) -> None:
-        """Process texts until none is waiting.
+        """Compute the embeddings of waiting texts, one after the other, until no text is waiting.
 
-        A worker that admission control rejects returns its text to the queue and ends, unless it is the last worker.
+        If admission control rejects a text, the worker puts the text back and ends. The last worker raises the error
+        instead.
         """
         self._working += 1
         try:
@@ -107,10 +108,10 @@ class _Batch:
 
 
 def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list[int]]:
-    """Return the inputs as token ids.
+    """Return the inputs of an embeddings request as token ids.
 
     Raises:
-        ApiError: an input is empty, too long, or has an unknown token.
+        ApiError: an input is empty or too long, or has an unknown token id.
     """
     encode, vocab_size, context_length = (
         model.text.tokenizer.encode,
@@ -131,7 +132,7 @@ def _prompts(model: ServedModel, inputs: Sequence[str | list[int]]) -> list[list
 
 
 async def _vector(model: ServedModel, prompt: list[int], principal: str) -> list[float]:
-    """Return the vector of one text, normalized to length 1.
+    """Return the embedding of one text, normalized to an L2 norm of 1.
 
     Raises:
         ApiError: the engine failed.

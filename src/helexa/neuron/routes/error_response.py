@@ -1,6 +1,6 @@
-"""Error responses: every error is returned in the same envelope, with one log line.
+"""Error responses: every error has the same JSON envelope and one log line.
 
-Pass `HANDLERS` to the application. Errors raised by routes become JSON responses with the right status.
+The application registers `HANDLERS`, so that errors raised by routes become JSON responses with the right status.
 """
 
 import logging
@@ -35,14 +35,14 @@ def log_refusal(path: str, error: ApiError) -> None:
 
 
 async def on_api_error(request: Request, error: Exception) -> Response:
-    """Handle an `ApiError`."""
+    """Log an `ApiError` that a route raised, and return its error response."""
     assert isinstance(error, ApiError)
     log_refusal(request.url.path, error)
     return refusal(error)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Handle errors of the router: an unknown path or a wrong method."""
+    """Return the error response for an error of the router: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     code = HTTPStatus(error.status_code).phrase.lower().replace(" ", "_")
     api_error = ApiError(error.status_code, code, f"{request.method} {request.url.path}: {error.detail}")
@@ -53,14 +53,14 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def descriptor_shortage(error: BaseException) -> ApiError | None:
-    """Return the error response for a lack of file descriptors, None for any other error."""
+    """Return the error to report if the process has no file descriptors left; None for any other error."""
     if isinstance(error, OSError) and error.errno in OUT_OF_DESCRIPTORS:
         return overloaded("the node has no file descriptors left; try again", 1)
     return None
 
 
 async def on_os_error(request: Request, error: Exception) -> Response:
-    """Handle a lack of file descriptors. Any other OS error is unexpected."""
+    """Return the error response for a lack of file descriptors. Any other OS error is handled as unexpected."""
     api_error = descriptor_shortage(error)
     if api_error is None:
         raise error
@@ -69,7 +69,7 @@ async def on_os_error(request: Request, error: Exception) -> Response:
 
 
 async def on_unexpected(request: Request, error: Exception) -> Response:
-    """Handle any other exception: log the traceback; the client gets no details."""
+    """Log the traceback of any other exception and return an error response without details."""
     current().refusals.append("internal")
     tell(logger, logging.ERROR, "failed", path=request.url.path, error=type(error).__name__)
     return refusal(internal_error())

@@ -1,4 +1,4 @@
-"""Constants and helpers of all server-sent event streams."""
+"""Constants and helpers that all server-sent event streams share."""
 
 from starlette.types import Receive
 

@@ -1,4 +1,4 @@
-"""Serve `/version`, `/discovery` and `/health`."""
+"""Serve `GET /version`, `GET /discovery` and `GET /health`."""
 
 import asyncio
 
@@ -12,19 +12,19 @@ from helexa.neuron.hardware.discovery import discover
 
 
 async def version(request: Request) -> Response:
-    """`GET /version`: versions of helexa and its dependencies."""
+    """`GET /version`: return the versions of helexa and its dependencies."""
     return JsonResponse(await asyncio.to_thread(build_facts))
 
 
 async def discovery(request: Request) -> Response:
-    """`GET /discovery`: facts that do not change during the process's lifetime."""
+    """`GET /discovery`: return the hardware facts that do not change during the process's lifetime."""
     facts = await asyncio.to_thread(discover)
     longest = request.app.state.max_prompt_tokens
     return JsonResponse(facts.model_copy(update={"max_prompt_tokens": longest}).json_dict())
 
 
 async def health(request: Request) -> Response:
-    """`GET /health`: readings, activation and load."""
+    """`GET /health`: return memory and device readings, the progress of default models, and the load of each model."""
     return JsonResponse(request.app.state.health.report().json_dict())
 
 

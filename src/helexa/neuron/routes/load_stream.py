@@ -15,12 +15,13 @@ LOOK_SECONDS = 0.25
 
 
 class LoadStream:
-    """An ASGI response: `progress` events, then `loaded` or `error`. The load continues if the client disconnects.
+    """An ASGI response that streams `progress` events, then `loaded` or `error`. If the client disconnects, the load
+    continues.
 
     Args:
-        load: task that ends with the load. Canceling the task must not cancel the load.
+        load: task that waits for the load. Canceling the task must not cancel the load.
         progress: returns the current progress, or None if unknown.
-        outcome: returns name and data of the last event, once the load has ended.
+        outcome: returns name and data of the stream's last event; called when the load has ended.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class LoadStream:
         self._outcome = outcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events."""
+        """Send the progress events and the last event."""
         hang_up = asyncio.create_task(disconnected(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})

@@ -1,4 +1,4 @@
-"""Load, unload and describe models. Errors of these routes are flat: `{"error": "text"}`."""
+"""Routes that load, unload and describe models. Their error responses are flat: `{"error": "text"}`."""
 
 import asyncio
 import logging
@@ -54,7 +54,7 @@ class LoadRequest(ModelSpec):
 
 
 async def models(request: Request) -> Response:
-    """`GET /models`: every loaded, recovering or loading model. Does not wait for engines."""
+    """`GET /models`: return every loaded, recovering or loading model, without waiting for engines."""
     registry = _registry(request)
     return JsonResponse([info.json_dict() for info in (*registry.infos(), *registry.loading())])
 
@@ -62,8 +62,8 @@ async def models(request: Request) -> Response:
 async def load(request: Request) -> Response | LoadStream:
     """`POST /models/load`: respond when the model is loaded or the load failed.
 
-    If the client requests a stream, the response is a stream of progress events. Requests that fail at once get a plain
-    error response in both cases.
+    If the client requests a stream, the response is a stream of progress events. A request that fails at once gets a
+    plain error response, with and without streaming.
     """
     load_request = _parse(LoadRequest, await read_json(request))
     watch = _Watch(_registry(request), load_request)
@@ -93,7 +93,7 @@ async def unload(request: Request) -> Response:
 
 
 async def endpoint(request: Request) -> Response:
-    """`GET /models/{id}/endpoint`: return the URL that serves the model."""
+    """`GET /models/{id}/endpoint`: return the URL of the server that serves the model."""
     model_id = request.path_params["model_id"]
     try:
         _registry(request).get(model_id)
@@ -103,7 +103,7 @@ async def endpoint(request: Request) -> Response:
 
 
 async def capabilities(request: Request) -> Response:
-    """`GET /models/{id}/capabilities`: return a loaded model's capabilities; 404 means unknown."""
+    """`GET /models/{id}/capabilities`: return a loaded model's capabilities, or 404 if the capabilities are unknown."""
     model_id = request.path_params["model_id"]
     try:
         model = _registry(request).get(model_id)
@@ -113,7 +113,7 @@ async def capabilities(request: Request) -> Response:
 
 
 class _Watch:
-    """A load and its latest progress."""
+    """A running load and its latest progress."""
 
     def __init__(self, registry: Registry, spec: ModelSpec) -> None:
         self._registry = registry
@@ -122,7 +122,10 @@ class _Watch:
         self.load = asyncio.create_task(registry.load(spec, self._on_progress))
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the latest progress, or the state in `/models` if another request began the load."""
+        """Return the latest progress. If another request began the load, return the progress that `GET /models`
+
+        If another request began the load, return the progress that `GET /models` reports.
+        """
         if self._progress is not None:
             return self._progress
         info = next((info for info in self._registry.loading() if info.id == self._id), None)
@@ -134,7 +137,7 @@ class _Watch:
 
 
 def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, Any]]:
-    """Return status and body of a failed load's response."""
+    """Return the HTTP status and the body for a load that failed with `error`."""
     match error:
         case SourceError() | DoesNotFitError():
             reason = {"kind": error.kind, "message": str(error)} | {"model_id": spec.model_id} | error.details
@@ -145,7 +148,10 @@ def _load_failure(spec: ModelSpec, error: HelexaError) -> tuple[int, dict[str, A
 
 
 def _last_event(request: Request, spec: ModelSpec, load: "asyncio.Task[Any]") -> tuple[str, dict[str, Any]]:
-    """Return the last event of a load: the status and body that a plain response would have."""
+    """Return name and data of the last event of a load stream.
+
+    The data is the status and body that a response without streaming would have.
+    """
     error = shutting_down() if load.cancelled() else load.exception()
     if error is None:
         return "loaded", {"status": "loaded"}

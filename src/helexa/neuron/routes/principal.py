@@ -1,4 +1,4 @@
-"""The principal of a request, from headers that a gateway sets."""
+"""Determine the principal of a request from headers that a gateway sets."""
 
 from hashlib import blake2b
 
@@ -9,12 +9,14 @@ _KEY = "x-helexa-key-id"
 
 
 def principal_of(request: Request) -> str:
-    """Return the principal as one short word; empty without the headers. It selects fair share and cached prompts.
+    """Return the request's principal as one short word; empty if the request lacks the gateway's headers.
 
-    A gateway drops these headers from clients' requests and sets them itself. Clients of a gateway therefore share
-    cached prompts only with themselves. A node trusts the headers: a client with direct access to a node can name any
-    principal, use its fair share and, by response times, test guesses of its prompts. Only gateways should reach a
-    node's port.
+    The principal selects the request's fair share of the engine and the cached prompts that the request may reuse. A
+    gateway drops these headers from its clients' requests and sets its own, so different clients of a gateway do not
+    share cached prompts.
+
+    A node trusts the headers. A client that connects directly to a node can name any principal, use its fair share and,
+    by measuring response times, guess its prompts. Therefore only gateways should be able to reach a node's port.
     """
     account, key = request.headers.get(_ACCOUNT), request.headers.get(_KEY)
     if not account or not key:

@@ -1,4 +1,4 @@
-"""Send a run's events as a stream or as one body, until the run ends or the client disconnects."""
+"""Send a run's events to the client, as a stream or as one body, until the run ends or the client disconnects."""
 
 import asyncio
 import logging
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 class RunResponse:
-    """An ASGI response made of a run's events.
+    """An ASGI response that sends a run's events as a stream or as one body.
 
-    Nothing is sent before the first event, so a rejected run gets a plain error response. A stream that waits longer
-    than `PATIENCE_SECONDS` begins with a comment; a later rejection is an event. If the client disconnects, the run is
-    closed at once, streamed or not.
+    Nothing is sent before the run's first event, so a client whose run is rejected gets a plain error response. If a
+    streamed run waits longer than `PATIENCE_SECONDS`, the stream begins with a comment, and a later rejection is
+    reported as an event. If the client disconnects, the run is canceled at once, with and without streaming.
     """
 
     def __init__(self, events: AsyncGenerator[InferenceEvent, None], projector: Projector, *, stream: bool) -> None:
@@ -38,10 +38,10 @@ class RunResponse:
         self._quiet_since: float | None = None  # time of the last bytes; None if no keep-alive may be sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the reply.
+        """Send the response.
 
         Raises:
-            ApiError: the run was rejected, or a run without streaming failed; nothing has been sent.
+            ApiError: the run was rejected, or a run without streaming failed. Nothing has been sent in these cases.
         """
         send_reply = self._send_stream if self._streamed else self._send_body
         sender = asyncio.create_task(send_reply(scope["path"], send))
@@ -64,7 +64,7 @@ class RunResponse:
             del sender  # the task holds the error, whose traceback holds this frame: a reference cycle
 
     def _until_due(self) -> float:
-        """Return the seconds until the next keep-alive is due."""
+        """Return the seconds until the stream must send its next keep-alive comment."""
         if self._quiet_since is not None:
             return self._quiet_since + KEEP_ALIVE_SECONDS - time.monotonic()
         if self._streamed and not self._begun:

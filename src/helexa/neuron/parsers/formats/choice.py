@@ -55,7 +55,7 @@ _IN_VOCABULARY = (
 
 
 def find_family(is_token: Callable[[str], bool], template: str) -> Family | None:
-    """Return the tool-call format shown by a model's chat template, else by its tokens; None if unknown."""
+    """Return the tool-call format that the chat template shows, else the format that the tokens show, else None."""
     for sign, name in _IN_TEMPLATE:
         if sign in template:
             return FAMILIES[name] if name else None

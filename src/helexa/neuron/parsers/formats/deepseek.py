@@ -1,4 +1,7 @@
-"""DeepSeek: calls between special tokens, with the arguments in a code block (V3, R1) or bare (V3.1)."""
+"""DeepSeek's tool-call format: calls between special tokens. V3 and R1 put the arguments in a code block, V3.1 does
+
+V3 and R1 put the arguments in a code block, V3.1 does not.
+"""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -14,9 +17,9 @@ _FENCE, _FENCE_END = Markers([_FENCED]), Markers(["```"])
 
 
 class DeepSeek:
-    """The DeepSeek format: `function SEP NAME, ```json, {...}, ``` END` or `NAME SEP {...} END`.
+    """The DeepSeek format: `function SEP NAME, ```json, {...}, ``` END` (V3, R1) or `NAME SEP {...} END` (V3.1).
 
-    Calls may be enclosed in a frame of begin and end tokens.
+    SEP and END are special tokens. Begin and end tokens may enclose a list of calls.
 
     Tolerated errors: up to three surplus braces after the arguments, and a missing end of the code block.
     """
@@ -27,7 +30,7 @@ class DeepSeek:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one call, or all calls of a frame."""
+        """Parse one call, or a list of calls between a begin token and an end token."""
         framed = yield from source.marker(_OPENS)
         yield from source.space()
         yield from source.expect(_CALLS)

@@ -11,7 +11,7 @@ class Family(Protocol):
 
     @property
     def name(self) -> str:
-        """The format's name."""
+        """The name of the tool-call format."""
         ...
 
     @property
@@ -30,9 +30,9 @@ class Family(Protocol):
         ...
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one or several calls, beginning at the opener.
+        """Parse one or several calls from the unread text of `source`, which begins with an opener.
 
-        Text that this method reads and does not settle is reported as plain text.
+        If the method reads text without settling it, the caller reports this text as plain text.
 
         Raises:
             NotACall: the text is not a call.

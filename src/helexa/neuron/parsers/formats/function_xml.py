@@ -1,4 +1,4 @@
-"""Parse a call written as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
+"""Parse a tool call written as `<function=NAME><parameter=KEY>VALUE</parameter></function>`."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -20,12 +20,12 @@ def read_function(source: Source, output: Output, *, known: bool) -> Reading[Non
     the format and is dropped.
 
     Args:
-        source: text of the model.
+        source: the model's unread text.
         output: receives the call.
-        known: the name must belong to an offered tool.
+        known: reject the text as a call if its name is not that of an offered tool.
 
     Raises:
-        NotACall: the text is not a call. If arguments were already reported, an incomplete call remains.
+        NotACall: the text is not a call. If arguments were already reported, the reported call stays incomplete.
     """
     yield from source.expect(_OPENS)
     name = yield from source.name()

@@ -1,4 +1,4 @@
-"""gpt-oss: messages in channels, `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`."""
+"""Parse gpt-oss's Harmony format: messages in channels, `<|channel|>CHANNEL to=RECIPIENT<|message|>...<|end|>`."""
 
 import re
 
@@ -23,11 +23,13 @@ _MAX_HEADER = 512
 class Harmony:
     """The Harmony format, in which all output consists of messages in channels.
 
-    `analysis` messages are reasoning, messages addressed to a tool are calls, and other messages are text. The parser
-    also runs without offered tools, because every answer consists of messages. Without offered tools, or without a JSON
-    object, the content of a message to a tool is text. Message headers and ends are special tokens. The tokens
-    `<|call|>` and `<|return|>` usually end the generation. The prompt ends within the first header, after
-    `<|start|>assistant`.
+    * A message in the channel `analysis` is reasoning.
+    * A message addressed to a tool is a call if tools are offered and the content is a JSON object or empty, else text.
+    * Any other message is text.
+
+    Special tokens mark the headers and ends of messages. The tokens `<|call|>` and `<|return|>` usually end the
+    generation. The prompt ends within the first message's header, after `<|start|>assistant`. The parser also runs for
+    requests without tools, because every answer consists of messages.
     """
 
     name = "harmony"
@@ -36,7 +38,7 @@ class Harmony:
     leading = (" to=",)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse one message; text that is not part of a message is plain text."""
+        """Parse one message. Text outside of messages is reported as plain text."""
         if (yield from source.marker(_STRAY_MARKERS)):
             source.settle()
             return

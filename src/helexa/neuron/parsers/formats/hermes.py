@@ -12,9 +12,11 @@ _OPEN, _CLOSE, _FUNCTION = Markers([OPEN]), Markers([CLOSE]), Markers([FUNCTION]
 
 
 class Hermes:
-    """The Hermes format: one call between each pair of tags, as JSON, or as XML, which these models sometimes write.
+    """The Hermes format: one call between each pair of `<tool_call>` tags. Calls are JSON; models sometimes write XML
+    instead.
 
-    Tolerated errors: those of `read_call`, up to three surplus braces at the end, and a missing end tag.
+    Tolerated errors: malformed JSON calls that `read_call` repairs, up to three surplus braces at the end, and a
+    missing end tag.
     """
 
     name = "hermes"
@@ -41,7 +43,7 @@ class Hermes:
 
 
 class HermesStrict(Hermes):
-    """The Hermes format without calls as plain JSON in the text."""
+    """The Hermes format, but JSON calls in the text without `<tool_call>` tags are plain text."""
 
     name = "hermes_strict"
     untagged = False

@@ -13,10 +13,10 @@ _TAGS, _OBJECTS, _SEMICOLON, _BRACKET = Markers([_TAG]), Markers([_OBJECT]), Mar
 class LlamaJson:
     """The Llama 3 format: JSON calls, separated by semicolons or white space.
 
-    Calls begin at the beginning of the answer, or anywhere after `<|python_tag|>`.
+    Calls begin at the beginning of the answer, or anywhere after `<|python_tag|>`. Without this tag, a JSON object that
+    is not a call of an offered tool is text. After the tag, any tool name is accepted.
 
-    Without the tag, an object that is not a call of an offered tool is text. After the tag, any tool name is accepted.
-    Tolerated errors: those of `read_call`, and up to three surplus braces at the end.
+    Tolerated errors: malformed JSON calls that `read_call` repairs, and up to three surplus braces at the end.
     """
 
     name = "llama3_json"
@@ -25,7 +25,9 @@ class LlamaJson:
     leading = (_OBJECT,)
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse consecutive JSON calls, or one call of a built-in tool."""
+        """Parse consecutive JSON calls, or one call of a tool that is built into Llama, such as
+        `brave_search.call(...)`.
+        """
         tagged = yield from source.marker(_TAGS)
         yield from source.space()
         if not (yield from source.upcoming(_OBJECTS)):

@@ -11,9 +11,9 @@ _LIST, _NEXT = Markers(["["]), Markers([",", "]"])
 
 
 class Mistral:
-    """Both Mistral formats: a list of JSON calls, and `NAME[ARGS]{...}`. The model's own call ids are dropped.
+    """Both Mistral formats: a list of JSON calls, and `NAME[ARGS]{...}`. Call ids that the model writes are dropped.
 
-    Tolerated errors: those of `read_call`, and up to three surplus braces at the end.
+    Tolerated errors: malformed JSON calls that `read_call` repairs, and up to three surplus braces at the end.
     """
 
     name = "mistral"
@@ -22,7 +22,7 @@ class Mistral:
     leading: tuple[str, ...] = ()
 
     def read(self, source: Source, output: Output) -> Reading[None]:
-        """Parse a list of calls, or one call of the format since 2025."""
+        """Parse a list of JSON calls, or one call in the newer format `NAME[ARGS]{...}`."""
         yield from source.marker(_OPENS)
         yield from source.space()
         if (yield from source.marker(_LIST)):

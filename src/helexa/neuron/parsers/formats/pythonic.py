@@ -17,11 +17,10 @@ _MAX_DEPTH = 50
 
 
 class Pythonic:
-    """The Pythonic format: a list of calls whose arguments are literals.
+    """The Pythonic format: a Python list of calls whose arguments are literals.
 
-    The list is at the beginning of the answer, or anywhere after `<|python_start|>`.
-
-    String arguments are streamed, other arguments are reported when they are complete.
+    The list begins at the beginning of the answer, or anywhere after `<|python_start|>`. String arguments are streamed;
+    other arguments are reported when they are complete.
     """
 
     name = "pythonic"
@@ -50,11 +49,11 @@ class Pythonic:
 
 
 def read_keywords(source: Source, output: Output, name: str) -> Reading[None]:
-    """Parse the keyword arguments of a call of `name` and the closing bracket.
+    """Parse the keyword arguments of a call of the tool `name`, and the closing bracket.
 
     Raises:
-        NotACall: the text is not a list of keyword arguments. If arguments were already reported, an incomplete call
-            remains.
+        NotACall: the text is not a list of keyword arguments. If arguments were already reported, the reported call
+            stays incomplete.
     """
     arguments = KeyedArguments(source, output, name)
     while True:

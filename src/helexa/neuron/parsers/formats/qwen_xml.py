@@ -5,7 +5,7 @@ from helexa.neuron.parsers.formats.hermes import OPEN, HermesStrict
 
 
 class QwenXml(HermesStrict):
-    """The Hermes format, plus calls without the first tag, `<tool_call>`, which these models sometimes omit."""
+    """The Hermes format, plus calls without the opening tag `<tool_call>`, which Qwen models sometimes omit."""
 
     name = "qwen_xml"
     openers = (OPEN, FUNCTION)

@@ -1,4 +1,4 @@
-"""Parse calls written as plain JSON in the text, bare or in a code fence, as coding models sometimes write them."""
+"""Parse tool calls that coding models sometimes write as plain JSON in the text, with or without a code fence."""
 
 from helexa.neuron.parsers.markers import Markers
 from helexa.neuron.parsers.output import Output
@@ -19,7 +19,7 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
     """Parse consecutive JSON calls, each bare, in a list or in a code fence. Only calls of offered tools are accepted.
 
     Raises:
-        NotACall: the text is not a call. The text read so far stays unsettled.
+        NotACall: the text is not a call. The source can still give back the text read so far.
     """
     if (yield from source.marker(_LINE)):
         source.settle()
@@ -32,7 +32,9 @@ def read_untagged(source: Source, output: Output) -> Reading[None]:
 
 
 def _read_calls(source: Source, output: Output) -> Reading[None]:
-    """Parse adjacent calls or a list of calls, with an optional code fence around them, whose end may be missing."""
+    """Parse adjacent calls or a list of calls, in a code fence or without one. The end of the code fence may be
+    missing.
+    """
     fenced = yield from source.marker(_FENCES)
     if fenced:
         yield from source.marker(_LANGUAGES)

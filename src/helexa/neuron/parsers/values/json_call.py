@@ -17,10 +17,10 @@ _MAX_SURPLUS = 3
 
 
 def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
-    """Parse a JSON object as the arguments of a call of `name`, and stream it.
+    """Parse a JSON object as the arguments of a call of the tool `name`, and report its text while it arrives.
 
     Raises:
-        NotACall: the text is not a JSON object. If arguments were already reported, an incomplete call remains.
+        NotACall: the text is not a JSON object. If arguments were already reported, the reported call stays incomplete.
     """
     if (yield from source.peek()) != "{":
         raise NotACall
@@ -35,21 +35,23 @@ def read_arguments(source: Source, output: Output, name: str) -> Reading[None]:
 
 
 def read_call(source: Source, output: Output, *, known: bool = False, untagged: bool = False) -> Reading[None]:
-    """Parse one call. Arguments after the name are streamed; arguments before the name are reported at the end.
+    """Parse one call. Arguments that follow the tool's name are streamed; arguments before the name are reported at the
+    end.
 
     Tolerated errors: missing arguments, arguments written as a string, the tool's name inside the arguments, and a
-    missing closing brace. `id` and `type` are dropped, as are other keys after the name or the arguments.
+    missing closing brace. The keys `id` and `type` are dropped, and so is any other key that follows the name or the
+    arguments.
 
     Args:
-        source: text of the model.
+        source: the model's unread text.
         output: receives the call.
-        known: the name must belong to an offered tool.
+        known: accept only names of offered tools.
         untagged: no tag marks the object as a call. The object must have the name of an offered tool and `arguments`,
             and only `id` and `type` may precede the arguments. Parsing stops at the first character that rules out a
             call.
 
     Raises:
-        NotACall: the text is not a call. If arguments were already reported, an incomplete call remains.
+        NotACall: the text is not a call. If arguments were already reported, the reported call stays incomplete.
     """
     name: str | None = None
     arguments: str | None = None
@@ -94,7 +96,10 @@ def read_call(source: Source, output: Output, *, known: bool = False, untagged: 
 
 
 def take_surplus(source: Source) -> Reading[None]:
-    """Parse white space and up to three surplus braces, which stay unsettled and are text unless the caller settles."""
+    """Read white space and up to three surplus braces after a call.
+
+    The text read stays unsettled: it is dropped if the caller settles it, else reported as plain text.
+    """
     yield from source.space()
     for _ in range(_MAX_SURPLUS):
         if not (yield from source.marker(_CLOSE)):
@@ -103,7 +108,10 @@ def take_surplus(source: Source) -> Reading[None]:
 
 
 def _key(source: Source, beginnings: Markers) -> Reading[str]:
-    """Parse a key, which must start with one of `beginnings`, and its colon."""
+    """Parse a key of a JSON object and the colon after it; return the key. The key must start with one of `beginnings`.
+
+    The key must start with one of `beginnings`.
+    """
     if not (yield from source.upcoming(beginnings)):
         raise NotACall
     key = json.loads((yield from read_json_text(source)))
@@ -121,7 +129,11 @@ def _loaded_name(text: str) -> str:
 
 
 def _repair(output: Output, name: str | None, arguments: str | None) -> tuple[str, str]:
-    """Return the name and the JSON text of the arguments of a malformed call."""
+    """Return the tool name and the arguments' JSON text of a call whose JSON is malformed in a known manner.
+
+    Raises:
+        NotACall: the call cannot be repaired.
+    """
     arguments = "null" if arguments is None else arguments
     try:
         value = json.loads(arguments)

@@ -1,4 +1,4 @@
-"""Convert parameter values that a model writes outside JSON to JSON text."""
+"""Convert parameter values to JSON text if the model wrote them without JSON syntax."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def dumps(value: Any) -> str:
     """Return the JSON text of a value, encodable as UTF-8.
 
     Raises:
-        TypeError: JSON has no such type.
+        TypeError: the value has a type that JSON does not have.
         ValueError: a number is NaN or infinite.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -37,9 +37,9 @@ def dumps(value: Any) -> str:
 def argument_text(bare: str, schema: Mapping[str, Any]) -> str:
     """Convert the bare parameter value `bare` to JSON text of a type that its schema allows.
 
-    A value that has none of these types becomes a string. If the schema names no type, valid JSON is kept and any other
-    text becomes a string. Python's `True`, `False` and `None` are accepted if the schema names a type. References in
-    `schema` resolve to its own definitions.
+    If the text is no value of an allowed type, it becomes a string. If the schema names no type, valid JSON is kept and
+    any other text becomes a string. Python's `True`, `False` and `None` are accepted if the schema names a type. A
+    `$ref` in `schema` is resolved with the schema's own definitions.
     """
     types = schema_types(schema)
     if "string" in types and not ("null" in types and bare == "null"):

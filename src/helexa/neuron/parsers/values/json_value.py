@@ -29,7 +29,7 @@ class JsonValue:
 
     Attributes:
         done: the value is complete.
-        breaks: positions of raw line breaks and tabs in the text of the last `advance`.
+        breaks: positions of raw line breaks and tabs inside strings, in the text that the last `advance` received.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,16 @@ class JsonValue:
         self._open: list[str] = []  # closing brackets of open containers, innermost last
 
     def advance(self, text: str, at: int, ended: bool) -> tuple[int, bool]:
-        """Advance over `text` from `at`. Return the end of the valid text, and whether the text after it is invalid.
+        """Parse `text` from position `at` on. Return the end of the parsed text, and whether the text after it is
+        invalid.
 
-        If the end of `text` is an incomplete token, the returned position is the start of the token: up to five
-        characters, or up to `MAX_NUMBER` characters of a number, must be passed again with the following text.
+        If `text` ends inside a token, the returned position is the start of the token. The caller must pass the token
+        again together with the following text: up to five characters, or up to `MAX_NUMBER` characters of a number.
+
+        Args:
+            text: the text that has arrived.
+            at: position from which the text was not yet parsed.
+            ended: no more text follows.
         """
         self.breaks = []
         while not self.done:
@@ -73,7 +79,10 @@ class JsonValue:
         return at, _HALF_ESCAPE.fullmatch(text, at) is None
 
     def _token(self, text: str, at: int, ended: bool) -> tuple[int, bool | None]:
-        """Parse a token outside strings. Return its end and None, or its start and whether the text is invalid."""
+        """Parse a token outside of strings. Return the token's end and None.
+
+        If the token is invalid or incomplete, return its start and whether it is invalid.
+        """
         char, state = text[at], self._state
         if state in (_FIRST_ITEM, _FIRST_KEY, _AFTER_VALUE) and self._open and char == self._open[-1]:
             self._open.pop()

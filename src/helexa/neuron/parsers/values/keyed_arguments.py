@@ -8,12 +8,12 @@ from helexa.neuron.parsers.values.json_text import argument_text, dumps
 
 
 class KeyedArguments:
-    """Reports a call's arguments as JSON text while they arrive.
+    """Builds the JSON text of a call's arguments from key-value pairs, and reports the text while the pairs arrive.
 
-    The call starts with its first argument. A call without arguments starts when it ends.
+    The call is reported with its first argument; a call without arguments is reported when it ends.
 
     Args:
-        source: text of the model.
+        source: the model's unread text.
         output: receives the call.
         name: name of the called tool.
 
@@ -28,38 +28,39 @@ class KeyedArguments:
         self._name = name
 
     def key(self, key: str) -> None:
-        """Begin an argument. Its value must follow."""
+        """Begin an argument with the name `key`. The caller must then add its value."""
         if not self.begun:
             self._output.start(self._name)
         self._report(f"{', ' if self.begun else '{'}{dumps(key)}: ")
         self.begun = True
 
     def value(self, text: str) -> None:
-        """Add the argument's value as JSON text."""
+        """Add the current argument's value as JSON text."""
         self._report(text)
 
     def quote(self) -> None:
-        """Begin or end a string value."""
+        """Begin or end a string as the current argument's value."""
         self._report('"')
 
     def text(self, chunk: str) -> None:
-        """Add text to a string value."""
+        """Add text to the string that `quote` has begun."""
         self._report(dumps(chunk)[1:-1])
 
     def end(self) -> None:
-        """End the arguments."""
+        """End the call's arguments."""
         if not self.begun:
             self._output.start(self._name)
         self._report("}" if self.begun else "{}")
         self._output.end()
 
     def read_bare(self, key: str, ends: Markers) -> Reading[None]:
-        """Parse an argument's bare value up to one of `ends`, which is left unread.
+        """Parse the value of the argument `key`, written without JSON syntax, up to one of the markers `ends`, which is
+        left unread.
 
         The tool's schema determines the type of the value.
 
-        A value whose schema allows only strings is streamed. One line break at either end belongs to the format and is
-        dropped.
+        A value whose schema allows only strings is streamed. One line break at the beginning and one at the end of the
+        value belong to the format and are dropped.
 
         Raises:
             NotACall: the text ended before one of `ends`.

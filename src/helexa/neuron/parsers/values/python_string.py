@@ -1,4 +1,4 @@
-"""Parse strings in Python's or JSON's syntax while they arrive."""
+"""Parse string literals in Python's or JSON's syntax while their text arrives."""
 
 from sys import maxunicode
 
@@ -17,12 +17,12 @@ _OCTAL, _HEXADECIMAL = "01234567", "0123456789abcdefABCDEF"
 def read_string(source: Source, arguments: KeyedArguments) -> Reading[bool]:
     """Parse a string literal, or adjacent literals that form one string, as an argument's value.
 
-    Return whether the text at the current position is a string.
+    Return False if the text at the current position is not a string literal.
 
-    Line breaks may occur in any string. Unknown escape sequences are kept as text.
+    Every string may contain line breaks. Unknown escape sequences are kept as text.
 
     Raises:
-        NotACall: the text ended inside the string. The arguments reported so far remain.
+        NotACall: the text ended inside the string. Arguments that were already reported stay reported.
     """
     if not (yield from source.upcoming(_QUOTES)):
         return False

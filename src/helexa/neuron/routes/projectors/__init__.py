@@ -1,1 +1,1 @@
-"""Render output events as response bodies and stream chunks of each API format."""
+"""Render output events as response bodies and stream chunks, with one projector per API format."""

@@ -1,4 +1,4 @@
-"""Render a run as a chat completion."""
+"""Render a run's events as a chat completion, OpenAI's format for `/v1/chat/completions`."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -34,17 +34,20 @@ from helexa.neuron.routes.projectors.projector import Encoded, OpenAIProjector
 
 
 class ChatProjector(OpenAIProjector):
-    """Renders a run as a chat completion or as its chunks."""
+    """Renders a run's events as a chat completion, either as one body or as stream chunks."""
 
     id_prefix = "chatcmpl"
 
     @cached_property
     def _tokens(self) -> list[Encoded]:
-        """Encoded log-probabilities of each whole answer."""
+        """For each answer, the encoded log-probabilities of its tokens, recorded for the body."""
         return [Encoded() for _ in range(self.choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> ChatChunk | None:
-        """Return the chunk for an event of an answer, or None. The first chunk names the role."""
+        """Return the stream chunk for an event of the answer `choice`, or None. An answer's first chunk names the role.
+
+        An answer's first chunk names the role.
+        """
         if isinstance(event, WasReasoning):
             return None
         reason = event.reason if isinstance(event, Finished) else None
@@ -56,11 +59,11 @@ class ChatProjector(OpenAIProjector):
         return self._chunk([chunk_choice])
 
     def usage_chunk(self, usage: Usage) -> ChatChunk:
-        """Return the chunk with the usage and without choices."""
+        """Return the stream's last chunk, which has the usage and no choices."""
         return {**self._chunk([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of tokens for the body."""
+        """Record log-probabilities of an answer's tokens for the body."""
         _add(tokens, self._tokens[choice])
 
     def _take(self, choice: int, event: OutputEvent) -> None:
@@ -69,7 +72,7 @@ class ChatProjector(OpenAIProjector):
         super()._take(choice, event)
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> ChatChoice:
-        """Return a whole answer."""
+        """Return a complete answer for the body."""
         text: list[str] = []
         thoughts: list[str] = []
         calls: list[ToolCall] = []
@@ -100,7 +103,7 @@ class ChatProjector(OpenAIProjector):
         return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=end.reason)
 
     def complete_body(self, choices: Sequence[Any], usage: Usage) -> ChatCompletion:
-        """Return the chat completion."""
+        """Return the body of a chat completion."""
         return ChatCompletion(
             id=self.id,
             object="chat.completion",

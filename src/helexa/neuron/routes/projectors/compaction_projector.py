@@ -1,4 +1,4 @@
-"""Render a run as a compacted conversation."""
+"""Render a run's events as a compacted conversation."""
 
 import secrets
 import time
@@ -11,7 +11,7 @@ from helexa.neuron.routes.projectors.response_projector import usage_of
 
 
 class CompactionProjector:
-    """Renders the text of a run as one item. Compaction is never streamed."""
+    """Renders the text of a run as one item that summarizes a conversation. Compaction is never streamed."""
 
     def __init__(self) -> None:
         self._stem = secrets.token_hex(16)
@@ -23,7 +23,7 @@ class CompactionProjector:
         return b""
 
     def take(self, event: InferenceEvent) -> None:
-        """Record text and usage."""
+        """Record the text and the usage in `event`."""
         match event:
             case TextDelta(text):
                 self._texts.append(text)
@@ -35,7 +35,10 @@ class CompactionProjector:
                 pass
 
     def body(self) -> bytes:
-        """Return the compacted conversation as JSON. The usage is at the end, where gateways read it."""
+        """Return the compacted conversation as JSON. The usage comes last, because gateways read it at the end of the
+
+        The usage comes last, because gateways read it at the end of the body.
+        """
         assert self._end is not None
         value = {
             "id": f"resp_{self._stem}",

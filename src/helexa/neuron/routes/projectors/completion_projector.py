@@ -1,4 +1,4 @@
-"""Render a run as a text completion."""
+"""Render a run's events as a text completion, OpenAI's format for `/v1/completions`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from helexa.neuron.routes.projectors.projector import OpenAIProjector
 
 
 class CompletionProjector(OpenAIProjector):
-    """Renders a run as a text completion or as its chunks.
+    """Renders a run's events as a text completion, either as one body or as stream chunks.
 
     Args:
         model: the model's id.
         choices: number of answers.
-        echo: prompt text of each choice; empty for none.
-        scored: report log-probabilities of the prompts' tokens first, together with the echoed text.
+        echo: for each answer, the prompt text to repeat before it; empty to repeat none.
+        scored: report the log-probabilities of the prompt's tokens before those of the answer's tokens.
         include_usage: end a stream with a chunk that has the usage and no choices.
         null_usage: add `"usage": null` to all other chunks.
     """
@@ -44,7 +44,7 @@ class CompletionProjector(OpenAIProjector):
         self._arrays = [_no_logprobs() for _ in range(choices)]
 
     def chunk(self, choice: int, event: Started | OutputEvent | Finished) -> Completion | None:
-        """Return the chunk for an event of a continuation, or None."""
+        """Return the stream chunk for an event of the answer `choice`, or None."""
         match event:
             case Started() if self._echo[choice] and not self._scored:
                 return self._completion([_choice(choice, self._echo[choice])])
@@ -62,21 +62,21 @@ class CompletionProjector(OpenAIProjector):
                 return None
 
     def usage_chunk(self, usage: Usage) -> Completion:
-        """Return the chunk with the usage and without choices."""
+        """Return the stream's last chunk, which has the usage and no choices."""
         return {**self._completion([]), "usage": usage}
 
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Record log-probabilities of tokens for the body."""
+        """Record log-probabilities of an answer's tokens for the body."""
         self._add(choice, tokens, self._arrays[choice])
 
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> CompletionChoice:
-        """Return a whole continuation."""
+        """Return a complete answer for the body."""
         text = "".join([self._echo[index], *(event.text for event in events if isinstance(event, TextDelta))])
         arrays = self._arrays[index]
         return _choice(index, text, arrays if arrays["tokens"] else None, end.reason)
 
     def complete_body(self, choices: Sequence[Any], usage: Usage) -> Completion:
-        """Return the text completion."""
+        """Return the body of a text completion."""
         return {**self._completion(list(choices)), "usage": usage}
 
     def _add(self, choice: int, tokens: Sequence[TokenLogprob], arrays: CompletionLogprobs) -> None:

@@ -1,4 +1,4 @@
-"""Projectors render a run's events in one API format, both streamed and as a whole body."""
+"""Projectors render a run's events in one API format, as server-sent events or as one body."""
 
 import secrets
 import time
@@ -26,23 +26,25 @@ from helexa.neuron.events import (
 
 
 class Projector(Protocol):
-    """Renders events in one API format. Projectors do no I/O."""
+    """Renders a run's events in one API format. Projectors do no I/O."""
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return whole server-sent events for `event`, possibly none."""
+        """Return the bytes of the server-sent events for `event`; empty if the API format has no event for it."""
         ...
 
     def take(self, event: InferenceEvent) -> None:
-        """Record the parts of `event` that the whole body needs, in a compact form."""
+        """Record what the body needs from `event`, in a compact form."""
         ...
 
     def body(self) -> bytes:
-        """Return the whole body as JSON after a finished run."""
+        """Return the whole body as JSON. Called after the run has finished."""
         ...
 
 
 class Encoded:
-    """A list whose elements are encoded as they are added, so that encoding a long list at the end takes no time."""
+    """A list that encodes each element to JSON when it is added, so that encoding a long list at the end takes no time.
+    time.
+    """
 
     def __init__(self) -> None:
         self._elements: list[bytes] = []
@@ -51,16 +53,16 @@ class Encoded:
         return len(self._elements)
 
     def add(self, element: Any) -> None:
-        """Append an element."""
+        """Append and encode an element."""
         self._elements.append(orjson.dumps(element))
 
     def fragment(self, since: int = 0) -> orjson.Fragment:
-        """Return the list from element `since` on."""
+        """Return the encoded list, from element `since` to the end."""
         return orjson.Fragment(b"[%s]" % b",".join(self._elements[since:]))
 
 
 class OpenAIProjector(ABC):
-    """Common parts of OpenAI's chat and text completions.
+    """Base class of the projectors for OpenAI's chat completions and text completions.
 
     Args:
         model: the model's id.
@@ -95,22 +97,22 @@ class OpenAIProjector(ABC):
 
     @abstractmethod
     def usage_chunk(self, usage: Usage) -> Mapping[str, Any]:
-        """Return the chunk with the usage and without choices."""
+        """Return the stream's last chunk, which has the usage and no choices."""
 
     @abstractmethod
     def keep_logprobs(self, choice: int, tokens: Sequence[TokenLogprob]) -> None:
-        """Keep log-probabilities of tokens for the body of a response that is not streamed."""
+        """Record log-probabilities of an answer's tokens for the body of a response that is not streamed."""
 
     @abstractmethod
     def choice(self, index: int, events: Sequence[OutputEvent], end: Finished) -> Mapping[str, Any]:
-        """Return a whole answer for the body, including its recorded log-probabilities."""
+        """Return a complete answer for the body, including the log-probabilities recorded for it."""
 
     @abstractmethod
     def complete_body(self, choices: Sequence[Mapping[str, Any]], usage: Usage) -> Mapping[str, Any]:
-        """Return the whole body."""
+        """Return the whole body with the answers `choices`."""
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return the stream's bytes for `event`."""
+        """Return the bytes of the server-sent events for `event`."""
         match event:
             case Started():
                 return b"".join([self._frame(choice, event) for choice in range(self.choices)])
@@ -185,7 +187,7 @@ def _event(value: Mapping[str, Any]) -> bytes:
 
 
 def _with_stop_string(choice: Any, end: Finished) -> Any:
-    """Add the stop string that ended the answer as `stop_reason`, as vLLM does."""
+    """Return `choice` with the stop string that ended the answer as `stop_reason`, as in vLLM's responses."""
     if end.stop_string is not None:
         choice["stop_reason"] = end.stop_string
     return choice

@@ -1,4 +1,4 @@
-"""Build the items of a response (reasoning, messages, calls) and their stream events."""
+"""Build the output items of a Responses API response (reasoning, messages, calls) and their stream events."""
 
 import json
 from abc import ABC, abstractmethod
@@ -10,16 +10,19 @@ from helexa.neuron.routes.projectors.projector import Encoded
 
 
 def response_of(item: str) -> str:
-    """Return the id of the response that contains the item with the id `item`. No response has an invalid item's id."""
+    """Return the id of the response that contains the item with the id `item`. For an invalid item id, return an id
+
+    For an invalid item id, return an id that no response has.
+    """
     return f"resp_{''.join(item.split('_')[1:2])}"
 
 
 class ResponseItem(ABC):
-    """An output item.
+    """An output item of a Responses API response.
 
     Args:
-        stem: common part of all item ids of the response.
-        index: position among the items.
+        stem: string that all item ids of the response have in common.
+        index: position among the response's output items.
     """
 
     prefix: ClassVar[str]
@@ -30,23 +33,23 @@ class ResponseItem(ABC):
 
     @abstractmethod
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item in its current state."""
+        """Return the item as JSON object, in its current state."""
 
     @abstractmethod
     def beginnings(self) -> list[Event]:
-        """Return the events after `response.output_item.added`."""
+        """Return the events that follow `response.output_item.added` directly."""
 
     @abstractmethod
     def endings(self) -> list[Event]:
-        """Return the events before `response.output_item.done`."""
+        """Return the events that come directly before `response.output_item.done`."""
 
     def opening(self) -> list[Event]:
-        """Return the events that begin the item."""
+        """Return the events that begin the item, including `response.output_item.added`."""
         added = {"type": "response.output_item.added", "output_index": self.index, "item": self.value("in_progress")}
         return [added, *self.beginnings()]
 
     def closing(self, status: ItemStatus) -> tuple[list[Event], dict[str, Any]]:
-        """Return the events that end the item, and the complete item."""
+        """Return the events that end the item, including `response.output_item.done`, and the complete item."""
         value = self.value(status)
         return [
             *self.endings(),
@@ -58,7 +61,7 @@ class ResponseItem(ABC):
 
 
 class ReasoningItem(ResponseItem):
-    """Reasoning, reported as a summary, the only kind of reasoning that clients display."""
+    """An item with the model's reasoning as a summary, because clients display only summaries of reasoning."""
 
     prefix = "rs"
 
@@ -67,12 +70,12 @@ class ReasoningItem(ResponseItem):
         self._texts: list[str] = []
 
     def add(self, delta: ReasoningDelta) -> Event:
-        """Add a piece of text. Return its event."""
+        """Add a piece of reasoning and return its stream event."""
         self._texts.append(delta.text)
         return self._event("reasoning_summary_text.delta", summary_index=0, delta=delta.text)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item in its current state."""
+        """Return the item as JSON object, in its current state."""
         summary = [summary_text("".join(self._texts))] if self._texts else []
         return {"id": self.id, "type": "reasoning", "summary": summary, "status": status}
 
@@ -90,7 +93,7 @@ class ReasoningItem(ResponseItem):
 
 
 class MessageItem(ResponseItem):
-    """A message of the model."""
+    """An item with the answer's text."""
 
     prefix = "msg"
 
@@ -101,11 +104,11 @@ class MessageItem(ResponseItem):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The message's text so far."""
         return "".join(self._texts)
 
     def add(self, delta: TextDelta) -> Event:
-        """Add a piece of text. Return its event."""
+        """Add a piece of text and return its stream event."""
         first_new = len(self._logprobs)
         for entry in delta.logprobs:
             self._logprobs.add(_logprob(entry))
@@ -114,7 +117,7 @@ class MessageItem(ResponseItem):
         return self._event("output_text.delta", content_index=0, delta=delta.text, logprobs=logprobs)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item in its current state."""
+        """Return the item as JSON object, in its current state."""
         content = [] if status == "in_progress" else [self._part()]
         return {"id": self.id, "type": "message", "role": "assistant", "status": status, "content": content}
 
@@ -147,19 +150,19 @@ class CallItem(ResponseItem):
         self._arguments: list[str] = []
 
     def add(self, delta: ToolCallDelta) -> Event:
-        """Add a piece of the arguments. Return its event."""
+        """Add a piece of the arguments and return its stream event."""
         self._arguments.append(delta.arguments)
         return self._event("function_call_arguments.delta", delta=delta.arguments)
 
     def value(self, status: ItemStatus) -> dict[str, Any]:
-        """Return the item in its current state."""
+        """Return the item as JSON object, in its current state."""
         arguments = "".join(self._arguments)
         if status != "in_progress":
             status = "completed" if _is_object(arguments) else "incomplete"
         return {"id": self.id, "type": "function_call", "status": status, **self._call, "arguments": arguments}
 
     def beginnings(self) -> list[Event]:
-        """Return no events: calls have no parts."""
+        """Return no events, because calls have no parts that begin separately."""
         return []
 
     def endings(self) -> list[Event]:

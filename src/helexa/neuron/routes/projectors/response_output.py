@@ -1,4 +1,4 @@
-"""Build the output items of a response from a run's events."""
+"""Build the output items of a Responses API response from a run's events."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,10 +17,10 @@ from helexa.neuron.routes.projectors.response_items import CallItem, MessageItem
 
 
 class ResponseOutput:
-    """Builds items one after the other; each item is complete before the next item begins. No I/O.
+    """Builds output items one after the other. Each item is complete before the next item begins.
 
     Args:
-        stem: common part of all item ids.
+        stem: string that all item ids of the response have in common.
         namespaces: namespace of each function that has one, by function name.
 
     Attributes:
@@ -35,7 +35,7 @@ class ResponseOutput:
         self._answered = False  # there is a message or a call
 
     def take(self, event: OutputEvent) -> list[Event]:
-        """Add an event. Return the resulting stream events."""
+        """Add an event of the run to the items. Return the resulting stream events."""
         item = self._item
         match event:
             case TextDelta():
@@ -57,7 +57,7 @@ class ResponseOutput:
                 return []
 
     def was_reasoning(self) -> None:
-        """Turn the last message into reasoning. Only for responses that were not streamed."""
+        """Turn the last message into reasoning. Called only for responses that are not streamed."""
         if isinstance(self._item, MessageItem):
             reasoning = ReasoningItem(self._stem, self._item.index)
             reasoning.add(ReasoningDelta(self._item.text))
@@ -65,9 +65,9 @@ class ResponseOutput:
             self._answered = any(item["type"] != "reasoning" for item in self.items)
 
     def end(self, status: ItemStatus) -> list[Event]:
-        """End the output. `status` is the status of the last item. Return the resulting stream events.
+        """End the output and return the resulting stream events. The last item gets the status `status`.
 
-        If the output has neither text nor calls, an empty message is added for clients that expect one.
+        If the output has neither text nor calls, an empty message is added, because some clients expect a message.
         """
         closed = self._close(status)
         if self._answered:

@@ -1,4 +1,4 @@
-"""Render a run in the Responses API format, as a body or as stream events."""
+"""Render a run's events in the Responses API format, as one body or as stream events."""
 
 import secrets
 import time
@@ -29,14 +29,14 @@ Keep = Callable[[str, bytes, list[dict[str, Any]]], None]
 
 
 class ResponseProjector:
-    """Renders a run as an OpenAI response.
+    """Renders a run's events as a response of OpenAI's Responses API.
 
     Args:
         model: the model's id.
-        request: the request.
-        keep: stores the complete response, before it is sent to the client; None to store nothing.
-        temperature, top_p: the sampling parameters in use.
-        stem: common part of the ids; random by default.
+        request: the client's request.
+        keep: function that stores the complete response before it is sent to the client; None to store nothing.
+        temperature, top_p: the sampling parameters that the engine uses.
+        stem: string that the ids of the response and its items have in common; random by default.
         created: time of creation in seconds since 1970; now by default.
     """
 
@@ -63,7 +63,7 @@ class ResponseProjector:
         self._end: Finished | None = None
 
     def frames(self, event: InferenceEvent) -> bytes:
-        """Return the stream's bytes for `event`."""
+        """Return the bytes of the server-sent events for `event`."""
         match event:
             case TextDelta() | ReasoningDelta() | ToolCallStart() | ToolCallDelta() | WasReasoning():
                 return b"".join([self._frame(item) for item in self._output.take(event)])
@@ -105,7 +105,7 @@ class ResponseProjector:
         return response
 
     def _finished(self, end: Finished) -> tuple[list[Event], bytes, str]:
-        """Return the items' last events, the response body, and its status."""
+        """Return the last stream events of the items, the response body, and the response's status."""
         status = "incomplete" if end.reason == "length" else "completed"
         events = self._output.end(status)
         details = {"reason": "max_output_tokens"} if end.reason == "length" else None
@@ -115,7 +115,10 @@ class ResponseProjector:
         return events, response, status
 
     def _response(self, status: str, *, error: Any = None, incomplete_details: Any = None, usage: Any = None) -> bytes:
-        """Return the current response as JSON. The usage is at the end, where gateways read it."""
+        """Return the response in its current state as JSON.
+
+        The usage comes last, because gateways read it at the end of the body.
+        """
         tail = {
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
@@ -136,13 +139,13 @@ class ResponseProjector:
 
 
 def _error(error: ApiError) -> dict[str, str]:
-    """Return an error with one of the codes that the Responses API defines."""
+    """Return `error` as JSON object, with one of the error codes that the Responses API defines."""
     code = error.code if error.code == "rate_limit_exceeded" else "server_error"
     return {"code": code, "message": str(error)}
 
 
 def usage_of(end: Finished) -> ResponseUsage:
-    """Return the usage of a run."""
+    """Return the token counts of a finished run in the Responses API format."""
     return response_usage(
         end.prompt_tokens,
         end.completion_tokens,
