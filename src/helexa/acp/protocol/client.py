@@ -1,4 +1,4 @@
-"""Requests to the client, for hosts and permissions."""
+"""Requests to the client (the editor): file access, terminals and permission requests."""
 
 import asyncio
 import contextlib

@@ -41,7 +41,7 @@ MAX_RAW_OUTPUT = 10_000
 
 
 def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
-    """Return the updates for an event. Events that the client does not support become reasoning text."""
+    """Return the `session/update` messages for an event. Events unknown to the client become reasoning text."""
     match event:
         case TextDelta(message_id, text):
             return [_chunk("agent_message_chunk", message_id, text)]

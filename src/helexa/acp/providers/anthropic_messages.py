@@ -72,7 +72,7 @@ class AnthropicMessages:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return no further headers; see `Wire`."""
+        """Return an empty dictionary: this wire API needs no further headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
@@ -165,7 +165,7 @@ class MessageReader:
 
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
-    """Return messages whose roles alternate and begin with the user."""
+    """Return the `messages` of the request body: the roles `user` and `assistant` alternate, `user` first."""
     messages: list[Json] = []
     for message in request.messages:
         match message:

@@ -61,7 +61,7 @@ class OpenAIResponses:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return no further headers; see `Wire`."""
+        """Return an empty dictionary: this wire API needs no further headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
@@ -151,7 +151,7 @@ class ResponseReader:
 
 
 def _key(event: Json) -> str:
-    """Return the key that the events of one output item share."""
+    """Return the key of the output item that an event belongs to: its index, or its id."""
     position = event.get("output_index")
     return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
 

@@ -18,9 +18,9 @@ class Arguments(Struct, forbid_unknown_fields=True):
 
 
 class BuiltIn:
-    """A built-in tool.
+    """Base class of built-in tools.
 
-    Subclasses set the name and argument type. Tools that change anything override `act`.
+    Subclasses set the name and the argument type. Subclasses whose calls change anything override `act`.
     """
 
     name: str
@@ -54,11 +54,11 @@ class BuiltIn:
         return (Location(str(path), arguments.get("line")),)
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return no preview."""
+        """Return no content: by default, a permission request shows no preview of the call."""
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return `Reads`.
+        """Return `Reads`, the default for tools that change nothing.
 
         Raises:
             OutOfBounds: the argument `path` is outside the session's folders.
@@ -74,7 +74,10 @@ def as_block(content: str) -> tuple[CardContent, ...]:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema with references replaced by their targets and without titles, for small models and grammars."""
+    """Return the schema without titles, and with each `$ref` replaced by its target.
+
+    Such schemas are meant for small models and for grammars.
+    """
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)

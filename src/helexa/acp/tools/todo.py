@@ -28,7 +28,7 @@ class Todo(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the progress as a title."""
+        """Return a title that tells the progress of the plan."""
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
