@@ -63,7 +63,7 @@ class Gateway:
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
     def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """Return the models that `/v1/models` lists; raises the errors of `get`. `patience` is the timeout in seconds."""
+        """Return the models that `/v1/models` lists, within `patience` seconds; raises the errors of `get`."""
         response = self.get("/v1/models", patience)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):

@@ -58,8 +58,8 @@ class FileRun:
     def take(self, position: int, result: Result) -> int:
         """Write the result of a request; return the index of its prompt.
 
-    `position` is the position of the request among those that `requests` yielded.
-    """
+        `position` is the position of the request among those that `requests` yielded.
+        """
         item = self._running.pop(position)
         self._results.write(item, result)
         if isinstance(result, GenerationError):
