@@ -133,7 +133,7 @@ class Awaiting:
     """A caller that is a coroutine in its own event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; see `Caller`."""
+        """Await the result of `work`, which runs in the background event loop; see `Caller`."""
         return await asyncio.wrap_future(background().submit(work))
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:

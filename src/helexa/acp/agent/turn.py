@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """The history of a session, owned by the session."""
+    """The message history of a session, as the agent loop reads and extends it."""
 
     @property
     def messages(self) -> Sequence[Message]:

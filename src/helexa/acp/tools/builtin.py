@@ -35,7 +35,7 @@ class BuiltIn:
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate and convert the arguments; see `Tool.check`."""
+        """Return the arguments, validated and converted to the types of the schema; see `Tool.check`."""
         present = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
@@ -44,7 +44,7 @@ class BuiltIn:
             raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the file of the argument `path`, if present."""
+        """Return the file that the argument `path` names, or nothing if there is no such argument."""
         if "path" not in arguments:
             return ()
         try:

@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Todo(BuiltIn):
-    """Updates the plan."""
+    """The tool `todo`, with which the model replaces the agent's plan."""
 
     name = "todo"
     description = "Show the user your list of tasks for work of several steps; send it again whenever one changes."

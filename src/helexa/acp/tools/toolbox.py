@@ -44,7 +44,7 @@ class Toolbox:
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
         """Return the tools that the model may call in `mode`.
 
-        Plan mode has only tools that change nothing but plans.
+        In plan mode, these are only the tools that change nothing except plans.
         """
         if mode != "plan":
             return tuple(self._tools.values())

@@ -21,7 +21,7 @@ _OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # om
 
 
 class ResultFile:
-    """A file of results with an exclusive lock; a context manager.
+    """A file of results, locked exclusively by this process. The file is a context manager.
 
     Raises:
         InvalidRequestError: another process writes to the file, or the file contains other data.
@@ -118,7 +118,7 @@ class ResultFile:
 
 
 def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
-    """Return a result as JSON values with its index, key and id."""
+    """Return the JSON object of a result line: the prompt's index, key and id, and the completion or the error."""
     record: dict[str, Any] = {"index": item.index, "key": item.key}
     if item.id is not None:
         record["id"] = item.id

@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class EditFile(BuiltIn):
-    """Replaces a part of a file."""
+    """The tool `edit_file`, which replaces a part of a file."""
 
     name = "edit_file"
     description = "Replace a piece of a text file. It must be in the file exactly once, white space included."

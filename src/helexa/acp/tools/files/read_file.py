@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class ReadFile(BuiltIn):
-    """Reads a text file."""
+    """The tool `read_file`, which reads a text file or a part of it."""
 
     name = "read_file"
     description = "Read a text file. Of a long one only a part is given; go on with `line` and `limit`."

@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class WriteFile(BuiltIn):
-    """Writes a whole file."""
+    """The tool `write_file`, which creates or overwrites a file."""
 
     name = "write_file"
     description = "Write a whole text file, new or anew. To change a part of one, use edit_file."

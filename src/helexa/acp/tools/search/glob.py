@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Glob(BuiltIn):
-    """Finds files by name."""
+    """The tool `glob`, which finds files by name."""
 
     name = "glob"
     description = "Find files by name. What git ignores is passed over."

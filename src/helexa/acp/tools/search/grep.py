@@ -22,7 +22,7 @@ class _Arguments(Arguments):
 
 
 class Grep(BuiltIn):
-    """Finds lines by their text."""
+    """The tool `grep`, which finds lines that match a regular expression."""
 
     name = "grep"
     description = "Find lines of text files by a regular expression. What git ignores is passed over."

@@ -21,7 +21,7 @@ class _Arguments(Arguments):
 
 
 class ListDir(BuiltIn):
-    """Lists a folder."""
+    """The tool `list_dir`, which lists the entries of a folder."""
 
     name = "list_dir"
     description = "List a folder: one line for each entry, with d for a folder, f for a file, l for a link."

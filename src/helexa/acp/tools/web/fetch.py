@@ -18,7 +18,7 @@ class _Arguments(Arguments):
 
 
 class Fetch(BuiltIn):
-    """Fetches a page."""
+    """The tool `fetch`, which returns a web page as text."""
 
     name = "fetch"
     description = "Get a page of the public web as text."

@@ -54,7 +54,7 @@ def parse_url(url: str) -> URL:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address and any IPv4 address embedded in it are public."""
+    """Return whether an IP address is public, and also the IPv4 address that an IPv6 address may embed."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
