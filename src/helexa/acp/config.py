@@ -54,7 +54,7 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The configuration.
+    """The configuration of `helexa-acp`.
 
     Attributes:
         endpoints: at least one endpoint; names are unique.

@@ -79,7 +79,7 @@ class UsageChanged:
 
 @dataclass(frozen=True, slots=True)
 class TitleChanged:
-    """A short title for the session."""
+    """The session has a new short title."""
 
     title: str
 

@@ -73,7 +73,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 @dataclass(slots=True)
 class SavedSession:
-    """A session as read from its log.
+    """The saved state of a session, as read from its log.
 
     Attributes:
         head: the first line.

@@ -81,7 +81,7 @@ def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
 
 
 class Calls:
-    """Runs the calls of an answer.
+    """Runs the tool calls of one answer.
 
     Attributes:
         results: results of finished calls by call id.

@@ -51,7 +51,7 @@ async def read_notes(context: ToolContext) -> str:
 
 
 def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: str) -> str:
-    """Return the system prompt of a round.
+    """Return the system prompt for the next request to the model.
 
     Raises:
         OSError, UnicodeDecodeError: the configured prompt file cannot be read.

@@ -42,7 +42,7 @@ class RequestBuilder:
         self._max_tokens = MAX_TOKENS
 
     def request(self, provider: Provider) -> ModelRequest:
-        """Return the next request.
+        """Return the model request of the next round.
 
         Raises:
             ProviderError: the configured system prompt cannot be read.

@@ -16,7 +16,7 @@ _USER_SECONDS = 600.0  # timeout of requests for which the client may ask its us
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
-    """Return the host of a session.
+    """Return the `Host` of a session, which accesses files and commands through the client.
 
     Args:
         client: the client of the session.

@@ -55,7 +55,7 @@ class Agent:
         self._models_task = self._run_in_background(self._refresh_models())
 
     async def handle(self, method: str, params: Result) -> Result:
-        """Return the result of a method.
+        """Handle a request of the client, and return the result of `method`.
 
         Raises:
             RpcError: the request failed.

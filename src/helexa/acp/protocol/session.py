@@ -132,7 +132,7 @@ class Session:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
 
     def options(self) -> list[dict[str, Any]]:
-        """Return all present config options."""
+        """Return the session's config options with their current values, as the protocol describes them."""
         card = self.models.card(self.choices.model)
         return config_options.config_options(self.choices, self.models.listed(), card)
 
@@ -163,7 +163,7 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def send_options(self) -> None:
-        """Send all present config options."""
+        """Send the session's config options with their current values to the client."""
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:

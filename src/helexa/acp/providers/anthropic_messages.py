@@ -47,7 +47,7 @@ class AnthropicMessages:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /messages` for a model request; see `Wire`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -76,7 +76,7 @@ class AnthropicMessages:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the events of the response to model events; see `Wire`."""
         return MessageReader(request.model, endpoint)
 
 

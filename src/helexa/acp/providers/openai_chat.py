@@ -45,7 +45,7 @@ class OpenAIChat:
     leaks_markers = True
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /chat/completions` for a model request; see `Wire`."""
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -77,7 +77,7 @@ class OpenAIChat:
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the chunks of the response to model events; see `Wire`."""
         return ChatReader(endpoint)
 
 

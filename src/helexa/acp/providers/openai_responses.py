@@ -32,7 +32,7 @@ class OpenAIResponses:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /responses` for a model request; see `Wire`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -65,7 +65,7 @@ class OpenAIResponses:
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the events of the response to model events; see `Wire`."""
         return ResponseReader(request.model, endpoint)
 
 

@@ -153,7 +153,7 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model of an endpoint."""
+    """The choice of a model: the name of an endpoint, and the name of a model at this endpoint."""
 
     endpoint: str
     model: str

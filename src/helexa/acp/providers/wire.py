@@ -55,7 +55,7 @@ class Wire(Protocol):
         ...
 
     def reader(self, request: ModelRequest, endpoint: str) -> Reader:
-        """Return a reader of the answer to `request`."""
+        """Return an object that converts the stream events of the answer to `request` to model events."""
         ...
 
 

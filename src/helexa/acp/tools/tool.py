@@ -101,7 +101,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The environment of a session's tools.
+    """The environment in which the tools of a session run.
 
     Attributes:
         session_id: the client's id of the session.
@@ -195,19 +195,19 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The call may run without asking the user."""
+    """A ruling: the call may run without asking the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The call must not run. `reason` is the error message for the model."""
+    """A ruling: the call must not run. `reason` is the error message for the model."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskUser:
-    """The user must decide about the call. An "always" answer would cover `scope`."""
+    """A ruling: the user must decide whether the call runs. An "always" answer would cover `scope`."""
 
     scope: Scope
 

@@ -33,7 +33,7 @@ class ListDir(BuiltIn):
         return f"List {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """List the folder."""
+        """List the folder's entries for the model."""
         folder = context.boundary.resolve(arguments["path"])
         try:
             lines = await asyncio.to_thread(_entries, folder.real)
