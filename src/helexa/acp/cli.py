@@ -59,7 +59,9 @@ async def _serve() -> None:
 
 
 def _configure_log() -> None:
-    """Log to stderr, or to the file HELEXA_ACP_LOG_FILE, at the level HELEXA_ACP_LOG.
+    """Log to stderr, or to a file.
+
+    The environment variable HELEXA_ACP_LOG_FILE names the file, and HELEXA_ACP_LOG sets the level.
 
     Raises:
         OSError: the file cannot be written.

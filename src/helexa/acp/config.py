@@ -54,16 +54,16 @@ class Endpoint(Struct, frozen=True, kw_only=True):
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The configuration.
+    """The configuration of `helexa-acp`.
 
     Attributes:
         endpoints: at least one endpoint; names are unique.
         default_endpoint: name of one of the endpoints.
         system_prompt_path: file that replaces the built-in system prompt; `{cwd}` in the file stands for the session's
             folder.
-        default_mode: mode of sessions in projects without a saved mode.
+        default_mode: permission mode of sessions in projects without a saved mode.
         allow_fetch: whether the model may fetch web pages.
-        data_dir: folder of sessions, preferences and plans.
+        data_dir: folder that contains the saved sessions, preferences and plans.
         warnings: problems of the configuration, for the log and `/status`.
     """
 

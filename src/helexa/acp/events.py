@@ -29,7 +29,7 @@ class ThoughtDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A tool call started, and its name is known. `arguments` is None if not parsed yet or if invalid."""
+    """A tool call started, and its name is known. `arguments` is None if they are not parsed yet or are invalid."""
 
     call_id: str
     name: str
@@ -40,7 +40,9 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallChanged:
-    """A tool call progressed or ended. A field that is None is unchanged; `card` replaces the previous card.
+    """A tool call progressed or ended.
+
+    A field that is None has not changed. `card`, the call's display in the editor, replaces the previous card.
 
     Attributes:
         output: result text for the model, once the call has ended.
@@ -77,7 +79,7 @@ class UsageChanged:
 
 @dataclass(frozen=True, slots=True)
 class TitleChanged:
-    """A short title for the session."""
+    """The session has a new short title."""
 
     title: str
 
@@ -92,7 +94,7 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class CompactionChanged:
-    """A compaction changed its status. `summary` is set for `completed`, `error` for `failed`."""
+    """The status of a compaction changed. `summary` is set if it is `completed`, `error` if it is `failed`."""
 
     compaction_id: str
     status: CompactionStatus
@@ -102,7 +104,7 @@ class CompactionChanged:
 
 @dataclass(frozen=True, slots=True)
 class CompactionDelta:
-    """A part of the summary."""
+    """A part of the summary that a compaction streams from the model."""
 
     compaction_id: str
     text: str

@@ -1,6 +1,6 @@
-"""Message types of a conversation, which are stored in the session log and read by later versions.
+"""Message types of a conversation, as stored in the session log.
 
-New fields need a default, and fields are never renamed: logs of older versions must stay readable.
+Later versions must read the logs of older versions. So new fields need a default, and fields are never renamed.
 """
 
 from typing import Any, Literal
@@ -45,7 +45,10 @@ class Diff(Struct, frozen=True, tag="diff"):
 
 
 class Terminal(Struct, frozen=True, tag="terminal"):
-    """A live terminal of the client. The terminal disappears after its process ends; the text keeps the output."""
+    """A live terminal of the client, shown in a card.
+
+    The terminal disappears after its process ends. The output remains as text in the `ToolResult`.
+    """
 
     terminal_id: str
 
@@ -59,8 +62,8 @@ class Card(Struct, frozen=True):
     Attributes:
         title: one line for the user.
         kind: kind of tool, which decides the icon.
-        locations: touched files, which editors may follow.
-        content: content of the opened card.
+        locations: files that the call touches; editors may open them.
+        content: content that the editor shows when the user opens the card.
     """
 
     title: str
@@ -86,7 +89,7 @@ class ToolCall(Struct, frozen=True):
 
 
 class UserMessage(Struct, frozen=True, tag="user"):
-    """A message of the user. Messages with `hidden` are from the agent itself and not shown on replay."""
+    """A message of the user. If `hidden`, the agent itself wrote the message, and a replay does not show it."""
 
     id: str
     parts: tuple[Part, ...]
@@ -100,9 +103,9 @@ class AssistantMessage(Struct, frozen=True, tag="assistant"):
         id: unique in the session; the `messageId` of the answer's chunks.
         text: text of the answer.
         reasoning: reasoning text that the endpoint returned.
-        calls: tool calls; a `ToolResult` for each follows in the history.
-        extras: data to send back to the endpoint verbatim, by wire API, e.g. signed thinking blocks; other wire APIs
-            ignore the data.
+        calls: tool calls. For each call, a `ToolResult` follows in the history.
+        extras: data to send back to the endpoint verbatim, for example signed thinking blocks. The keys are wire APIs,
+            and each wire API reads only its own data.
         partial: whether the turn was canceled or the stream broke off before the end.
     """
 
@@ -122,7 +125,7 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
         content: text for the model.
         failed: whether the call failed; the content contains the reason.
         images: images for the model, after the content.
-        card: final card of the call, for replay.
+        card: final display of the call in the editor, for replay.
         plan: the whole plan if the call changed it, else None.
     """
 
@@ -135,7 +138,7 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
 
 
 class Summary(Struct, frozen=True, tag="summary"):
-    """A compaction: `text` replaces all messages before it except the last `kept` messages."""
+    """A compaction: `text` replaces all earlier messages except the last `kept` of them."""
 
     id: str
     text: str

@@ -17,9 +17,9 @@ MAX_GRANTS = 500
 
 
 class Grant(Struct, frozen=True):
-    """A saved "always" answer: a scope that is permanently allowed or rejected.
+    """A saved "always" answer of the user: calls of a tool that are permanently allowed or rejected.
 
-    `tool` and `subject` are the fields of `helexa.acp.tools.tool.Scope`.
+    `tool` and `subject` name these calls, as in `helexa.acp.tools.tool.Scope`.
     """
 
     tool: str
@@ -73,7 +73,7 @@ class Preferences:
             return change(self.read(cwd))
 
     def grant(self, cwd: str, tool: str, subject: str, allowed: bool) -> Project:
-        """Save a permanent permission or rejection; remove the oldest ones beyond `MAX_GRANTS`."""
+        """Save a permanent permission or rejection. If there are more than `MAX_GRANTS`, remove the oldest."""
 
         def added(project: Project) -> Project:
             other_grants = tuple(grant for grant in project.grants if (grant.tool, grant.subject) != (tool, subject))

@@ -60,7 +60,7 @@ class SavedChoices(Struct, frozen=True, tag="chosen"):
 
 
 class SavedUsage(Struct, frozen=True, tag="spent"):
-    """Context usage in tokens after a round, and the session's total cost in US dollars."""
+    """Context usage in tokens after a round, and the session's total cost so far in US dollars."""
 
     used: int
     size: int | None = None
@@ -73,7 +73,7 @@ _decode = msgspec.json.Decoder(Entry).decode
 
 @dataclass(slots=True)
 class SavedSession:
-    """A session as read from its log.
+    """The saved state of a session, as read from its log.
 
     Attributes:
         head: the first line.
@@ -175,7 +175,10 @@ class SessionLog:
         return saved
 
     def list_entry(self) -> SessionEntry | None:
-        """Return the list entry of the session from its first line and last title, or None if the log is invalid."""
+        """Return the session's entry for lists, from the log's first line and last title.
+
+        Return None if the log is invalid.
+        """
         try:
             with self._path.open("rb") as file:
                 head = _decode(file.readline(_MAX_HEAD_BYTES))

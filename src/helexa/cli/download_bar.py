@@ -26,13 +26,15 @@ _WIDTH_OF_ALL = 100
 
 
 class DownloadBar:
-    """The progress of one download and of the load after it, updated by `show`. Leaving the block removes the bar.
+    """A context manager that shows the progress of a model's download and load, updated by `show`.
+
+    The end of the `with` block removes the bar.
 
     Args:
         name: name of the model.
-        quiet: show neither bar nor line.
-        stream: where the bar is drawn, if it is a terminal.
-        clock: returns seconds.
+        quiet: show neither the bar nor the final line.
+        stream: stream to draw the bar on, by default stderr. The bar is drawn only if the stream is a terminal.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class DownloadBar:
 
 
 def _bar(stream: TextIO) -> "Progress":
-    """Return a bar of one line; columns that do not fit a narrow terminal are omitted."""
+    """Return a progress bar of one line. On a narrow terminal, columns that do not fit are omitted."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn, TransferSpeedColumn
     from rich.table import Column

@@ -16,7 +16,7 @@ _SOURCE_CODES = {
 
 
 class CommandError(HelexaError):
-    """A command failed; `exit_code` is the exit code of the process."""
+    """A command of `helexa` failed; the process ends with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)

@@ -21,7 +21,7 @@ class Gateway:
     """One gateway with its base URL. Every method opens a new connection."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
-        """Check the URL, which may end in `/v1` as in client libraries, and the key.
+        """Store the URL and the key of the gateway. Like in client libraries, the URL may end in `/v1`.
 
         Raises:
             CommandError: the URL or the key is invalid.
@@ -44,7 +44,10 @@ class Gateway:
 
     @classmethod
     def from_environment(cls, url: str | None) -> Self:
-        """Return the gateway at `url`, else at `HELEXA_BASE_URL`, else on this machine; the key is `HELEXA_API_KEY`."""
+        """Return the gateway at `url`, else at `HELEXA_BASE_URL`, else on this machine.
+
+        The environment variable `HELEXA_API_KEY` contains the key.
+        """
         return cls(url or os.environ.get("HELEXA_BASE_URL") or DEFAULT_URL, os.environ.get("HELEXA_API_KEY"))
 
     def get(self, path: str, patience: float = _REPLY_SECONDS) -> Any:
@@ -60,7 +63,7 @@ class Gateway:
                 raise CommandError(f"{self.url}{path} did not answer with JSON; is this a helexa gateway?") from None
 
     def models(self, patience: float = _REPLY_SECONDS) -> list[dict[str, Any]]:
-        """Return the entries of `/v1/models`; raises the errors of `get`."""
+        """Return the models that `/v1/models` lists, within `patience` seconds; raises the errors of `get`."""
         response = self.get("/v1/models", patience)
         entries = response.get("data") if isinstance(response, dict) else None
         if not isinstance(entries, list):

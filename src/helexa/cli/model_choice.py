@@ -8,10 +8,10 @@ from helexa.cli.terminal import note, printable
 
 
 def choose_model(gateway: Gateway, wanted: str | None, *, quiet: bool = False) -> str:
-    """Return `wanted` if the gateway lists it, else the first loaded model, else the first model.
+    """Return the model to use: `wanted` if given, else the gateway's first loaded model, else its first model.
 
     Raises:
-        CommandError: the model is unknown, or the gateway lists no models.
+        CommandError: the gateway does not list `wanted`, or lists no models.
     """
     models = {entry["id"]: bool(entry.get("loaded")) for entry in gateway.models()}
     if not models:

@@ -19,12 +19,13 @@ from helexa.generation.targets import DEFAULT_MODEL
 def opened(
     where: Where, name: str | None, *, checked: bool = False, quiet: bool = False, verbose: bool = False
 ) -> tuple[Model, Target]:
-    """Load a model; return it with its target. Without a name, load the default model.
+    """Load a model (the default model if `name` is None) and return it with its target.
 
     Args:
         where: target options.
         name: model name, or None.
-        checked: whether a server must list the name; if not, a server may know names that it does not list.
+        checked: whether to reject a name that the server does not list. If not, the server decides, because a server
+            may accept names that it does not list.
         quiet: show no progress.
         verbose: print where the model runs.
 
@@ -54,7 +55,7 @@ class _Notes(logging.Handler):
 
 
 def _tell_all() -> None:
-    """Print the library's log messages of level INFO."""
+    """Print the library's log messages of level INFO and above on stderr."""
     log = logging.getLogger("helexa.generation")
     log.setLevel(logging.INFO)
     log.handlers = [_Notes()]

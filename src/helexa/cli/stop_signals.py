@@ -10,7 +10,9 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """While entered, SIGINT, SIGTERM and SIGHUP are only recorded; `wait` returns after one of them or SIGCHLD.
+    """A context manager in whose block SIGINT, SIGTERM and SIGHUP end no process but are recorded for `wait`.
+
+    SIGCHLD, the end of a child process, also ends `wait`.
 
     Stop signals that were ignored at the start of the command (`nohup`) stay ignored.
     """
@@ -37,7 +39,10 @@ class StopSignals:
         self._writer.close()
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait for a signal, at most `seconds` or without limit if None; return whether a stop signal arrived."""
+        """Wait for a signal, and return whether a stop signal arrived.
+
+        The wait ends after `seconds`; None is no time limit.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             ready = selector.select(seconds)
@@ -45,4 +50,4 @@ class StopSignals:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """Do nothing: the signal number is already in the wake-up socket."""
+    """Do nothing: a signal handler is needed, but Python writes the signal number to the wake-up socket."""

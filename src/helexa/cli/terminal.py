@@ -41,7 +41,7 @@ def note(text: str) -> None:
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes in words, such as `4.1 GB`."""
+    """Return a number of bytes as text with a unit, such as `4.1 GB`."""
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
@@ -49,10 +49,10 @@ def size_text(count: int) -> str:
 
 
 class Progress:
-    """Progress on stderr: nothing in the first half second, then a bar on a terminal and plain lines elsewhere."""
+    """Progress of a wait on stderr: after half a second, a bar on a terminal, or plain lines elsewhere."""
 
     def __init__(self, plain: bool = False) -> None:
-        """Create the progress; `plain` prints lines even on a terminal."""
+        """Create the progress. If `plain`, it is printed as lines even on a terminal."""
         self._plain = plain or not sys.stderr.isatty()
         self._started = time.monotonic()
         self._bar: Bar | None = None

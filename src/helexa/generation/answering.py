@@ -17,7 +17,9 @@ _MAX_SUSPECTS = 256  # at most this many requests are repeated after retryable e
 
 
 async def pieces(target: Target, request: Request) -> AsyncGenerator[Delta | Completion, None]:
-    """Yield the pieces of an answer, then the completion. Closing the generator cancels the request.
+    """Yield the pieces of an answer as they arrive, then its completion.
+
+    Closing the generator cancels the request.
 
     Raises:
         HelexaError: the model could not be loaded or fetched.
@@ -58,12 +60,13 @@ async def complete(target: Target, request: Request) -> Completion:
 
 
 async def complete_choices(target: Target, requests: Sequence[Request]) -> Completion:
-    """Run requests that share one prompt; return the first request's completion, with the further ones in `others`.
+    """Run requests that share one prompt, and return the completion of the first request.
 
-    The further requests start after the prefill of the first request and reuse its KV pages.
+    Its `others` contains the completions of the further requests. These requests start after the prefill of the first
+    request and reuse its KV pages.
 
     Raises:
-        GenerationError: one of the requests failed; the others are canceled.
+        GenerationError: one of the requests failed; the remaining requests are canceled.
     """
     prefilled = asyncio.Event()
     first_task = asyncio.create_task(_complete_and_signal(target, requests[0], prefilled))
@@ -84,14 +87,14 @@ async def complete_choices(target: Target, requests: Sequence[Request]) -> Compl
 async def results(
     target: Target, requests: Iterable[Request | GenerationError], width: int
 ) -> AsyncGenerator[tuple[int, Result], None]:
-    """Yield (index, result) for each request in the order of completion, reading `requests` lazily.
+    """Run requests concurrently, and yield (index, result) for each request in the order of completion.
 
-    A failing engine fails all its running requests. After the last request, the failed requests are repeated one at a
-    time. So only a request that crashes the engine fails.
+    `requests` is read lazily. If the engine fails, all requests running at that time fail. These requests are repeated
+    one at a time after all other requests, so that only a request that itself crashes the engine fails for good.
 
     Args:
-        target: the model.
-        requests: requests to run; errors among them are yielded as results.
+        target: the server or private engine that runs the model.
+        requests: requests to run. An error among them is yielded as its own result.
         width: number of concurrent requests.
 
     Raises:

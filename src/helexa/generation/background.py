@@ -23,10 +23,10 @@ _ENDING_SECONDS = 10.0
 
 
 class Background:
-    """The event loop and the objects that live in it.
+    """The library's background event loop and the objects that live in it.
 
     Attributes:
-        targets: the targets of this process; for use in the event loop only.
+        targets: the servers and private engines that this process uses; to be accessed only in the event loop.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class Background:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Schedule `work` in the event loop and return its future.
+        """Schedule `work` in the background event loop and return its future.
 
         Raises:
-            RuntimeError: the caller runs in the thread of the event loop, which would then wait for itself.
+            RuntimeError: the caller runs in the thread of the event loop, so waiting for the future would deadlock.
         """
         if threading.current_thread() is self._thread:
             work.close()
@@ -86,7 +86,7 @@ def shut_down() -> None:
 
 
 def _forget() -> None:
-    """Drop the background in a forked child: threads and engines belong to the parent."""
+    """Forget the background event loop in a forked child process: its thread and engines belong to the parent."""
     global _running, _lock
     _running, _lock = None, threading.Lock()
 
@@ -97,7 +97,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Caller(Protocol):
-    """How a caller waits for the background event loop: as a plain function or as a coroutine."""
+    """How library code waits for the background event loop: for a plain function or for a coroutine of the user."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, which runs in the background; an interruption cancels `work`."""
@@ -109,7 +109,10 @@ class Caller(Protocol):
 
 
 class Blocking:
-    """A caller that blocks its thread. Coroutines that wait only through this class never suspend; see `blocking`."""
+    """A caller that is a plain function, whose thread is blocked.
+
+    A coroutine that waits only through this class never suspends, so it runs without an event loop; see `blocking`.
+    """
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until `work` is done; see `Caller`."""
@@ -120,7 +123,7 @@ class Blocking:
             future.cancel()  # has an effect only if Ctrl-C interrupted the wait
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
-        """Call the callback in this thread; await its result in the background event loop. See `Caller`."""
+        """Call the callback in this thread. If it is async, await its result in the background event loop."""
         result = callback(*arguments)
         if inspect.isawaitable(result):
             await self.wait(_awaited(result))
@@ -130,7 +133,7 @@ class Awaiting:
     """A caller that is a coroutine in its own event loop."""
 
     async def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; see `Caller`."""
+        """Await the result of `work`, which runs in the background event loop; see `Caller`."""
         return await asyncio.wrap_future(background().submit(work))
 
     async def call(self, callback: Callable[..., Any], *arguments: Any) -> None:
@@ -145,7 +148,7 @@ async def _awaited(result: Awaitable[Any]) -> Any:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that waits only through a `Blocking` caller."""
+    """Run a coroutine that waits only through a `Blocking` caller, and return its result."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -155,7 +158,7 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking_each(items: AsyncGenerator[T, None]) -> Generator[T, None, None]:
-    """Yield the items of a generator that waits only through a `Blocking` caller."""
+    """Yield the items of an async generator that waits only through a `Blocking` caller."""
     try:
         while (item := blocking(_next(items))) is not None:
             yield item
@@ -172,7 +175,10 @@ async def _close(items: AsyncGenerator[Any, None]) -> None:
 
 
 async def across(caller: Caller, items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """Yield the items of a generator that runs in the background event loop; close the generator at the end."""
+    """Yield the items of a generator to `caller`. The generator runs in the background event loop.
+
+    At the end, or when the caller stops early, the generator is closed.
+    """
     lock = asyncio.Lock()  # closing waits for the end of an interrupted step
     last: asyncio.Task[Any] | None = None
 

@@ -1,4 +1,4 @@
-"""Results of a prompt: pieces during generation, and the completion."""
+"""Results of a prompt: the pieces of an answer during generation, and the completion at the end."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,9 +32,9 @@ class Timings:
     """Durations of a request, in seconds.
 
     Attributes:
-        load_s: waiting for the model to load; 0 if it was loaded.
+        load_s: waiting for the model to load; 0 if it was already loaded.
         queue_s: waiting for other requests, after the load.
-        prefill_s: prefill of the prompt.
+        prefill_s: processing (prefill) of the prompt.
         ttft_s: from the call to the first token, including load, queue and prefill.
         decode_s: from the first token to the last token.
         total_s: from the call to the end.
@@ -63,7 +63,7 @@ class Completion:
         seed: random seed of the answer; the same seed and prompt reproduce the answer.
         device, dtype: device and data type of the computation, or None if the server does not report them.
         parsed: the parsed answer if a schema was given: an instance of the pydantic model, or plain JSON values.
-        others: the second and later answers if several were requested; see `choices`.
+        others: the second and later answers if the caller requested several answers; see `choices`.
     """
 
     text: str

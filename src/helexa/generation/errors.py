@@ -23,8 +23,8 @@ class GenerationError(HelexaError):
     """A request failed.
 
     Attributes:
-        code: error code as in the API's error envelope, or None.
-        retryable: whether a retry may succeed in a moment.
+        code: error code as in an error response of the API, or None.
+        retryable: whether a retry after a moment may succeed.
         index: index of the prompt in its batch, or None outside a batch.
         exit_code: exit code of a command that fails with this error.
     """
@@ -87,8 +87,8 @@ class BatchError(GenerationError):
     """A prompt of a batch failed, which ended the batch.
 
     Attributes:
-        results: results in the order of the prompts: a completion, the error of the failed prompt, or None if
-            unfinished.
+        results: one entry for each prompt, in order: a completion, the error of a failed prompt, or None for an
+            unfinished prompt.
     """
 
     def __init__(self, error: GenerationError, results: Sequence[Completion | GenerationError | None]) -> None:
@@ -99,7 +99,7 @@ class BatchError(GenerationError):
 
 
 def generation_error(error: ApiError) -> GenerationError:
-    """Return the error of this library for an error response of the API."""
+    """Return the `GenerationError` that corresponds to an error response of the API."""
     message, code = str(error), error.code
     if code == "context_length_exceeded":
         return ContextLengthError(message, code=code)

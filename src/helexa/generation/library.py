@@ -18,7 +18,9 @@ _LOCATION_FIELDS = ("model", "target", "device", "dtype", "quant")
 
 
 class Options(AskOptions, total=False):
-    """Options of answers (see `AskOptions`) and of the target. None selects the environment's value or a default.
+    """Options of answers (see `AskOptions`) and of the target, which is a server or a private engine.
+
+    An option that is None has the value of its environment variable, or a default.
 
     Attributes:
         model: `org/name`, `scheme:name`, or a path. Default: `HELEXA_MODEL`, else the server's first loaded model, or
@@ -36,7 +38,7 @@ class Options(AskOptions, total=False):
 
 
 class BatchTargetOptions(BatchOptions, Options, total=False):
-    """Options of a batch and of its target."""
+    """Options of a batch (see `BatchOptions`) and of its target (see `Options`)."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:
@@ -45,8 +47,8 @@ def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **o
     Args:
         prompt: the text of a user message, or a conversation.
         n: number of answers, each with its own seed; see `Completion.choices`.
-        on_token: plain or async function, called with each piece of the answer; an exception of the function cancels
-            the request and is raised.
+        on_token: plain or async function, called with each piece of the answer's text. If the function raises an
+            exception, the request is canceled and the exception is raised.
         options: see `Options`.
 
     Raises:
@@ -66,13 +68,13 @@ async def agenerate(
 
 
 def stream(prompt: Prompt, **options: Unpack[Options]) -> Stream:
-    """Answer a prompt piece by piece. Iterating raises the errors of `generate`."""
+    """Answer a prompt, and return an iterator over the pieces of the answer. Iterating raises errors as `generate`."""
     model, rest = _split(options)
     return model.stream(prompt, **rest)
 
 
 def astream(prompt: Prompt, **options: Unpack[Options]) -> AsyncStream:
-    """Answer a prompt piece by piece like `stream`, for coroutines."""
+    """Answer a prompt like `stream`, for coroutines: return an async iterator over the pieces of the answer."""
     model, rest = _split(options)
     return model.astream(prompt, **rest)
 
@@ -94,8 +96,8 @@ def batch(prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: 
 
     Args:
         prompts: the prompts.
-        on_error: `return` stores an error in place of its result and continues; `raise` ends the batch at the first
-            error.
+        on_error: `return` stores the error of a prompt in place of its result and continues; `raise` ends the batch at
+            the first error.
         options: see `Options` and `BatchOptions`.
 
     Raises:
@@ -127,11 +129,11 @@ async def abatch(
 
 
 def batch_file(prompts: str | Path, results: str | Path, **options: Unpack[BatchTargetOptions]) -> FileSummary:
-    """Answer a file of prompts in JSON lines into a file of results; interrupted runs resume.
+    """Answer the prompts in a file of JSON lines, and write the results to another file; interrupted runs resume.
 
-    Each result is written when known, with the `index` of its prompt, and survives the death of this process. At the
-    end the lines are sorted in the order of the prompts. A failed prompt has a line with its error, and the next run
-    repeats the prompt.
+    Each result is written as soon as its prompt is answered, with the `index` of the prompt, and survives the death of
+    this process. At the end, the lines are sorted in the order of the prompts. If a prompt fails, its line contains the
+    error, and the next run repeats the prompt.
 
     Args:
         prompts: path of a file; each line is a string, a list of messages or an object with a `prompt`; see
@@ -165,8 +167,8 @@ def load(
 ) -> Model:
     """Load a model and return an object with methods to answer prompts. See `Options` for the arguments.
 
-    The end of a `with` block unloads the model from its private engine, unless another `load` holds the model. Without
-    a block the model stays loaded until the process ends.
+    At the end of its `with` block, the model is unloaded from its private engine, unless another `load` still uses the
+    model. Without a `with` block, the model stays loaded until the process ends.
 
     Raises:
         HelexaError: the model could not be loaded or fetched.
@@ -182,7 +184,8 @@ def pull(model: str, *, quant: str | None = None, on_progress: OnProgress | None
     Args:
         model: `org/name`, `scheme:name`, or a path.
         quant: selects one of several GGUF files.
-        on_progress: called with a stage, the bytes done, and the total bytes (0: unknown), in another thread.
+        on_progress: called in another thread with the name of a stage, the bytes done, and the total bytes (0 if
+            unknown).
 
     Raises:
         SourceError: the download failed; `kind` names the reason.

@@ -33,10 +33,10 @@ OnError = Literal["raise", "return"]
 
 
 class AskOptions(SamplingOptions, total=False):
-    """Options of answers: the fields of `Sampling`, and the following fields.
+    """Options of answers, as keyword arguments: the fields of `Sampling`, and the following fields.
 
     Attributes:
-        sampling: all sampling fields in one object; separate fields override its values.
+        sampling: all sampling options in one object. Sampling options that are given separately override its values.
         system: the system prompt.
         schema: JSON Schema or pydantic model that constrains the answer; see `Completion.parsed`.
         think: whether the model reasons before it answers; None selects the model's default.
@@ -53,8 +53,8 @@ class BatchOptions(AskOptions, total=False):
 
     Attributes:
         max_parallel: number of concurrent requests. Default: `HELEXA_NUM_PARALLEL`, else the target's default.
-        on_result: plain or async function, called with each result; an exception of the function ends the batch and is
-            raised.
+        on_result: plain or async function, called with the index and the result of each prompt. If the function raises
+            an exception, the batch ends and the exception is raised.
     """
 
     max_parallel: int | None
@@ -124,21 +124,21 @@ class Model:
     def generate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
-        """See `helexa.generate`."""
+        """Answer a prompt with this model; see `helexa.generate`."""
         return blocking(self._generate(Blocking(), prompt, n, on_token, options))
 
     async def agenerate(
         self, prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[AskOptions]
     ) -> Completion:
-        """See `helexa.agenerate`."""
+        """Answer a prompt with this model, for coroutines; see `helexa.agenerate`."""
         return await self._generate(Awaiting(), prompt, n, on_token, options)
 
     def stream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> Stream:
-        """See `helexa.stream`."""
+        """Return an iterator over the pieces of an answer of this model; see `helexa.stream`."""
         return Stream(across(Blocking(), self._pieces(_ask(options).request(prompt))))
 
     def astream(self, prompt: Prompt, **options: Unpack[AskOptions]) -> AsyncStream:
-        """See `helexa.astream`."""
+        """Return an async iterator over the pieces of an answer of this model; see `helexa.astream`."""
         return AsyncStream(across(Awaiting(), self._pieces(_ask(options).request(prompt))))
 
     @overload
@@ -152,7 +152,7 @@ class Model:
     ) -> list[Completion | GenerationError]: ...
 
     def batch(self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]) -> Any:
-        """See `helexa.batch`."""
+        """Answer many prompts with this model; see `helexa.batch`."""
         return blocking(self._batch(Blocking(), prompts, on_error, options))
 
     @overload
@@ -168,24 +168,26 @@ class Model:
     async def abatch(
         self, prompts: Iterable[Prompt], *, on_error: OnError = "raise", **options: Unpack[BatchOptions]
     ) -> Any:
-        """See `helexa.abatch`."""
+        """Answer many prompts with this model, for coroutines; see `helexa.abatch`."""
         return await self._batch(Awaiting(), prompts, on_error, options)
 
     def batch_file(self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]) -> FileSummary:
-        """See `helexa.batch_file`."""
+        """Answer a file of prompts with this model; see `helexa.batch_file`."""
         return blocking(self._batch_file(Blocking(), prompts, results, options))
 
     async def abatch_file(
         self, prompts: str | Path, results: str | Path, **options: Unpack[BatchOptions]
     ) -> FileSummary:
-        """See `helexa.abatch_file`."""
+        """Answer a file of prompts with this model, for coroutines; see `helexa.abatch_file`."""
         return await self._batch_file(Awaiting(), prompts, results, options)
 
     def open(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model until `close`, and return its target.
+        """Load the model, and return its target: the server or the private engine that runs the model.
+
+        The model stays loaded until `close` is called.
 
         Args:
-            on_progress: called in another thread; see `OnProgress`.
+            on_progress: called with the progress of the load, in another thread; see `OnProgress`.
 
         Raises:
             HelexaError: the model could not be loaded or fetched.
@@ -193,7 +195,7 @@ class Model:
         return blocking(Blocking().wait(self._open(on_progress, self)))
 
     async def aopen(self, on_progress: OnProgress | None = None) -> Target:
-        """Load the model; see `open`."""
+        """Load the model, for coroutines; see `open`."""
         return await Awaiting().wait(self._open(on_progress, self))
 
     def close(self) -> None:
@@ -204,7 +206,7 @@ class Model:
         blocking(Blocking().wait(self._close()))
 
     async def aclose(self) -> None:
-        """Unload the model; see `close`."""
+        """Unload the model, for coroutines; see `close`."""
         await Awaiting().wait(self._close())
 
     def __enter__(self) -> Self:
@@ -277,9 +279,9 @@ class Model:
     async def results(
         self, requests: Iterable[Request | GenerationError], max_parallel: int | None = None
     ) -> AsyncGenerator[tuple[int, Result], None]:
-        """Yield (index, result) of each request in the order of completion, reading `requests` lazily.
+        """Run requests, and yield (index, result) of each request in the order of completion.
 
-        The generator must run in the background event loop; see `across`.
+        `requests` is read lazily. The generator must run in the background event loop; see `across`.
         """
         if max_parallel is not None and max_parallel < 1:
             raise InvalidRequestError(f"max_parallel is {max_parallel}, but must be 1 or more")

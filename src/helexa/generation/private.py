@@ -1,4 +1,4 @@
-"""A private engine: the serving code of a node without its HTTP API, in this process and an engine process."""
+"""Private engines: a node's serving code without its HTTP API, running in this process and in engine processes."""
 
 import asyncio
 import logging
@@ -40,7 +40,9 @@ _DTYPES = {"fp32": "float32", "f32": "float32", "bf16": "bfloat16", "fp16": "flo
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """Settings of a private engine. None selects the environment variable's value, else the configured value.
+    """Settings of a private engine.
+
+    A setting that is None has the value of its environment variable, else the value in the node's configuration.
 
     Attributes:
         device: `cpu`, `cuda`, `cuda:N`, `mps` or `auto`.
@@ -51,7 +53,7 @@ class EngineSettings:
     dtype: str | None = None
 
     def config(self) -> NeuronConfig:
-        """Return the configuration of a node with these settings.
+        """Return the node configuration with these settings applied.
 
         Raises:
             ConfigError: an option or an environment variable is invalid.
@@ -79,7 +81,8 @@ class PrivateEngines:
 
     Args:
         settings: settings of the engines.
-        standby: warm standby process for the first engine; ended if the first load fails.
+        standby: process that is started in advance and becomes the first engine. If the first load fails, the process
+            is ended.
     """
 
     def __init__(self, settings: EngineSettings, standby: WarmStandby) -> None:
@@ -91,7 +94,7 @@ class PrivateEngines:
         self._sources_by_id: dict[str, str] = {}  # model id -> source of the model
 
     def target(self, model: str, quant: str | None = None) -> "PrivateTarget":
-        """Return the target for `org/name`, `scheme:name` or a path."""
+        """Return the target for a model: `org/name`, `scheme:name` or a path."""
         spec = ModelSpec(model_id=model, quant=quant)
         source = ModelSource.parse(source_text(spec), self._config.harness.torch.default_source)
         if source.scheme == "file":
@@ -105,10 +108,12 @@ class PrivateEngines:
         return PrivateTarget(self, spec, source)
 
     async def registry_for(self, source: ModelSource, quant: str | None, on_progress: OnProgress) -> Registry:
-        """Return the registry of the configured device. For `auto`, choose the device by the size of the weights.
+        """Return the registry that loads models on the configured device.
 
-        Raises:
-            SourceError: the model could not be fetched.
+        If the device is `auto`, the size of the model's weights decides the device.
+
+            Raises:
+                SourceError: the model could not be fetched.
         """
         device = self._config.harness.torch.device
         if device == "auto":
@@ -122,7 +127,10 @@ class PrivateEngines:
         return self._registries[device]
 
     async def make_room(self, registry: Registry) -> bool:
-        """Unload one model that has neither holders nor running requests; return whether a model was unloaded."""
+        """Unload one idle model to free memory; return whether a model was unloaded.
+
+        A model is idle if no `load` holds it and no request for it is running.
+        """
         for model in registry.models():
             if not self.holders.get(model.id) and not model.engine.open_streams:
                 log.info("unloading an idle model to make room: model=%s", model.id)
@@ -135,7 +143,7 @@ class PrivateEngines:
         await asyncio.gather(*(registry.close() for registry in self._registries.values()))
 
     def _id(self, name: str, source: str) -> str:
-        """Return `name`, or `name` with a number if a model from another source already has this id."""
+        """Return a unique model id: `name`, with a number appended if a model from another source has this id."""
         number = 1
         unique_name = name
         while self._sources_by_id.setdefault(unique_name, source) != source:
@@ -180,7 +188,7 @@ class PrivateTarget:
         return environment.number(environment.NUM_PARALLEL) or (model.engine.options.max_sequences if model else 1)
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Load the model; see `Target`."""
+        """Load the model, unless it is loaded; see `Target`."""
         if holder is not None:
             self._engines.holders.setdefault(self.model, set()).add(holder)
         if self._served() is not None:
@@ -211,7 +219,7 @@ class PrivateTarget:
             raise generation_error(error) from None
 
     async def close(self, holder: object) -> None:
-        """Release the model; see `Target`."""
+        """Release the model: it is unloaded if `holder` is its last holder; see `Target`."""
         holders = self._engines.holders.get(self.model, set())
         holders.discard(holder)
         if holders:
@@ -241,9 +249,9 @@ class PrivateTarget:
 
 
 def _weight_bytes(model: Path, quant: str | None) -> int:
-    """Return the size of the weights in bytes: all shards of a GGUF file, or a folder's safetensors files.
+    """Return the size in bytes of a model's weights: all shards of a GGUF file, or the safetensors files of a folder.
 
-    If `quant` is given, the size of a folder is the size after quantization.
+    For a folder and a `quant`, return the size that the weights have after this quantization.
     """
     if model.is_dir():
         stored = sum(file.stat().st_size for file in model.iterdir() if file.suffix == ".safetensors")

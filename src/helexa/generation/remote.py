@@ -58,7 +58,7 @@ class Remote:
         self._was_reached = False
 
     async def target(self, model: str | None) -> "RemoteTarget":
-        """Return the target of a model id. Without an id, return the first loaded model, else the first model.
+        """Return the target of `model`. If None, take the server's first loaded model, or else its first model.
 
         Raises:
             UnreachableError: the server does not answer.
@@ -105,7 +105,8 @@ class Remote:
     async def chat(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the chunks of a streamed chat completion; closing the generator cancels the request on the server.
 
-        A busy server's `Retry-After` is obeyed a few times before its error is raised.
+        If the server is busy, the request is repeated a few times, each after the server's `Retry-After` delay. After
+        the last attempt, the error is raised.
 
         Raises:
             GenerationError: the server rejected the request, failed, or disconnected.
@@ -194,7 +195,7 @@ class Remote:
 
 
 class _BusyError(Exception):
-    """An error response with a retry delay."""
+    """The server is busy: an error response with a retry delay."""
 
     def __init__(self, error: GenerationError, seconds: int) -> None:
         super().__init__(str(error))
@@ -211,7 +212,7 @@ class RemoteTarget:
 
     @property
     def name(self) -> str:
-        """URL of the server; see `Target`."""
+        """Description of the target for display: the URL of the server; see `Target`."""
         return self._server.url
 
     @property

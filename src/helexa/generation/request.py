@@ -20,7 +20,7 @@ _SEEDS = 1 << 31  # seeds that every server accepts
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Options of answers.
+    """The options that all prompts of a call share.
 
     Attributes:
         sampling: sampling options.
@@ -35,10 +35,12 @@ class Ask:
     think: bool | None = None
 
     def request(self, prompt: Prompt, number: int = 0) -> "Request":
-        """Return the request for `prompt`. `number` is added to the seed, if `sampling` has one.
+        """Return the request for `prompt` with these options.
 
-        Raises:
-            InvalidRequestError: the prompt is invalid.
+        The seed of the request is the seed of `sampling` plus `number`. If `sampling` has no seed, it is random.
+
+            Raises:
+                InvalidRequestError: the prompt is invalid.
         """
         messages = _messages(prompt)
         if self.system is not None:
@@ -50,15 +52,15 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A conversation to continue. `seed` is the seed of `sampling`.
+    """A request for one answer: a conversation to continue, and the options of the answer.
 
     Attributes:
         messages: messages of the conversation.
         sampling: sampling options.
-        seed: random seed.
+        seed: random seed of the answer, also contained in `sampling`.
         schema: schema of the answer, or None.
         think: whether the model reasons before it answers; None selects the model's default.
-        streamed: whether pieces are returned during generation.
+        streamed: whether the target returns pieces of the answer during generation.
     """
 
     messages: list[dict[str, Any]]
@@ -69,7 +71,7 @@ class Request:
     streamed: bool = False
 
     def body(self, model: str) -> dict[str, Any]:
-        """Return the body of an OpenAI chat request."""
+        """Return the request to `model` as the JSON body of an OpenAI chat completion."""
         body = {"model": model, "messages": self.messages, "stream": self.streamed, **self.sampling.body()}
         if self.schema is not None:
             body["response_format"] = self.schema.response_format

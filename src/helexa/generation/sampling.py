@@ -5,7 +5,7 @@ from typing import Any, TypedDict
 
 
 class SamplingOptions(TypedDict, total=False):
-    """The fields of `Sampling`, as keyword arguments."""
+    """Type of the keyword arguments that set the fields of `Sampling`."""
 
     max_tokens: int | None
     temperature: float | None
@@ -21,16 +21,19 @@ class SamplingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Sampling options. None selects the value of the model's `generation_config.json`, else the option is off.
+    """Sampling options.
+
+    An option that is None has the value in the model's `generation_config.json`. If the file has no value, the option
+    is off.
 
     Attributes:
-        max_tokens: maximum tokens of the answer; None allows answers up to the context size (on a server: up to its
-            limit).
+        max_tokens: maximum number of tokens of the answer. None is the context size in a private engine, and the
+            server's limit on a server.
         temperature: randomness; 0 always selects the most likely token.
         top_p, top_k, min_p: restrict sampling to likely tokens.
         repetition_penalty, frequency_penalty, presence_penalty: make tokens that already occurred less likely.
-        seed: random seed of reproducible answers. Answer or prompt number i uses `seed + i`. None selects random seeds,
-            which the completions report.
+        seed: random seed of reproducible answers. If a call has several answers or prompts, number i (from 0) uses
+            `seed + i`. None selects random seeds, which the completions report.
         stop: strings that end the answer and are not part of it.
     """
 
@@ -46,7 +49,7 @@ class Sampling:
     stop: str | list[str] | None = None
 
     def replaced(self, options: SamplingOptions) -> "Sampling":
-        """Return a copy with `options` replaced.
+        """Return a copy in which the values in `options` replace the current values.
 
         Raises:
             TypeError: an option is unknown.
@@ -54,6 +57,6 @@ class Sampling:
         return replace(self, **options)
 
     def body(self) -> dict[str, Any]:
-        """Return the fields of a request, without options that are None."""
+        """Return the options as fields of a request body, without options that are None."""
         values = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: value for name, value in values if value is not None}

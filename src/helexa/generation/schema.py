@@ -16,7 +16,7 @@ Schema = "Mapping[str, Any] | type[BaseModel]"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSchema:
-    """A JSON Schema that constrains answers, and the pydantic class of parsed answers or None."""
+    """A JSON Schema that constrains answers, and the pydantic class to parse answers into, or None."""
 
     schema: dict[str, Any]
     model: "type[BaseModel] | None" = None
@@ -42,7 +42,7 @@ class AnswerSchema:
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.schema, "strict": True}}
 
     def parsed(self, completion: Completion) -> Any:
-        """Return the parsed answer.
+        """Return the answer as an instance of the pydantic class, or as JSON values if there is no class.
 
         Raises:
             SchemaError: the answer does not match the schema.

@@ -1,4 +1,4 @@
-"""The protocol of targets: servers and private engines."""
+"""The protocol of targets. A target is a server or a private engine that runs a model."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class End:
 
 
 class WasThought:
-    """Reclassify all previous pieces as reasoning."""
+    """Event of an answer: all pieces before this event were reasoning, not text."""
 
 
 Event = Delta | WasThought | End
@@ -54,11 +54,11 @@ class Target(Protocol):
 
     @property
     def width(self) -> int:
-        """Suitable number of concurrent requests, once the target is open."""
+        """Number of requests that the target runs well concurrently; known once the target is open."""
         ...
 
     async def open(self, on_progress: OnProgress | None = None, holder: object = None) -> None:
-        """Load the model; no effect if it is loaded.
+        """Load the model, unless it is already loaded.
 
         Args:
             on_progress: receives the progress of the load.
@@ -70,7 +70,9 @@ class Target(Protocol):
         ...
 
     def run(self, request: Request) -> AsyncGenerator[Event, None]:
-        """Yield deltas, and `End` as the last event; closing the generator cancels the request.
+        """Run a request: yield the pieces of the answer as events, the last of which is `End`.
+
+        Closing the generator cancels the request.
 
         Raises:
             GenerationError: the request failed.
@@ -78,5 +80,5 @@ class Target(Protocol):
         ...
 
     async def close(self, holder: object) -> None:
-        """Release the model, which is unloaded if no other holder remains."""
+        """Remove `holder` from the objects that keep the model loaded. Without holders, the model is unloaded."""
         ...

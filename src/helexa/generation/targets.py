@@ -1,4 +1,4 @@
-"""Selects the target of a request: a configured or local server, else a private engine."""
+"""Selects the target of a request: the configured server, else a server on this machine, else a private engine."""
 
 import asyncio
 import os
@@ -25,12 +25,13 @@ _LOCAL_URLS = ("http://127.0.0.1:31313", "http://127.0.0.1:13131")
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """The caller's choice of model and target. None selects an environment variable's value or a default.
+    """The caller's choice of model and target. A field that is None has its environment variable's value or a default.
 
     Attributes:
         model: `org/name`, `scheme:name`, or a path.
         target: URL of a gateway or a node, or `private`.
-        device, dtype, quant: settings of a private engine; each of them selects a private engine if no server is given.
+        device, dtype, quant: settings of a private engine. If one of them is set, and neither `target` nor the
+            environment names a server, the target is a private engine.
     """
 
     model: str | None = None
@@ -41,18 +42,18 @@ class ModelLocation:
 
     @property
     def wanted_model(self) -> str | None:
-        """The requested model, or None for any model."""
+        """The model that the caller or the environment requests, or None for any model."""
         return self.model or environment.text(environment.MODEL)
 
     @property
     def url(self) -> str | None:
-        """The requested server, or None."""
+        """URL of the server that the caller or the environment requests, or None."""
         value = self.target or environment.text(environment.BASE_URL)
         return None if value == PRIVATE else value
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Key under which `Targets` caches the target; includes the current values of the environment variables."""
+        """Key under which `Targets` caches the target. It changes if the environment variables change."""
         return (self, self.wanted_model, self.url, self.is_private)
 
     @property
@@ -63,7 +64,7 @@ class ModelLocation:
 
 
 class Targets:
-    """The targets of this process, created at first use. For use in one event loop."""
+    """The targets of this process: servers and private engines, created at first use. For use in one event loop."""
 
     def __init__(self) -> None:
         self._cached: dict[tuple[object, ...], Target] = {}
@@ -73,7 +74,7 @@ class Targets:
         self._standby = WarmStandby()
 
     async def find(self, location: ModelLocation) -> Target:
-        """Return the target for a location.
+        """Return the target for the caller's choice of model and server.
 
         Raises:
             HelexaError: no target was found.

@@ -28,7 +28,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 @dataclass(slots=True)
 class CallText:
-    """A streamed tool call. `name` is empty if the call is plain text that contains its name."""
+    """A streamed tool call. If `name` is empty, `text` contains the whole call, including the tool's name."""
 
     id: str
     name: str
@@ -42,10 +42,10 @@ class CallText:
 
 
 class AnswerCollector:
-    """Collects one answer.
+    """Collects the streamed events of one answer of a model.
 
     Attributes:
-        id: id of the message.
+        id: id of the answer's message in the history.
         calls: tool calls in the order of their first delta.
         usage: token counts, or None if the endpoint reported none.
         finish: finish reason, or None before the end of the answer.
@@ -56,8 +56,8 @@ class AnswerCollector:
         """Prepare an empty answer.
 
         Args:
-            emit: receives the events.
-            kinds: kinds of tools by tool name.
+            emit: receives the events of the agent run, for example text deltas for the editor.
+            kinds: kind of each tool (read, edit, execute, ...) by tool name.
             used_ids: call ids that the answer must not reuse.
         """
         self.id = str(uuid.uuid4())
@@ -104,7 +104,7 @@ class AnswerCollector:
                     self.finish, self._extras = reason, extras
 
     def message(self, calls: tuple[ToolCall, ...]) -> AssistantMessage | None:
-        """Return the answer as a history message with `calls`, or None if nothing has arrived."""
+        """Return the answer as a message for the history, with `calls`, or None if nothing has arrived."""
         text, reasoning = self.text, "".join(self._reasoning)
         if not text and not reasoning and not calls:
             return None

@@ -34,7 +34,8 @@ class Call:
     """A parsed call, or the reason why it cannot be run.
 
     Attributes:
-        message: the call in the history, with a name and a JSON object that any endpoint accepts.
+        message: the call for the history. Its name and arguments are valid for any endpoint, even if the model's call
+            was malformed.
         started: whether `CallStarted` was emitted.
         tool: the called tool, or None if unknown.
         arguments: the checked arguments, or None if invalid.
@@ -49,7 +50,10 @@ class Call:
 
 
 def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
-    """Parse and check a call. `cut_off` tells that the answer ended at a token limit, for the error message."""
+    """Parse a call and check its arguments.
+
+    If `cut_off`, the answer ended at its token limit, and the error message of a malformed call says so.
+    """
     tools = {tool.name: tool for tool in turn.toolbox.tools(turn.choices.mode)}
     parsed = repair(text.name, text.arguments, {name: tool.schema for name, tool in tools.items()})
     name = text.name if _NAME.fullmatch(text.name) else "malformed_call"
@@ -77,7 +81,7 @@ def parse_call(text: CallText, turn: Turn, *, cut_off: bool) -> Call:
 
 
 class Calls:
-    """Runs the calls of an answer.
+    """Runs the tool calls of one answer.
 
     Attributes:
         results: results of finished calls by call id.
@@ -165,7 +169,10 @@ class Calls:
         return Card(title(call.message.name), call.tool.kind if call.tool else "other")
 
     async def _show(self, call: Call, card: Card) -> None:
-        """Emit the card of a call: `CallStarted` for a new call, `CallChanged` for a started call."""
+        """Emit the call's card, which is its display in the editor.
+
+        The event is `CallStarted` for a new call and `CallChanged` for a call that has already started.
+        """
         self._cards[call.message.id] = card
         if call.started:
             await self._turn.emit(CallChanged(call.message.id, card=card, arguments=call.arguments))

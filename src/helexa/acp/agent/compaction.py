@@ -89,7 +89,10 @@ async def _summary(
 
 
 def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
-    """Return how many of the last messages fit in `max_tokens`. Tool results are not separated from their call."""
+    """Return how many of the last messages fit in `max_tokens`.
+
+    The first of these messages is never a tool result, which would be separated from its call.
+    """
     unchanged_count = 0
     for count in range(1, len(view)):
         if tokens(view[-count:]) > max_tokens:
@@ -100,7 +103,11 @@ def _unchanged_count(view: Sequence[Message], max_tokens: float) -> int:
 
 
 def _last_prompt(summed_up: Sequence[Message], unchanged_count: Sequence[Message]) -> str:
-    """Return the last prompt of the user for the summary, or an empty text if a kept message contains a prompt."""
+    """Return the user's last message in `summed_up`, to be appended to the summary.
+
+    `unchanged_count` contains the messages that the compaction keeps. If they include a user message, the text is
+    empty.
+    """
     if any(isinstance(message, UserMessage) for message in unchanged_count):
         return ""
     for message in reversed(summed_up):

@@ -32,7 +32,7 @@ _STOP: dict[FinishReason, StopReason] = {"length": "max_tokens", "refusal": "ref
 
 
 async def run_turn(turn: Turn) -> StopReason:
-    """Answer the last message of the conversation; see `Turn`.
+    """Answer the last message of the conversation, in rounds until the model calls no tool; see `Turn`.
 
     Raises:
         ProviderError: the endpoint returned no complete answer; the partial answer is committed.
@@ -60,7 +60,7 @@ async def run_turn(turn: Turn) -> StopReason:
 
 
 class Round:
-    """One answer and the results of its calls."""
+    """One round of a turn: an answer of the model and the results of its tool calls."""
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -70,7 +70,10 @@ class Round:
         self.calls: list[Call] = []
 
     async def run_calls(self) -> None:
-        """Run the calls of the complete answer and commit the round. On cancellation, commit the finished calls."""
+        """Run the calls of the complete answer and commit the round to the history.
+
+        On cancellation, the unfinished calls get failed results, and the round is committed as well.
+        """
         self.calls = [
             parse_call(call, self._turn, cut_off=self.answer.finish == "length") for call in self.answer.calls
         ]
@@ -86,7 +89,7 @@ class Round:
         await self._commit(running.results)
 
     async def commit_partial(self) -> None:
-        """Commit the part of the answer that has arrived, without its calls, which do not run."""
+        """Commit the part of the answer that has arrived. Its tool calls are not run and not committed."""
         message = self.answer.message(())
         if message is not None:
             await self._turn.conversation.commit(message)
@@ -102,10 +105,9 @@ class Round:
 
 
 async def _request_answer(turn: Turn, builder: RequestBuilder, round: Round, provider: Provider) -> None:
-    """Request an answer.
+    """Request the answer of a round.
 
-    The function waits and retries after temporary errors, and compacts the conversation if the request exceeds the
-    context.
+    After a temporary error, wait and retry. If the request exceeds the context, compact the conversation.
 
     Raises:
         ProviderError: all retries failed, or the answer broke off.

@@ -1,4 +1,4 @@
-"""The system prompt: role, environment, project instructions, and rules of the mode."""
+"""The system prompt: role, environment, project instructions, and the rules of the session's mode."""
 
 import asyncio
 import datetime
@@ -43,12 +43,15 @@ before each change), accept edits (asks before commands only), bypass permission
 
 
 async def read_notes(context: ToolContext) -> str:
-    """Return the project's instructions, from the repository root down to the session's folder; empty if none."""
+    """Return the project's instructions for agents, or an empty text.
+
+    The instruction files are read in each folder from the repository root down to the session's folder.
+    """
     return await asyncio.to_thread(lambda: "\n\n".join(_notes(context.cwd)))
 
 
 def system_prompt(settings: Settings, context: ToolContext, mode: Mode, notes: str) -> str:
-    """Return the system prompt of a round.
+    """Return the system prompt for the next request to the model.
 
     Raises:
         OSError, UnicodeDecodeError: the configured prompt file cannot be read.

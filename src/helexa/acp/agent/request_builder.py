@@ -23,7 +23,9 @@ _SHRINK = 0.6  # next size / rejected size, if the endpoint does not report its 
 
 
 class RequestBuilder:
-    """Builds the requests of one turn. Each request is new, as choices and history may change between rounds.
+    """Builds the model requests of one turn.
+
+    Every round builds a new request, because the user's choices and the history may change between rounds.
 
     Attributes:
         overflows: whether the last request is too long for the context even after old messages were shortened.
@@ -40,7 +42,7 @@ class RequestBuilder:
         self._max_tokens = MAX_TOKENS
 
     def request(self, provider: Provider) -> ModelRequest:
-        """Return the next request.
+        """Return the model request of the next round.
 
         Raises:
             ProviderError: the configured system prompt cannot be read.
@@ -93,7 +95,7 @@ class RequestBuilder:
             )
 
     def learn(self, error: ProviderError) -> None:
-        """Adjust the limits after a context-limit error for the last request."""
+        """Adjust the size limit of requests after the endpoint rejected the last request as too long."""
         limit = error.context_limit
         if limit is not None and limit >= MIN_CONTEXT:
             self._turn.models.learn_context(self._turn.choices.model, limit)
@@ -102,19 +104,19 @@ class RequestBuilder:
             self._max_request_tokens = int(self._estimate * self._factor * _SHRINK) + self._max_tokens
 
     def calibrate(self, usage: Usage | None) -> None:
-        """Adjust the factor of token estimates by the endpoint's token count of the last request."""
+        """Correct the token estimates by the endpoint's token count of the last request."""
         if usage is not None and usage.input:
             self._factor = min(max(usage.input / max(self._estimate, 1.0), 0.5), 3.0)
 
     def usage(self, answer: AnswerCollector) -> Usage:
-        """Return the token counts of an answer, estimated if the endpoint reports none."""
+        """Return the token counts of an answer. If the endpoint reports none, they are estimated."""
         return answer.usage or Usage(round(self._estimate * self._factor), round(text_tokens(answer.text)))
 
 
 def _max_tokens(provider: Provider, card: ModelCard, context: int | None) -> int:
-    """Return the limit of answer tokens.
+    """Return the maximum number of tokens of the answer.
 
-    A configured limit may use half of `context`, the default limit a quarter.
+    A configured limit is reduced to at most half of `context`, the default limit to at most a quarter of `context`.
     """
     configured = provider.endpoint.max_tokens
     max_tokens = min(filter(None, (configured or MAX_TOKENS, card.max_output)))

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """The history of a session, owned by the session."""
+    """The message history of a session, as the agent loop reads and extends it."""
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All messages, oldest first, including `Summary` and `Cleared`."""
+        """All messages, oldest first, including the markers `Summary` (of a compaction) and `Cleared`."""
         ...
 
     async def commit(self, *messages: Message) -> None:
@@ -43,15 +43,17 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """All inputs of an agent run.
+    """All inputs of one turn: the agent's work on one prompt, in rounds of an answer and its tool calls.
+
+    The functions that take a turn behave as follows:
 
     * `helexa.acp.agent.loop.run_turn(turn) -> StopReason` runs a turn. The prompt is the last message of the
       conversation and is already committed.
     * Rounds repeat until the model calls no tool. After each round, `run_turn` commits its messages and emits
       `UsageChanged`.
     * `run_turn` raises only `ProviderError` and `CancelledError`. Before it raises, it commits the partial round.
-    * On cancellation, each call without a result gets a failed `ToolResult`, so that the history stays valid. The HTTP
-      stream is closed by then.
+    * On cancellation, `run_turn` closes the HTTP stream. Each call without a result gets a failed `ToolResult`, so that
+      the history stays valid.
     * `helexa.acp.agent.compaction.compact(turn, instructions) -> bool` summarizes the history on demand.
     """
 

@@ -38,8 +38,8 @@ several rounds and remains in the prefix cache.
 def visible(messages: Iterable[Message]) -> list[Message]:
     """Return the messages that the model sees.
 
-    Messages before `Cleared` are omitted, and summarized messages are replaced by the summary. Each call has a result
-    and each result has a call.
+    Messages before `Cleared` are omitted, and summarized messages are replaced by the summary. In the returned
+    messages, each tool call has a result and each result has a call.
     """
     view: list[Message] = []
     for message in messages:
@@ -100,9 +100,10 @@ def _part_tokens(part: Part) -> float:
 
 
 def fit_messages(messages: Sequence[Message], max_tokens: float) -> list[Message]:
-    """Replace old results, then old answers, by one line each until the messages fit into `max_tokens`.
+    """Return the messages, shortened to fit into `max_tokens`.
 
-    User messages and the last messages stay unchanged, so the returned messages may still exceed `max_tokens`.
+    Old tool results, then old answers, are replaced by one line each. User messages and the last messages stay
+    unchanged, so the returned messages may still exceed `max_tokens`.
     """
     view = list(messages)
     excess = tokens(view) - max_tokens

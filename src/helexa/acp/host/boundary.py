@@ -18,7 +18,8 @@ class ResolvedPath:
 
     Attributes:
         real: path with all links resolved, for local file access.
-        path: the same path below the folder as the client spells it, for requests to the client and for display.
+        path: `real` with the session's folder spelled as the client spells it, for requests to the client and for
+            display.
         plans: whether the path is in the agent's plan folder, which the client cannot access.
         guarded: whether the path is in `.git`, where a written file can lead to code execution.
     """
@@ -54,7 +55,7 @@ class Boundary:
 
     @property
     def folders(self) -> list[Path]:
-        """The client's folders in its spelling, the working directory first."""
+        """The session's folders as the client spells them, the working directory first."""
         return [folder for _, folder in self._folders]
 
     def resolve(self, text: str) -> ResolvedPath:

@@ -16,13 +16,13 @@ _USER_SECONDS = 600.0  # timeout of requests for which the client may ask its us
 
 
 def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), secrets: Collection[str] = ()) -> Host:
-    """Return the host of a session.
+    """Return the `Host` of a session, which accesses files and commands through the client.
 
     Args:
         client: the client of the session.
         session_id: the client's id of the session.
         private: local folders that the client does not know; their files are always accessed locally.
-        secrets: values of environment variables to hide from commands on this machine.
+        secrets: secret values. Commands on this machine do not inherit environment variables with these values.
     """
     local = LocalHost(secrets)
     if client.reads_files or client.writes_files or client.runs_commands:
@@ -31,7 +31,7 @@ def open_host(client: Client, session_id: str, *, private: Iterable[Path] = (), 
 
 
 class ClientHost:
-    """Files and commands of the client; capabilities that the client lacks use this machine."""
+    """Files and commands through the client, or on this machine for each capability that the client lacks."""
 
     def __init__(self, client: Client, session_id: str, local: LocalHost, private: Iterable[Path] = ()) -> None:
         self._client = client

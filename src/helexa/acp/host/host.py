@@ -56,12 +56,14 @@ class CommandResult:
 class Host(Protocol):
     """Files and commands of one session, on this machine or through the client.
 
-    Paths are absolute and checked by `Boundary`. A failure of the client raises HostError; only capabilities that the
-    client lacks use this machine.
+    Paths are absolute and checked by `Boundary`. This machine is used only for capabilities that the client lacks. If
+    the client has a capability but fails, the method raises HostError.
     """
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file, from `line` (counted from 1) for `limit` lines. Editors include unsaved changes.
+        """Return the text of a file, or `limit` lines beginning at `line` (counted from 1).
+
+        A file read through an editor includes unsaved changes.
 
         Raises:
             HostError: the file is missing, not text, or too large.
@@ -93,7 +95,7 @@ class Host(Protocol):
             command: command line for the shell.
             cwd: working directory.
             timeout_s: timeout in seconds.
-            output_limit: maximum bytes of kept output, the newest bytes.
+            output_limit: maximum number of output bytes to return; the oldest bytes are dropped first.
             started: called once with the client's terminal id, or with None for a local command.
 
         Raises:

@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class LocalHost:
-    """Files and commands of this machine. Environment variables whose value is a secret are hidden from commands."""
+    """Files and commands of this machine. Commands do not inherit environment variables whose value is a secret."""
 
     def __init__(self, secrets: Collection[str] = ()) -> None:
         self._secrets = frozenset(secrets)
@@ -88,12 +88,15 @@ PAGER_ENVIRONMENT = {"PAGER": "cat", "GIT_PAGER": "cat"}  # commands must not wa
 
 
 def shell(command: str) -> list[str]:
-    """Return the arguments that run a command line: bash if installed, as models write for bash, else sh."""
+    """Return the arguments that run a command line: with bash if installed, else with sh.
+
+    Models write commands for bash.
+    """
     return ["bash" if shutil.which("bash") else "sh", "-c", command]
 
 
 def check_size(path: Path) -> None:
-    """Raise an error for files that are too large to read as a whole.
+    """Raise an error if the file is too large to read as a whole.
 
     Raises:
         HostError: the file exists and is too large.
@@ -116,7 +119,7 @@ class _Output:
 
     @contextmanager
     def writer(self) -> Iterator[int]:
-        """Provide the write end for a child process; this process closes its copy afterwards."""
+        """Yield the pipe's write end for a child process; close it in this process when the block ends."""
         try:
             yield self._writer
         finally:
@@ -131,7 +134,7 @@ class _Output:
         os.close(self._pipe)
 
     def text(self) -> str:
-        """Return the kept output as text, without partial characters at its beginning."""
+        """Return the newest bytes as text, without a partial UTF-8 character at the beginning."""
         data = bytes(self._newest)
         if self.truncated:
             data = data[next((index for index in range(min(4, len(data))) if data[index] & 0xC0 != 0x80), 0) :]

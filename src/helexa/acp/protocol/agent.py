@@ -55,7 +55,7 @@ class Agent:
         self._models_task = self._run_in_background(self._refresh_models())
 
     async def handle(self, method: str, params: Result) -> Result:
-        """Return the result of a method.
+        """Handle a request of the client, and return the result of `method`.
 
         Raises:
             RpcError: the request failed.
@@ -173,7 +173,10 @@ class Agent:
         return session
 
     def _announce_session(self, session: Session) -> None:
-        """Allow the session's updates, and announce commands, after the response that contains the session is sent."""
+        """Schedule the first updates of an opened session: the client must receive the session's id before them.
+
+        After the response with the id is sent, the session may send updates, and the slash commands are announced.
+        """
         if (request := current_request()) is not None:
             request.after_response.append(session.release)
         self._send_after_response(lambda: session.announce(COMMANDS))
@@ -208,7 +211,7 @@ class Agent:
 
 
 def _parse(model: str, params: Result) -> Any:
-    """Return the parameters as the SDK's class.
+    """Return the parameters as an instance of the SDK's class named `model`.
 
     Raises:
         RpcError: the parameters are invalid.

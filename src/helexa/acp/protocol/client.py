@@ -1,4 +1,4 @@
-"""Requests to the client, for hosts and permissions."""
+"""Requests to the client (the editor): file access, terminals and permission requests."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class EditorClient:
         self.runs_commands = capabilities.runs_commands
 
     async def update(self, session_id: str, update: dict[str, Any]) -> None:
-        """Send a `session/update`; updates to a disconnected client are dropped."""
+        """Send a `session/update` notification. If the client has disconnected, the update is dropped."""
         with contextlib.suppress(ConnectionError):
             await self._connection.send_notification("session/update", {"sessionId": session_id, "update": update})
 

@@ -20,7 +20,7 @@ build it, run it, test it and check its style, and the conventions that a newcom
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A slash command; `hint` describes the text after its name."""
+    """A slash command. `hint` tells the user what to write after the command's name."""
 
     about: str
     run: Callable[[Session, str], Awaitable[StopReason]]

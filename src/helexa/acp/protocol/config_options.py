@@ -29,7 +29,7 @@ MAX_MODELS = 1000
 
 
 def modes(choices: Choices) -> dict[str, Any]:
-    """Return the `modes` of a session."""
+    """Return the `modes` object that describes a session to older clients."""
     available = [{"id": id, "name": name, "description": description} for id, (name, description) in MODES.items()]
     return {"currentModeId": choices.mode, "availableModes": available}
 
@@ -38,8 +38,8 @@ def config_options(choices: Choices, listed: dict[str, list[ModelCard]], card: M
     """Return all options of a session, the most important first.
 
     Args:
-        choices: the present choices.
-        listed: models by endpoint.
+        choices: the user's current choices.
+        listed: the known models by endpoint.
         card: properties of the chosen model.
     """
     options = [

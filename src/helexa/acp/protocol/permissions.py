@@ -18,8 +18,9 @@ MAX_WAIT_S = 3600.0
 class Permissions:
     """The permissions of one session.
 
-    An "always" answer for a persistent scope is saved for the project. For any other scope it holds only in this
-    session. Saved scopes that this version does not use have no effect.
+    An "always" answer of the user covers a `Scope`: a set of tool calls. If the scope is persistent, the answer is
+    saved for the project, else the answer holds only in this session. Saved scopes that this version does not use have
+    no effect.
     """
 
     def __init__(self, session_id: str, cwd: str, client: Client, preferences: Preferences) -> None:
@@ -31,7 +32,7 @@ class Permissions:
         self._session: set[tuple[str, str]] = set()
 
     def ruling(self, scope: Scope) -> bool | None:
-        """Return True for an allowed scope, False for a rejected scope, None without an answer."""
+        """Return True for an allowed scope, False for a rejected scope, None if the user gave no "always" answer."""
         key = (scope.tool, scope.subject)
         if key in self._session:
             return True

@@ -41,7 +41,7 @@ MAX_RAW_OUTPUT = 10_000
 
 
 def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
-    """Return the updates for an event. Events that the client does not support become reasoning text."""
+    """Return the `session/update` messages for an event. Events unknown to the client become reasoning text."""
     match event:
         case TextDelta(message_id, text):
             return [_chunk("agent_message_chunk", message_id, text)]
@@ -85,7 +85,7 @@ def event_updates(event: Event, client: ClientCapabilities) -> list[Update]:
 
 
 def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[Update]:
-    """Yield the updates that replay a conversation."""
+    """Yield the `session/update` messages that show a saved conversation to the client."""
     started: dict[str, ToolCall] = {}
     for message in messages:
         match message:
@@ -116,7 +116,7 @@ def replay(messages: Iterable[Message], client: ClientCapabilities) -> Iterator[
 
 
 def user_chunks(message_id: str, parts: Iterable[Part]) -> Iterator[Update]:
-    """Yield the updates of a user message."""
+    """Yield the `session/update` messages that show a message of the user, one for each part."""
     for part in parts:
         yield {"sessionUpdate": "user_message_chunk", "messageId": message_id, "content": _content_block(part)}
 

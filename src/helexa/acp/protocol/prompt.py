@@ -55,7 +55,7 @@ def _image(mime_type: str, data: str, uri: str | None) -> Image:
 
 
 def _path_or_uri(uri: str) -> str:
-    """Return the path of a file URI, which tools can use, or any other URI unchanged."""
+    """Return the path of a file URI, because tools accept paths. Return any other URI unchanged."""
     if not uri.startswith("file://"):
         return uri
     try:

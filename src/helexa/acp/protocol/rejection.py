@@ -15,7 +15,7 @@ class RpcError(Exception):
         self.data = data
 
     def body(self) -> dict[str, Any]:
-        """Return the `error` member of the response."""
+        """Return the `error` member of the JSON-RPC response."""
         error = {"code": self.code, "message": self.message}
         return error if self.data is None else error | {"data": self.data}
 

@@ -24,7 +24,8 @@ async def serve(load: Callable[[], Settings], transport: Transport) -> None:
     takes most of the start time.
 
     Args:
-        load: reads the configuration; on ConfigError, sessions are rejected until the configuration is corrected.
+        load: reads the configuration. If it raises ConfigError, sessions are rejected until the configuration is
+            corrected.
         transport: connection to the client.
     """
     wrapped = ValidatingTransport(transport)
@@ -52,7 +53,7 @@ class Server:
         self._agent: Agent | None = None
 
     def first_response(self, message: Message) -> Message:
-        """Return the response to `initialize`, without a connection of the SDK."""
+        """Return the response to the message `initialize`. The SDK is not needed."""
         response = {"jsonrpc": "2.0", "id": message["id"]}
         try:
             return response | {"result": self._initialize(message.get("params") or {})}
@@ -110,7 +111,7 @@ class Server:
         return result
 
     async def _authenticate(self, params: Result) -> Result:
-        """Read the configuration again, which contains the keys."""
+        """Read the configuration, which contains the API keys, again."""
         if params.get("methodId") != initialize.AUTH_METHOD:
             raise invalid_params(f"methodId must be {initialize.AUTH_METHOD!r}")
         await self._logout()

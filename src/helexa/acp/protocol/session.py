@@ -34,7 +34,8 @@ CANCEL_TIMEOUT_S = 5.0
 class Session:
     """A session that the client has opened. It is also the `Conversation` of its turns.
 
-    Updates wait until `release` is called. Only a replay is sent earlier, as the protocol requires.
+    Updates to the client wait until `release` is called. Only the replay of the history is sent earlier, as the
+    protocol requires.
 
     Attributes:
         assumed: whether the model is a default instead of a choice of the user.
@@ -86,10 +87,12 @@ class Session:
         return self._turn is not None and not self._turn.done()
 
     async def commit(self, *messages: Message) -> None:
-        """Append messages durably, unless they are already the last messages. A cancellation waits for the write.
+        """Append messages durably, unless they are already the last messages.
 
-        Raises:
-            StoreError: the messages could not be saved; the session in memory contains them.
+        If the caller is canceled, the write is completed first.
+
+            Raises:
+                StoreError: the messages could not be saved; the session in memory contains them.
         """
         if messages and tuple(self._messages[-len(messages) :]) != messages:
             self._messages.extend(messages)
@@ -112,13 +115,13 @@ class Session:
         await self.send_updates(*event_updates(event, self._capabilities))
 
     async def send_updates(self, *updates: Update) -> None:
-        """Send updates. The method waits until `release` is called."""
+        """Send updates to the client, after waiting for `release`."""
         await self._released.wait()
         for update in updates:
             await self._send(update)
 
     def release(self) -> None:
-        """Allow updates. To be called when the client has the response that contains the session."""
+        """Allow updates to the client. Call this after the response that contains the session's id is sent."""
         self._released.set()
 
     async def replay(self) -> None:
@@ -129,7 +132,7 @@ class Session:
             await self._send({"sessionUpdate": "session_info_update", "title": self.title})
 
     def options(self) -> list[dict[str, Any]]:
-        """Return all present config options."""
+        """Return the session's config options with their current values, as the protocol describes them."""
         card = self.models.card(self.choices.model)
         return config_options.config_options(self.choices, self.models.listed(), card)
 
@@ -151,7 +154,7 @@ class Session:
             )
 
     async def announce(self, commands: list[dict[str, Any]]) -> None:
-        """Send commands, usage and warnings of a newly opened session."""
+        """Send the commands, usage and warnings of a newly opened session to the client."""
         await self.send_updates({"sessionUpdate": "available_commands_update", "availableCommands": commands})
         if self.usage is not None:
             usage = UsageChanged(self.usage.used, self.usage.size, self.usage.cost)
@@ -160,7 +163,7 @@ class Session:
             await self.emit(Notice(warning, "warning"))
 
     async def send_options(self) -> None:
-        """Send all present config options."""
+        """Send the session's config options with their current values to the client."""
         await self.send_updates({"sessionUpdate": "config_option_update", "configOptions": self.options()})
 
     async def send_choices(self) -> None:
@@ -169,7 +172,7 @@ class Session:
         await self.send_options()
 
     async def prompt(self, work: Callable[[], Awaitable[StopReason]]) -> StopReason:
-        """Run a turn; a running turn is canceled first.
+        """Run `work` as the session's turn. A turn that is still running is canceled first.
 
         Raises:
             RpcError: the endpoint returned no complete answer, or the turn failed with an internal error.
@@ -206,7 +209,7 @@ class Session:
         return await run_turn(self.turn())
 
     def turn(self) -> Turn:
-        """Return the inputs of the agent."""
+        """Return the inputs of the next turn for the agent loop."""
         return Turn(
             settings=self.settings,
             conversation=self,

@@ -135,7 +135,10 @@ class Sessions:
                 raise internal_error(str(error)) from None
 
     async def send_models(self) -> None:
-        """Send the current models to all sessions. Sessions with an assumed model switch to the default model."""
+        """Send the current list of models to all sessions.
+
+        Sessions whose model is not a choice of the user switch to the default model.
+        """
         for session in self._open.values():
             if session.assumed and (default := self._models.default()) is not None:
                 session.choices.model = default
@@ -240,7 +243,7 @@ def _folder(text: str) -> Path:
 
 
 def describe(entry: SessionEntry) -> dict[str, Any]:
-    """Return a session as in the result of `session/list`."""
+    """Return a saved session as an entry of the `session/list` result."""
     info: dict[str, Any] = {"sessionId": entry.head.id, "cwd": entry.head.cwd, "updatedAt": entry.updated_at}
     if entry.title:
         info["title"] = entry.title

@@ -22,7 +22,7 @@ class StdioTransport:
     """The connection to the client over stdin and stdout.
 
     The transport redirects the standard streams of the process: output that libraries print goes to stderr, and child
-    processes read from /dev/null. Threads read and write, so that blocking files and pipes work.
+    processes read from /dev/null. Threads read stdin and write stdout, so both may be blocking files or pipes.
     """
 
     def __init__(self) -> None:

@@ -60,12 +60,12 @@ def current_request() -> Request | None:
 
 
 def sent_id() -> int | None:
-    """Return the id of the last request that this task sent to the client."""
+    """Return the id of the last request that the current task sent to the client, or None."""
     return _sent_id.get()
 
 
 class ValidatingTransport:
-    """A transport around another transport.
+    """A transport that wraps another transport and adds the following behavior:
 
     * Only JSON-RPC messages pass. Other messages are answered with an error, or dropped if they are responses.
     * `$/cancel_request` cancels the handler of a request, with any version of the SDK.
@@ -81,11 +81,14 @@ class ValidatingTransport:
         self._notices: set[asyncio.Future[None]] = set()
 
     def unread(self, message: Message) -> None:
-        """Make the next `receive` return this message."""
+        """Put `message` back, so that the next `receive` returns `message`."""
         self._unread = message
 
     async def receive(self) -> Message | None:
-        """Return the next valid message, or None at the end. If it is a request, `current_request` returns it."""
+        """Return the next valid message, or None at the end of the stream.
+
+        If the message is a request, `current_request` returns the request in the calling task.
+        """
         if (message := self._unread) is not None:
             self._unread = None
             _request.set(self._requests.get(message["id"]) if "id" in message else None)
@@ -102,7 +105,7 @@ class ValidatingTransport:
         return None
 
     async def send(self, message: Message) -> None:
-        """Send a message of the connection."""
+        """Send a message of the SDK's connection to the client; after a response, run the request's callbacks."""
         if "method" in message:
             if message["method"] == CANCEL_METHOD:
                 return  # sent by `cancel_request`, which works with all versions of the SDK
@@ -148,7 +151,7 @@ class ValidatingTransport:
             request.task = None
 
     def cancel_request(self, id: int) -> None:
-        """Cancel a request to the client."""
+        """Send `$/cancel_request` for the agent's request `id` to the client."""
         notice = {"jsonrpc": "2.0", "method": CANCEL_METHOD, "params": {"requestId": id}}
         task = asyncio.ensure_future(self._send(notice))
         self._notices.add(task)

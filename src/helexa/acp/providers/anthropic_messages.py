@@ -47,7 +47,7 @@ class AnthropicMessages:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /messages` for a model request; see `Wire`."""
         max_tokens = request.max_tokens or DEFAULT_MAX_TOKENS
         body: Json = {
             "model": request.model,
@@ -72,11 +72,11 @@ class AnthropicMessages:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return no further headers; see `Wire`."""
+        """Return an empty dictionary: this wire API needs no further headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "MessageReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the events of the response to model events; see `Wire`."""
         return MessageReader(request.model, endpoint)
 
 
@@ -165,7 +165,7 @@ class MessageReader:
 
 
 def _messages(request: ModelRequest, endpoint: str) -> list[Json]:
-    """Return messages whose roles alternate and begin with the user."""
+    """Return the `messages` of the request body: the roles `user` and `assistant` alternate, `user` first."""
     messages: list[Json] = []
     for message in request.messages:
         match message:

@@ -1,9 +1,9 @@
 """Tool calls as text, for endpoints without native tool calls: prompt instructions and a parser.
 
 The tool-call format is the format of Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or
-Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>` between the same tags. The first `<tool_call>` tag
-of the Qwen format may be missing. Reasoning is between `<think>` and `</think>`, at the beginning of an answer or
-between calls.
+Qwen's `<function=NAME><parameter=KEY>VALUE</parameter></function>` between `<tool_call>` and `</tool_call>`. The first
+`<tool_call>` tag of the Qwen format may be missing. Reasoning is between `<think>` and `</think>`, at the beginning of
+an answer or between calls.
 """
 
 import json
@@ -38,7 +38,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The text between the tags of a call.
+    """The text between the tags of a tool call.
 
     Attributes:
         text: the call, to be parsed by `repair`.
@@ -68,8 +68,8 @@ _END = {_State.THOUGHT: THINK_END, _State.CALL: CALL_END, _State.FUNCTION: FUNCT
 class MarkerParser:
     """Splits a streamed answer into text, reasoning and calls.
 
-    Text is returned as soon as it cannot be part of a marker. If `fences` is true, a call in a fenced code block is
-    text, as a model with native tool calls writes calls there only as quotations.
+    Text is returned as soon as it cannot be part of a marker such as `<tool_call>`. If `fences` is true, a call in a
+    fenced code block is treated as text: a model with native tool calls writes such calls only as quotations.
     """
 
     def __init__(self, *, fences: bool) -> None:
@@ -80,12 +80,12 @@ class MarkerParser:
         self._body: list[str] = []  # parts of the unfinished call
 
     def feed(self, text: str) -> list[Segment]:
-        """Parse the next part of the answer and return the completed pieces."""
+        """Parse the next part of the answer and return the completed segments."""
         self._pending += text
         return list(self._segments())
 
     def finish(self) -> list[Segment]:
-        """End the answer and return the remaining pieces."""
+        """End the answer and return the remaining segments."""
         segments = list(self._segments())
         remaining, self._pending = self._pending, ""
         if self._state is _State.START:
@@ -165,7 +165,7 @@ class MarkerParser:
 
 
 def _tail(text: str, *tokens: str) -> int:
-    """Return the number of characters at the end of `text` that could begin a token."""
+    """Return the number of characters at the end of `text` that could be the beginning of one of `tokens`."""
     longest = max(map(len, tokens)) - 1
     for length in range(min(longest, len(text)), 0, -1):
         if any(token.startswith(text[-length:]) for token in tokens):
@@ -174,7 +174,7 @@ def _tail(text: str, *tokens: str) -> int:
 
 
 def instructions(tools: Mapping[str, tuple[str, Mapping[str, Any]]]) -> str:
-    """Return the tool section of the system prompt.
+    """Return the section of the system prompt that describes the tools and the text format of calls.
 
     Args:
         tools: description and JSON Schema of the arguments, by tool name.

@@ -9,7 +9,7 @@ from helexa.acp.providers.provider import ModelCard, ModelChoice, Provider, Prov
 
 
 class Models:
-    """All endpoints and their models. The constructor sends no requests and imports no SDK."""
+    """All configured endpoints and their models. The constructor sends no requests and imports no SDK."""
 
     def __init__(self, settings: Settings) -> None:
         self._endpoints = {endpoint.name: endpoint for endpoint in settings.endpoints}
@@ -40,7 +40,10 @@ class Models:
             self._failures.pop(name, None)
 
     def listed(self) -> dict[str, list[ModelCard]]:
-        """Return the known models by endpoint in configuration order, always including default models."""
+        """Return the known models of each endpoint, in the order of the configuration.
+
+        The endpoints' default models are always included.
+        """
         return {name: self._listed(endpoint) for name, endpoint in self._endpoints.items()}
 
     def _listed(self, endpoint: Endpoint) -> list[ModelCard]:
@@ -133,6 +136,6 @@ class Models:
 
 
 async def _open(endpoint: Endpoint) -> Provider:
-    """Import the modules of providers in a thread, as this is slow, then connect."""
+    """Import the provider modules in a thread, because the import is slow, then connect to the endpoint."""
     opening = await asyncio.to_thread(importlib.import_module, "helexa.acp.providers.opening")
     return await opening.open_provider(endpoint)

@@ -45,7 +45,7 @@ class OpenAIChat:
     leaks_markers = True
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /chat/completions` for a model request; see `Wire`."""
         body: Json = {
             "model": request.model,
             "messages": _messages(request, endpoint),
@@ -70,11 +70,14 @@ class OpenAIChat:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return further headers; see `Wire`. helexa's nodes return reasoning only if `x-include-thinking` is set."""
+        """Return the header `x-include-thinking`, unless the thought level is `none`.
+
+        helexa's nodes return reasoning only if this header is set.
+        """
         return {} if request.thought_level == "none" else {"x-include-thinking": "true"}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ChatReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the chunks of the response to model events; see `Wire`."""
         return ChatReader(endpoint)
 
 
@@ -142,7 +145,7 @@ class ChatReader:
 
 
 def _content_parts(parts: list[Any]) -> Iterator[ModelEvent]:
-    """Yield the events of content in parts, the format of Mistral."""
+    """Yield the model events of an answer whose content is a list of parts, as Mistral's API sends it."""
     for part in map(object_of, parts):
         if part.get("type") == "thinking":
             thought = "".join(text_of(object_of(chunk).get("text")) for chunk in list_of(part.get("thinking")))
@@ -190,7 +193,10 @@ def last_prompt(messages: Sequence[Message]) -> int:
 
 
 def _add_user(messages: list[Json], parts: Sequence[Part]) -> None:
-    """Append user content. Consecutive user messages are merged, as chat templates expect alternating roles."""
+    """Append the content of a user message to `messages`.
+
+    Consecutive user messages are merged, because chat templates expect alternating roles.
+    """
     message = _user(parts)
     if not messages or messages[-1]["role"] != "user":
         messages.append(message)

@@ -32,7 +32,7 @@ class OpenAIResponses:
     leaks_markers = False
 
     def body(self, request: ModelRequest, endpoint: str, rejected: frozenset[str]) -> Json:
-        """Return the request body; see `Wire`."""
+        """Return the JSON body of `POST /responses` for a model request; see `Wire`."""
         body: Json = {
             "model": request.model,
             "instructions": request.system,
@@ -61,11 +61,11 @@ class OpenAIResponses:
         return {key: value for key, value in body.items() if key not in rejected}
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return no further headers; see `Wire`."""
+        """Return an empty dictionary: this wire API needs no further headers."""
         return {}
 
     def reader(self, request: ModelRequest, endpoint: str) -> "ResponseReader":
-        """Return a reader of the response; see `Wire`."""
+        """Return an object that converts the events of the response to model events; see `Wire`."""
         return ResponseReader(request.model, endpoint)
 
 
@@ -151,7 +151,7 @@ class ResponseReader:
 
 
 def _key(event: Json) -> str:
-    """Return the key that the events of one output item share."""
+    """Return the key of the output item that an event belongs to: its index, or its id."""
     position = event.get("output_index")
     return str(position) if isinstance(position, int) else text_of(event.get("item_id"))
 

@@ -1,4 +1,4 @@
-"""Connects providers to endpoints. The module imports an HTTP client; each SDK is imported at its first use."""
+"""Connects providers to endpoints. Importing the module imports an HTTP client; SDKs are imported at first use."""
 
 from helexa.acp.config import Endpoint, WireApi
 from helexa.acp.providers.anthropic_messages import AnthropicMessages
@@ -12,7 +12,7 @@ from helexa.acp.providers.wire_provider import WireProvider
 
 
 async def open_provider(endpoint: Endpoint) -> Provider:
-    """Connect to an endpoint in its wire API.
+    """Connect to an endpoint, and return its provider. A wire API of `auto` is detected by `probe`.
 
     Raises:
         ProviderError: the wire API is `auto`, and probing the endpoint failed.

@@ -55,7 +55,7 @@ class ModelCard:
         output_price: US dollars per million output tokens.
         cached_price: US dollars per million cached input tokens.
         images: whether the model accepts images.
-        thinks: whether a thought level has an effect.
+        thinks: whether setting a thought level has an effect on the model.
     """
 
     id: str
@@ -121,7 +121,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End of a complete answer. `extras` is stored in the history unchanged."""
+    """End of a complete answer. The history stores `extras`, data of the endpoint, unchanged."""
 
     reason: FinishReason
     extras: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
-    """A model of an endpoint."""
+    """The choice of a model: the name of an endpoint, and the name of a model at this endpoint."""
 
     endpoint: str
     model: str

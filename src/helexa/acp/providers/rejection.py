@@ -100,7 +100,7 @@ def rejects_tools(error: ProviderError) -> bool:
 
 
 def _error(body: Any) -> dict[str, Any]:
-    """Return the innermost object that describes the error."""
+    """Return the object that describes the error: `body["error"]` if it is an object, else `body`."""
     if isinstance(body, list) and body:  # Google wraps errors in a list
         body = body[0]
     if not isinstance(body, dict):

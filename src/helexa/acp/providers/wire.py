@@ -23,18 +23,22 @@ class Reader(Protocol):
         ...
 
     def end(self) -> Iterator[ModelEvent]:
-        """End the stream: yield `Usage`, if reported, and `End`, or nothing if the answer is incomplete."""
+        """End the stream of events.
+
+        If the answer is complete, yield `Usage` (if the endpoint reported it) and `End`, else yield nothing.
+        """
         ...
 
 
 class Wire(Protocol):
-    """One wire API.
+    """One wire API: the format of its requests and of its streamed answers.
 
     Attributes:
         path: path of requests, below the base URL.
         models_path: path of the model list, below the base URL.
         optional: body keys that can be omitted if an endpoint rejects them.
-        leaks_markers: whether servers of this API may leave reasoning and calls as marked text in the answer.
+        leaks_markers: whether servers of this API may leave reasoning and calls in the answer's text, between markers
+            such as `<think>`.
     """
 
     path: str
@@ -47,11 +51,11 @@ class Wire(Protocol):
         ...
 
     def headers(self, request: ModelRequest) -> dict[str, str]:
-        """Return further request headers."""
+        """Return the headers of `request` that this wire API adds to the headers of the connection."""
         ...
 
     def reader(self, request: ModelRequest, endpoint: str) -> Reader:
-        """Return a reader of the answer to `request`."""
+        """Return an object that converts the stream events of the answer to `request` to model events."""
         ...
 
 

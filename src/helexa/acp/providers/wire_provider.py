@@ -82,7 +82,7 @@ class WireProvider:
             raise ProviderError("interrupted", f"{self.endpoint.name} ended its answer before it was complete")
 
     def _rejected_key(self, error: ProviderError, body: Json) -> str | None:
-        """Return the key that the endpoint rejected, if the request can omit it."""
+        """Return the key that the endpoint rejected and that the request can omit, or None if there is no such key."""
         present = body.keys() | {key for value in body.values() if isinstance(value, dict) for key in value}
         if _TOOLS in present and self.endpoint.tool_calls == "auto" and rejects_tools(error):
             return _TOOLS

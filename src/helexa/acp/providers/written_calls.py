@@ -12,7 +12,7 @@ from helexa.acp.providers.repair import MalformedCall, ParsedCall, repair
 
 
 def with_written_calls(request: ModelRequest) -> ModelRequest:
-    """Return the same request for an endpoint without native tools."""
+    """Return the request for an endpoint without native tool calls: tools, calls and results are written as text."""
     tools = {tool.name: (tool.description, tool.schema) for tool in request.tools}
     return dataclasses.replace(
         request,
@@ -36,8 +36,8 @@ class MarkerReader:
 
     Args:
         request: the original request with its tools.
-        calls_requested: whether the prompt asks the model for calls as text. If not, text is a call only if the call is
-            valid, is not in a code block, and the endpoint reports no native calls.
+        calls_requested: whether the prompt asks the model to write calls as text. If not, marked text counts as a call
+            only if the call is valid, is not in a code block, and the endpoint reports no native calls.
     """
 
     def __init__(self, request: ModelRequest, *, calls_requested: bool) -> None:
@@ -49,7 +49,7 @@ class MarkerReader:
         self._doubtful: list[tuple[Body, ParsedCall]] = []
 
     def read(self, event: ModelEvent) -> Iterator[ModelEvent]:
-        """Yield `event` with calls and reasoning extracted."""
+        """Yield `event`, with the calls and the reasoning in its text converted to events of their own."""
         match event:
             case AnswerDelta(text):
                 yield from self._events(self._parser.feed(text))

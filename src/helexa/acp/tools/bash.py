@@ -23,7 +23,7 @@ class _Arguments(Arguments):
 
 
 class Bash(BuiltIn):
-    """Runs a command."""
+    """The tool `bash`, which runs a shell command."""
 
     name = "bash"
     description = (
@@ -48,7 +48,7 @@ class Bash(BuiltIn):
         return as_block(arguments["command"])
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the command line with its folder and its vetted command, if any."""
+        """Return a `Runs` with the command line, its folder, and its vetted (read-only) command, if any."""
         command, boundary = arguments["command"], context.boundary
         folder = boundary.resolve(arguments["cwd"])
         return Runs(command, folder.path, vetted_command(command, folder.real, boundary))

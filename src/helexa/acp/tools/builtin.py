@@ -18,9 +18,9 @@ class Arguments(Struct, forbid_unknown_fields=True):
 
 
 class BuiltIn:
-    """A built-in tool.
+    """Base class of built-in tools.
 
-    Subclasses set the name and argument type. Tools that change anything override `act`.
+    Subclasses set the name and the argument type. Subclasses whose calls change anything override `act`.
     """
 
     name: str
@@ -35,7 +35,7 @@ class BuiltIn:
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Validate and convert the arguments; see `Tool.check`."""
+        """Return the arguments, validated and converted to the types of the schema; see `Tool.check`."""
         present = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))
@@ -44,7 +44,7 @@ class BuiltIn:
             raise ToolError(f"The arguments of {self.name} are invalid: {error}. It takes: {known}") from error
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
-        """Return the file of the argument `path`, if present."""
+        """Return the file that the argument `path` names, or nothing if there is no such argument."""
         if "path" not in arguments:
             return ()
         try:
@@ -54,11 +54,11 @@ class BuiltIn:
         return (Location(str(path), arguments.get("line")),)
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return no preview."""
+        """Return no content: by default, a permission request shows no preview of the call."""
         return ()
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return `Reads`.
+        """Return `Reads`, the default for tools that change nothing.
 
         Raises:
             OutOfBounds: the argument `path` is outside the session's folders.
@@ -74,7 +74,10 @@ def as_block(content: str) -> tuple[CardContent, ...]:
 
 
 def _inlined(schema: Any, components: dict[str, Any]) -> Any:
-    """Return the schema with references replaced by their targets and without titles, for small models and grammars."""
+    """Return the schema without titles, and with each `$ref` replaced by its target.
+
+    Such schemas are meant for small models and for grammars.
+    """
     match schema:
         case {"$ref": name}:
             return _inlined(components[name], components)

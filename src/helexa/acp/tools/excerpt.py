@@ -8,7 +8,7 @@ _HARMLESS = frozenset({_JOINER, "\u200c", "\u00a0", "\u3000"})  # not printable 
 
 
 def printable(text: str) -> str:
-    """Return the text with characters escaped that would disturb a terminal, a list of lines or JSON."""
+    """Return the text with all characters escaped that would disturb a terminal, a list of lines, or JSON."""
     return "".join(
         character if character.isprintable() or character in _HARMLESS else character.encode("unicode_escape").decode()
         for character in text
@@ -44,7 +44,10 @@ def clipped(text: str, max_bytes: int) -> str:
 
 
 def ends(text: str, max_bytes: int) -> str:
-    """Return the beginning and end of the text, in total `max_bytes` of UTF-8, with a note on the omitted size."""
+    """Return the beginning and the end of the text with a note on the omitted size, or the whole text if it fits.
+
+    Beginning and end together have at most `max_bytes` bytes of UTF-8.
+    """
     data = text.encode(errors="replace")
     if len(data) <= max_bytes:
         return data.decode()
@@ -54,7 +57,7 @@ def ends(text: str, max_bytes: int) -> str:
 
 
 def fenced(text: str) -> str:
-    """Return the text as a Markdown code block with a fence longer than any in the text."""
+    """Return the text as a Markdown code block. Its fence is longer than any fence in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text.rstrip()}\n{fence}"

@@ -25,7 +25,10 @@ from helexa.acp.tools.tool import (
 
 
 def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext, grants: Grants) -> Ruling:
-    """Return the ruling for a call, by the session's mode and the user's "always" answers."""
+    """Return whether a call is allowed or denied, or needs an answer of the user.
+
+    The session's mode and the user's saved "always" answers (`grants`) decide.
+    """
     try:
         act = tool.act(arguments, context)
     except ToolError as error:
@@ -34,9 +37,10 @@ def rule(tool: Tool, arguments: dict[str, Any], mode: Mode, context: ToolContext
 
 
 def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
-    """Return the ruling for an act, by the session's mode and the user's "always" answers.
+    """Return the ruling for an act (the effect of a call), by the session's mode and the user's "always" answers.
 
-    An act can be covered by several scopes. A permission request offers the first scope.
+    Several scopes can cover an act: for an edit, the file or one of its parent folders. A permission request offers the
+    first scope.
     """
     match act:
         case Reads():
@@ -70,7 +74,7 @@ def decide(act: Act, mode: Mode, grants: Grants) -> Ruling:
 
 
 def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
-    """Return the scopes of an edit: the parent folders and the file, or only the file if it is guarded."""
+    """Return the scopes that cover an edit: all parent folders and the file, or only the file if it is in `.git`."""
     file = Scope("edit_file", str(target.path), f"edits of {title(target.path.name)}")
     if target.guarded:
         return (file,)
@@ -81,7 +85,10 @@ def _edit_scopes(target: ResolvedPath) -> tuple[Scope, ...]:
 
 
 def _command_scopes(act: Runs) -> tuple[Scope, ...]:
-    """Return the scopes of a command line: its vetted command if any, and this line in this folder and session."""
+    """Return the scopes that cover a command line.
+
+    They are its vetted (read-only) command, if any, and exactly this line in this folder and session.
+    """
     line = Scope(
         "bash", f"={act.folder}={act.command.strip()}", "exactly this command, in this session", persistent=False
     )

@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Todo(BuiltIn):
-    """Updates the plan."""
+    """The tool `todo`, with which the model replaces the agent's plan."""
 
     name = "todo"
     description = "Show the user your list of tasks for work of several steps; send it again whenever one changes."
@@ -28,7 +28,7 @@ class Todo(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the progress as a title."""
+        """Return a title that tells the progress of the plan."""
         return f"Plan: {_progress(arguments['tasks'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:

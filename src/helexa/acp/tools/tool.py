@@ -20,7 +20,7 @@ class Scope:
 
     Attributes:
         tool: name of the tool.
-        subject: the covered calls of the tool, for example a folder for `edit_file`; empty covers all calls.
+        subject: the covered calls of the tool, for example a folder for `edit_file`. An empty subject covers all calls.
         label: text for the user, for example "edits in src/".
         persistent: whether a permission also holds in later sessions of the project.
     """
@@ -50,7 +50,8 @@ class Runs:
     Attributes:
         command: the command line.
         folder: working directory of the shell.
-        vetted: the vetted command of the line, for example `git diff`; see `helexa.acp.tools.vetted_commands`.
+        vetted: the command, for example `git diff`, if the line is known to only read, else None; see
+            `helexa.acp.tools.vetted_commands`.
     """
 
     command: str
@@ -67,7 +68,7 @@ class Fetches:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A call of an MCP server's tool. `only_reads` tells whether the server declares the tool as read-only."""
+    """A call of an MCP server's tool. `only_reads` is true if the server declares the tool as read-only."""
 
     tool: str
     only_reads: bool
@@ -84,8 +85,8 @@ class ToolOutcome:
     Attributes:
         content: text for the model.
         failed: whether the call failed. A command that exits with 1 has not failed.
-        shown: content of the card; if empty, the card shows `content`.
-        locations: touched files that were unknown before the call.
+        shown: content of the card, the call's display in the editor; if empty, the card shows `content`.
+        locations: files that the call touched and that `Tool.locations` could not know before the call.
         images: images for the model.
         plan: the whole plan if the call changed it, else None.
     """
@@ -100,7 +101,7 @@ class ToolOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The environment of a session's tools.
+    """The environment in which the tools of a session run.
 
     Attributes:
         session_id: the client's id of the session.
@@ -168,7 +169,7 @@ class Tool(Protocol):
         ...
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the content of the card during a permission request, for example the diff of an edit.
+        """Return what the editor shows during a permission request, for example the diff of an edit.
 
         Raises:
             ToolError: the call would fail.
@@ -176,7 +177,7 @@ class Tool(Protocol):
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of the call.
+        """Return the effect of the call, from which the permission rules decide whether the call may run.
 
         Raises:
             ToolError: the call is never allowed, for example because a path leaves the session's folders.
@@ -194,19 +195,19 @@ class Tool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """The call may run without asking the user."""
+    """A ruling: the call may run without asking the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The call must not run. `reason` is the error message for the model."""
+    """A ruling: the call must not run. `reason` is the error message for the model."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskUser:
-    """The user must decide about the call. An "always" answer would cover `scope`."""
+    """A ruling: the user must decide whether the call runs. An "always" answer would cover `scope`."""
 
     scope: Scope
 

@@ -32,7 +32,7 @@ class Toolbox:
     """The tools of one session: built-in tools first, then tools of MCP servers.
 
     Attributes:
-        warnings: an error message for each server that could not be used.
+        warnings: an error message for each MCP server that could not be used.
     """
 
     def __init__(self, tools: list[Tool], connections: list[mcp_tools.Connection], warnings: tuple[str, ...]) -> None:
@@ -44,7 +44,7 @@ class Toolbox:
     def tools(self, mode: Mode) -> tuple[Tool, ...]:
         """Return the tools that the model may call in `mode`.
 
-        Plan mode has only tools that change nothing but plans.
+        In plan mode, these are only the tools that change nothing except plans.
         """
         if mode != "plan":
             return tuple(self._tools.values())
@@ -56,5 +56,5 @@ class Toolbox:
         return self._tools.get(name)
 
     async def close(self) -> None:
-        """End all servers."""
+        """End all MCP servers of the session."""
         await asyncio.gather(*(connection.close() for connection in self._connections))

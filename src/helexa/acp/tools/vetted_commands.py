@@ -1,7 +1,8 @@
-"""Vetted commands: an "always allow" of a vetted command covers the command with any other vetted arguments.
+"""Vetted command lines: shell command lines that are known to only read, and only in the session's folders.
 
-Vetted command lines only read, and only in the session's folders. An "always allow" of any other line covers exactly
-that line in the same session. A command line is vetted if all of the following conditions hold:
+If the user answers "always allow" to a vetted line, the answer covers the same command with any other vetted arguments.
+For any other line, the answer covers exactly that line in the same session. A command line is vetted if all of the
+following conditions hold:
 
 1. Each character is in `_WORD` or a space. So the line contains no quote, variable, pattern, substitution, redirection,
    pipe or second command, and the shell passes each word unchanged.
@@ -42,7 +43,7 @@ class _Command:
 
     Attributes:
         options: pattern that each option must match in full.
-        takes_words: whether other words are accepted.
+        takes_words: whether the command accepts words that are not options.
     """
 
     options: str
@@ -78,7 +79,7 @@ def vetted_command(line: str, folder: Path, boundary: Boundary) -> str | None:
 
     Args:
         line: the command line.
-        folder: the real path in which the shell runs.
+        folder: working directory of the shell, with symbolic links resolved.
         boundary: the files and folders that the session may access.
     """
     words = [word for word in line.split(" ") if word]

@@ -34,7 +34,7 @@ class BatchProgress:
     answer_tokens: int = 0
 
     def count(self, _: int, result: Result) -> None:
-        """Count a result of a prompt."""
+        """Count `result`, the result of one prompt, as answered or failed."""
         if isinstance(result, Completion):
             self.answered += 1
             self.prompt_tokens += result.usage.prompt
@@ -93,7 +93,7 @@ def _print_results(model: Model, path: Path, ask: Ask, parallel: int | None, tal
 
 @contextmanager
 def _file_of(prompts: str) -> Iterator[Path]:
-    """Provide the path of the file; stdin is copied to a temporary file."""
+    """Yield the path of the file of prompts. For `-`, copy stdin to a temporary file and yield its path."""
     if prompts != "-":
         if not Path(prompts).is_file():
             raise CommandError(f"{prompts}: no such file", USAGE)

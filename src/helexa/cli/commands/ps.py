@@ -18,7 +18,7 @@ _HEADINGS = ("MODEL", "NODE", "STATE", "CONTEXT", "IN FLIGHT", "WAITING", "TOK/S
 
 @dataclass(frozen=True)
 class Row:
-    """One model on one node. `tok_s` is decoded tokens per second and stream; None is unknown."""
+    """One model on one node. `tok_s` is the decoded tokens per second of one stream. Unknown values are None."""
 
     model: str
     node: str

@@ -216,7 +216,7 @@ Logs are in {logs}; Ctrl-C stops everything.""",
 
 
 def _command() -> str:
-    """Return the command line that calls `helexa` again: its name if on the PATH, else its path."""
+    """Return how to call the `helexa` command again: `helexa` if it is on the PATH, else the path of the program."""
     called = Path(sys.argv[0])
     if shutil.which("helexa"):
         return "helexa"

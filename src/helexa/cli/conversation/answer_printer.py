@@ -18,7 +18,10 @@ Form = Literal["text", "json", "jsonl"]
 def print_answers(
     model: Model, prompt: str, options: AskOptions, *, n: int = 1, form: Form = "text", stream: bool = True
 ) -> Sequence[Completion]:
-    """Request and print answers: a single text answer is streamed, all other answers are printed when complete."""
+    """Request and print `n` answers.
+
+    If `stream`, a single text answer is printed while it is generated. All other answers are printed when complete.
+    """
     if form == "text" and n == 1 and stream:
         return _print_stream(model.stream(prompt, **options))
     answers = model.generate(prompt, n=n, **options).choices
@@ -35,7 +38,7 @@ def print_answers(
 
 
 def report(answers: Sequence[Completion], *, stats: bool, quiet: bool) -> None:
-    """Print on stderr whether answers reached the token limit, and their statistics."""
+    """Print on stderr whether an answer reached the token limit, and if `stats`, the statistics of each answer."""
     if not quiet and any(completion.finish_reason == "length" for completion in answers):
         note("the answer stopped at the token limit")
     for completion in answers if stats else ():

@@ -60,7 +60,7 @@ class ChatCommands:
         self.names = [*self._commands, "/exit"]
 
     def obey(self, line: str) -> None:
-        """Run the command of a line.
+        """Run the slash command in `line`.
 
         Raises:
             HelexaError, OSError: the command failed.

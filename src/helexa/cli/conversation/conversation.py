@@ -16,14 +16,14 @@ _LARGEST_BYTES = 64 << 20
 
 
 class Conversation:
-    """The messages so far and the settings of the next request.
+    """The messages of a conversation so far, and the settings of its next request.
 
     Attributes:
         model: the model.
         system: the system prompt, or None.
         sampling: sampling options.
         think: whether the model reasons before it answers; None selects the model's default.
-        last: the last answer; None before the first answer and after a stopped answer.
+        last: completion of the last answer; None before the first answer and after an answer that was stopped.
     """
 
     def __init__(self, model: Model, system: str | None, sampling: Sampling, think: bool | None = None) -> None:
@@ -39,8 +39,8 @@ class Conversation:
     def ask(self, text: str) -> Generator[Delta, None, None]:
         """Yield the pieces of the answer to `text`, without control characters.
 
-        Closing the generator stops the answer; the received part stays in the conversation. Without any received part,
-        the question is removed.
+        Closing the generator stops the answer. The received part of the answer stays in the conversation. If nothing
+        was received, the question is removed from the conversation.
 
         Raises:
             HelexaError: the request failed, or the answer is incomplete.
@@ -78,7 +78,9 @@ class Conversation:
         self._answered = False
 
     def save(self, path: Path) -> int:
-        """Write the conversation to a file; return the number of its messages. An existing conversation is replaced.
+        """Write the conversation to a file, and return the number of messages.
+
+        If the file contains a conversation, it is replaced.
 
         Raises:
             CommandError: the existing file is not a conversation.
@@ -93,7 +95,7 @@ class Conversation:
         return len(self._turns)
 
     def load(self, path: Path) -> int:
-        """Load a conversation from a file; return the number of its messages.
+        """Replace this conversation by the conversation in a file, and return the number of messages.
 
         Raises:
             CommandError: the file is not a conversation.

@@ -19,7 +19,7 @@ _HISTORY_LINES = 1000
 
 
 class Repl:
-    """Reads and handles lines until the user exits."""
+    """The loop of a conversation on a terminal: reads lines, and answers them, until the user exits."""
 
     def __init__(self, conversation: Conversation, where: Where, target: Target, *, stats: bool = False) -> None:
         """Create the loop for `conversation`; `stats` prints statistics of each answer."""

@@ -19,7 +19,7 @@ _DECIDED_HERE += ("CORTEX_GATEWAY__METRICS_LISTEN", "CORTEX_NEURONS", "CORTEX_MO
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model to load: the name in requests, and its source or None if the name determines the source."""
+    """A model to load: its name in requests, and its source. A source of None means that the name is the source."""
 
     id: str
     source: str | None
@@ -44,7 +44,9 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class LocalConfig:
-    """Addresses of the servers: the gateway's API on `host`, everything else on the loopback address.
+    """Models, addresses and API key of the gateway and the node that `helexa up` starts.
+
+    Only the gateway's API listens on `host`. The gateway's metrics and the node listen on the loopback address.
 
     Attributes:
         models: models to load.
@@ -52,7 +54,7 @@ class LocalConfig:
         port: port of the gateway's API.
         metrics_port: port of the gateway's metrics.
         neuron_port: port of the node.
-        api_key: key of the gateway's only principal, an admin; None allows every client.
+        api_key: key of the gateway's only principal, which is an admin. None allows every client without a key.
     """
 
     models: tuple[LocalModel, ...]
@@ -78,7 +80,7 @@ class LocalConfig:
         return self.api_key is None and not is_loopback(self.host)
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write the files into `folder`; return the paths for neuron and cortex."""
+        """Write both configuration files into `folder`; return the paths of the neuron's file and the cortex's file."""
         neuron, cortex, catalogue = (folder / name for name in ("neuron.toml", "cortex.toml", "models.toml"))
         gateway = {
             "listen": _address(self.host, self.port),
@@ -106,7 +108,7 @@ class LocalConfig:
         return neuron, cortex
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Return `environ` without variables that would override addresses, models and key of the files."""
+        """Return `environ` without the variables that would override the configuration files."""
         decided = _DECIDED_HERE if self.api_key is None else (*_DECIDED_HERE, "CORTEX_ENTITLEMENTS__")
         return {name: value for name, value in environ.items() if not name.startswith(decided)}
 

@@ -17,7 +17,9 @@ def models_here() -> list[DownloadedModel]:
 
 
 def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
-    """Return the cached model of that name and the path of its files; for a path, return None and the path.
+    """Return the cached model named `name` and the path of its files.
+
+    If `name` is a path, return None and the path of the model's files.
 
     Raises:
         CommandError: the model is missing or incomplete.
@@ -32,7 +34,9 @@ def local_model(name: str) -> tuple[DownloadedModel | None, Path]:
 
 
 def kept_model(name: str) -> tuple[DownloadedModel, str | None]:
-    """Return the cached model of that name, and the key of `forms` that the name selects or None.
+    """Return the cached model named `name`, and the quantization that the name selects (`org/name:Q4_K_M`) or None.
+
+    The quantization is a key of the model's `forms`.
 
     Raises:
         CommandError: the model is missing.
@@ -60,7 +64,7 @@ def _form(model: DownloadedModel, tag: str) -> str:
 
 
 def _path(name: str) -> str | None:
-    """Return the path if `name` is a path, or None for a model name."""
+    """Return the path in `name` (without `file:`), or None if `name` is the name of a model."""
     source = ModelSource.parse(name) if name.startswith((".", "/", "~", "file:")) else None
     if source is None and Path(name).suffix.lower() == ".gguf" and Path(name).exists():
         return name

@@ -14,7 +14,9 @@ _TAIL_BYTES = 16 * 1024
 
 
 class Child:
-    """A Python module in a new process session, so that Ctrl-C does not reach the process directly.
+    """A server process that runs a Python module.
+
+    The process has its own process session, so that Ctrl-C on the terminal does not reach it directly.
 
     Attributes:
         name: name for display.
@@ -66,7 +68,7 @@ class Child:
         return [printable(line) for line in text.splitlines() if line.strip()][-lines:]
 
     def news(self) -> list[str]:
-        """Return the complete log lines since the last call, without control characters."""
+        """Return the complete log lines written since the last call of `news`, without control characters."""
         with self.log.open("rb") as file:
             file.seek(self._shown)
             data = file.read(_TAIL_BYTES)

@@ -15,10 +15,15 @@ _TAIL_LINES = 8
 
 
 class Stack:
-    """Servers in the order of their start; leaving the block stops them in this order."""
+    """The servers of one `helexa up`. The end of the `with` block stops the servers in the order of their start."""
 
     def __init__(self, environ: dict[str, str], verbose: bool) -> None:
-        """Create an empty stack; `environ` is the servers' environment, `verbose` copies their logs to stderr."""
+        """Create an empty stack.
+
+        Args:
+            environ: environment variables of the servers.
+            verbose: whether to copy the servers' logs to stderr.
+        """
         self._environ = environ
         self._verbose = verbose
         self._signals = StopSignals()
@@ -41,10 +46,12 @@ class Stack:
         self._children.append(Child(module, arguments, log, self._environ))
 
     def watch(self, seconds: float | None = None) -> bool:
-        """Wait `seconds`, or until a signal if None; return False after a stop signal, else True.
+        """Wait for a signal, at most `seconds`; return False after a stop signal, else True.
 
-        Raises:
-            CommandError: a server has ended; its last log lines were printed.
+        If `seconds` is None, the wait has no time limit.
+
+            Raises:
+                CommandError: a server has ended; its last log lines were printed.
         """
         seconds = _WATCH_SECONDS if self._verbose and seconds is None else seconds
         if self._signals.wait(seconds):

@@ -1,4 +1,4 @@
-"""Runs a file of prompts: selects the prompts without a completion, and writes their results."""
+"""Runs a file of prompts: selects the prompts that the result file does not answer yet, and writes their results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from helexa.generation.request import Ask, Request
 
 @dataclass(frozen=True, slots=True)
 class FileSummary:
-    """Counts of a file's prompts.
+    """Counts of the prompts in a file after a run.
 
     Attributes:
         finished: number of prompts answered in this run.
@@ -32,11 +32,11 @@ class FileRun:
     Args:
         prompts: path of the file of prompts.
         results: file of results.
-        ask: options of all prompts; see `read_prompts`.
-        model: model name; see `read_prompts`.
+        ask: default options of all prompts; see `read_prompts`.
+        model: model name, which is part of each prompt's key; see `read_prompts`.
 
     Raises:
-        InvalidRequestError: the results belong to other prompts.
+        InvalidRequestError: the file of results belongs to other prompts.
         OSError: the prompts cannot be read.
     """
 
@@ -49,14 +49,17 @@ class FileRun:
         self.summary = FileSummary(kept=sum(results.is_finished(item) for item in self._items()))
 
     def requests(self) -> Iterator[Request | GenerationError]:
-        """Yield the requests of prompts without a completion, reading the file lazily."""
+        """Yield the requests of the prompts without a completion in the result file. The prompt file is read lazily."""
         unfinished = (item for item in self._items() if not self._results.is_finished(item))
         for position, item in enumerate(unfinished):
             self._running[position] = item
             yield item.request
 
     def take(self, position: int, result: Result) -> int:
-        """Write the result of the request that `requests` yielded at `position`; return the prompt's index."""
+        """Write the result of a request; return the index of its prompt.
+
+        `position` is the position of the request among those that `requests` yielded.
+        """
         item = self._running.pop(position)
         self._results.write(item, result)
         if isinstance(result, GenerationError):

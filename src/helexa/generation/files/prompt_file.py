@@ -26,7 +26,7 @@ class Item:
 
     Attributes:
         index: index among the prompts, from 0.
-        key: digest of the prompt and all options that affect the answer.
+        key: hash of the prompt and of all options that affect the answer.
         id: `id` of the line, or None.
         request: the request, or the error of an invalid line.
     """
@@ -43,7 +43,7 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
     Args:
         path: path of the file.
         ask: default options.
-        model: model name, which is part of each key.
+        model: model name, which is hashed into the `key` of each prompt.
 
     Raises:
         OSError: the file cannot be read.
@@ -57,7 +57,7 @@ def read_prompts(path: Path, ask: Ask, model: str = "") -> Iterator[Item]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, each truncated to one byte over the limit."""
+    """Yield the lines of a file. A line above the size limit is truncated to one byte above the limit."""
     while line := file.readline(_MAX_LINE_BYTES + 1):
         yield line
         while len(line) > _MAX_LINE_BYTES and not line.endswith(b"\n"):

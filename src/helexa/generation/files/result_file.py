@@ -1,7 +1,7 @@
-"""Results in a file of JSON lines, written on completion and finally sorted in the order of the prompts.
+"""Results in a file of JSON lines: appended in the order of completion, and sorted by prompt at the end of the run.
 
 A line has the `index` of its prompt, its `key`, its `id` if present, and either the fields of `Completion` or an
-`error`. Incomplete last lines are ignored, so a process may be killed at any time; the next run resumes.
+`error`. An incomplete last line is ignored, so a process may be killed at any time, and the next run resumes.
 """
 
 import json
@@ -21,7 +21,7 @@ _OMITTED = frozenset({"others", "parsed", "reasoning", "device", "dtype"})  # om
 
 
 class ResultFile:
-    """A file of results with an exclusive lock; a context manager.
+    """A file of results, locked exclusively by this process. The file is a context manager.
 
     Raises:
         InvalidRequestError: another process writes to the file, or the file contains other data.
@@ -47,10 +47,10 @@ class ResultFile:
         self._file.close()
 
     def is_finished(self, item: Item) -> bool:
-        """Return whether the file contains the answer to a prompt.
+        """Return whether the file already contains the answer to a prompt.
 
         Raises:
-            InvalidRequestError: the answer at this index belongs to another prompt.
+            InvalidRequestError: the answer at the prompt's index belongs to another prompt.
         """
         key = self._finished.get(item.index)
         if key is not None and key != item.key:
@@ -118,7 +118,7 @@ class ResultFile:
 
 
 def result_record(item: Item, result: Completion | GenerationError) -> dict[str, Any]:
-    """Return a result as JSON values with its index, key and id."""
+    """Return the JSON object of a result line: the prompt's index, key and id, and the completion or the error."""
     record: dict[str, Any] = {"index": item.index, "key": item.key}
     if item.id is not None:
         record["id"] = item.id

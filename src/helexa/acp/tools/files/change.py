@@ -38,7 +38,7 @@ def replaced(text: str, old: str, new: str) -> tuple[str, int]:
 
 
 def change_diff(path: Path, old: str | None, new: str) -> Diff:
-    """Return the change as a diff of the whole file, or of the changed part of a large file."""
+    """Return the diff of a change: of the whole file, or of the changed part if the file is large."""
     old_part, new_part = old or "", new
     if len(old_part) + len(new_part) > _MAX_BYTES:
         old_part, new_part = _changed_part(old_part, new_part)
@@ -46,7 +46,7 @@ def change_diff(path: Path, old: str | None, new: str) -> Diff:
 
 
 def _changed_part(old: str, new: str) -> tuple[str, str]:
-    """Return the changed lines of both texts with a few common lines before and after as context."""
+    """Return the changed lines of `old` and of `new`, each with a few unchanged lines before and after."""
     old_part, new_part = old.splitlines(keepends=True), new.splitlines(keepends=True)
     common_lines = min(len(old_part), len(new_part))
     head = next((index for index in range(common_lines) if old_part[index] != new_part[index]), common_lines)
@@ -68,7 +68,11 @@ def _lines_of(text: str, needle: str) -> str:
 
 
 def _nearest(text: str, old: str) -> str:
-    """Return a hint to text that differs from `old` only in white space, else to the line most similar to its first."""
+    """Return a hint for the model on where in the file the text `old` could be.
+
+    The hint shows text that differs from `old` only in white space, or the line that is most similar to the first line
+    of `old`.
+    """
     lines, wanted_words = text.splitlines(), [line.split() for line in old.splitlines()]
     for index in range(len(lines) - len(wanted_words) + 1):
         if all(line.split() == words for line, words in zip(lines[index:], wanted_words, strict=False)):

@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class EditFile(BuiltIn):
-    """Replaces a part of a file."""
+    """The tool `edit_file`, which replaces a part of a file."""
 
     name = "edit_file"
     description = "Replace a piece of a text file. It must be in the file exactly once, white space included."
@@ -31,16 +31,16 @@ class EditFile(BuiltIn):
         return f"Edit {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a write to the file."""
+        """Return a `Writes` for the file, the act that permission rules check."""
         return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the change as a diff."""
+        """Return the diff that the edit would make, for the permission request."""
         old, new, _ = await self._change(arguments, context)
         return (change_diff(context.boundary.resolve(arguments["path"]).path, old, new),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace the text."""
+        """Replace the text in the file."""
         target = context.boundary.resolve(arguments["path"])
         old, new, line = await self._change(arguments, context)
         await context.host.write_text(target.path, new)

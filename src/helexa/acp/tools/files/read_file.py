@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class ReadFile(BuiltIn):
-    """Reads a text file."""
+    """The tool `read_file`, which reads a text file or a part of it."""
 
     name = "read_file"
     description = "Read a text file. Of a long one only a part is given; go on with `line` and `limit`."
@@ -28,7 +28,7 @@ class ReadFile(BuiltIn):
     arguments = _Arguments
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return the path and the first line as a title."""
+        """Return a title with the path and the number of the first line."""
         start_note = f" from line {arguments['line']}" if "line" in arguments else ""
         return f"Read {title(arguments['path'])}{start_note}"
 
@@ -54,7 +54,10 @@ class ReadFile(BuiltIn):
 
 
 def _lines_that_fit(lines: list[str]) -> tuple[str, int]:
-    """Return the first lines that fit in the size limit, and their number; a single longer line is truncated."""
+    """Return the first lines that fit in the size limit as text, and the number of these lines.
+
+    If the first line alone exceeds the limit, return its beginning.
+    """
     remaining_bytes, line_count = _MAX_BYTES, 0
     for line in lines:
         remaining_bytes -= len(line.encode(errors="replace")) + 1

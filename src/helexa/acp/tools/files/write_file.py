@@ -19,7 +19,7 @@ class _Arguments(Arguments):
 
 
 class WriteFile(BuiltIn):
-    """Writes a whole file."""
+    """The tool `write_file`, which creates or overwrites a file."""
 
     name = "write_file"
     description = "Write a whole text file, new or anew. To change a part of one, use edit_file."
@@ -31,11 +31,11 @@ class WriteFile(BuiltIn):
         return f"Write {title(arguments['path'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a write to the file."""
+        """Return a `Writes` for the file, the act that permission rules check."""
         return Writes(context.boundary.resolve(arguments["path"]))
 
     async def preview(self, arguments: dict[str, Any], context: ToolContext) -> tuple[CardContent, ...]:
-        """Return the change as a diff."""
+        """Return the diff that the write would make, for the permission request."""
         target = context.boundary.resolve(arguments["path"])
         if target.is_folder():
             raise ToolError(f"{arguments['path']} is a folder")
@@ -50,7 +50,7 @@ class WriteFile(BuiltIn):
         return ToolOutcome(f"wrote {arguments['path']} ({size} bytes)", shown=diff)
 
     async def _old(self, arguments: dict[str, Any], context: ToolContext) -> str | None:
-        """Return the present text, or None if the file is missing or not text."""
+        """Return the file's text before the write, or None if the file is missing or not text."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
             return None

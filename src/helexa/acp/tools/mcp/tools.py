@@ -59,11 +59,13 @@ async def connect(servers: Sequence[McpServer], cwd: Path) -> tuple[list["Connec
 
 
 class Connection:
-    """The connection to one server for the lifetime of a session. It runs in its own task, as `mcp` requires.
+    """The connection to one MCP server for the lifetime of a session.
+
+    The connection runs in its own task, as the package `mcp` requires.
 
     Attributes:
-        name: name of the server from the client.
-        tools: tools of the server, filled when the connection is open.
+        name: the client's name of the server.
+        tools: tools of the server; empty before the connection is open.
     """
 
     def __init__(self, server: McpServer, cwd: Path) -> None:
@@ -109,9 +111,10 @@ class Connection:
             raise ToolError(f"The MCP server {title(self.name)} failed: {_reason(error)}") from error
 
     async def close(self) -> None:
-        """End the server or the connection to it.
+        """Close the connection, and end the server if it is a local process.
 
-        The method cancels a scope instead of the task: on cancellation of the task, `mcp` would not end the server.
+        The method cancels a cancel scope instead of the task: if the task were canceled, `mcp` would not end the
+        server.
         """
         if self._scope is not None:
             self._scope.cancel()
@@ -163,7 +166,7 @@ async def _client(server: McpServer, cwd: Path) -> AsyncIterator["Client"]:
 
 
 async def _listed(client: "Client") -> AsyncIterator["mcp_types.Tool"]:
-    """Yield the tools of the server, up to the limit per server."""
+    """Yield the tools of the server, up to the maximum number of tools per server."""
     cursor, count = None, 0
     while True:
         page = await client.list_tools(cursor=cursor)
@@ -206,7 +209,7 @@ class McpTool:
         return as_block(json.dumps(arguments, indent=2, ensure_ascii=False))
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a call of the server's tool."""
+        """Return a `Calls` for the server's tool, the act that permission rules check."""
         return Calls(self.name, self.only_reads)
 
     @property

@@ -20,7 +20,7 @@ class _Arguments(Arguments):
 
 
 class Glob(BuiltIn):
-    """Finds files by name."""
+    """The tool `glob`, which finds files by name."""
 
     name = "glob"
     description = "Find files by name. What git ignores is passed over."
@@ -32,7 +32,7 @@ class Glob(BuiltIn):
         return f"Find {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the files."""
+        """Find the files, and return their paths for the model."""
         folder = context.boundary.resolve(arguments["path"])
         if not folder.is_folder():
             raise ToolError(f"{arguments['path']} is not a folder")

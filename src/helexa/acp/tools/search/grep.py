@@ -22,7 +22,7 @@ class _Arguments(Arguments):
 
 
 class Grep(BuiltIn):
-    """Finds lines by their text."""
+    """The tool `grep`, which finds lines that match a regular expression."""
 
     name = "grep"
     description = "Find lines of text files by a regular expression. What git ignores is passed over."
@@ -34,7 +34,7 @@ class Grep(BuiltIn):
         return f"Search for {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the lines."""
+        """Find the lines, and return them with their paths for the model."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
             raise ToolError(f"There is no {arguments['path']}")

@@ -21,7 +21,7 @@ class _Arguments(Arguments):
 
 
 class ListDir(BuiltIn):
-    """Lists a folder."""
+    """The tool `list_dir`, which lists the entries of a folder."""
 
     name = "list_dir"
     description = "List a folder: one line for each entry, with d for a folder, f for a file, l for a link."
@@ -33,7 +33,7 @@ class ListDir(BuiltIn):
         return f"List {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """List the folder."""
+        """List the folder's entries for the model."""
         folder = context.boundary.resolve(arguments["path"])
         try:
             lines = await asyncio.to_thread(_entries, folder.real)

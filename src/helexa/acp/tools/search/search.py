@@ -19,9 +19,9 @@ class Search(Struct, frozen=True):
 
     Attributes:
         folder: the folder to search. Symbolic links are not followed, and files that git ignores are skipped.
-        file: name of the only file of the folder to search, or None.
-        files: .gitignore pattern of the files to search, with braces allowed, or None for all files.
-        text: regular expression to find in lines; None lists the files.
+        file: name of the only file in `folder` to search, or None.
+        files: pattern of the files to search, as in .gitignore but with braces allowed, or None for all files.
+        text: regular expression to find in lines. If None, the search lists the files.
         ignore_case: whether `text` ignores case.
         max_results: maximum number of results.
     """
@@ -35,7 +35,7 @@ class Search(Struct, frozen=True):
 
 
 class Match(Struct, frozen=True):
-    """A matching file below the folder; if lines are searched, also a matching line and its number from 1."""
+    """A matching file below the folder. If lines are searched, also a matching line and its number, counted from 1."""
 
     path: str
     line: int | None = None
@@ -43,11 +43,11 @@ class Match(Struct, frozen=True):
 
 
 class SearchResults(Struct, frozen=True):
-    """Results, sorted by path.
+    """The results of a search, sorted by path.
 
     Attributes:
-        matches: the results.
-        has_more: whether there are further results.
+        matches: the matching files or lines, at most `Search.max_results`.
+        has_more: whether there are more matches than `matches` contains.
         error: error message for an invalid pattern, or None.
     """
 

@@ -24,13 +24,13 @@ _PASSED_OVER = frozenset(
 
 
 def main() -> None:
-    """Run one search."""
+    """Run the search that stdin describes and write its results to stdout."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
     sys.stdout.buffer.write(msgspec.json.encode(find(request)))
 
 
 def find(request: Search) -> SearchResults:
-    """Search the files."""
+    """Return the results of a search."""
     try:
         flags = re.IGNORECASE if request.ignore_case else re.NOFLAG
         expression = re.compile(request.text, flags) if request.text is not None else None
@@ -55,14 +55,15 @@ def find(request: Search) -> SearchResults:
 def files_below(folder: Path) -> list[str]:
     """Return the sorted paths of files below the folder, without ignored files.
 
-    The files are the tracked and unignored files of git. If git lists none, they are all files outside cache folders.
+    In a git repository, these are the tracked files and the untracked files that git does not ignore. If git lists no
+    files, these are all files outside cache folders.
     """
     listed = _listed_by_git(folder) or list(_walked(folder))
     return sorted(listed[:_MAX_FILES])
 
 
 def braces_expanded(pattern: str) -> list[str]:
-    """Return the patterns without braces: `*.{js,ts}` becomes `*.js` and `*.ts`."""
+    """Return the patterns without braces that together match like `pattern`: `*.js` and `*.ts` for `*.{js,ts}`."""
     patterns, expanded = [pattern], []
     while patterns and len(patterns) + len(expanded) <= _MAX_BRACES:
         first = patterns.pop()

@@ -18,7 +18,7 @@ class _Arguments(Arguments):
 
 
 class Fetch(BuiltIn):
-    """Fetches a page."""
+    """The tool `fetch`, which returns a web page as text."""
 
     name = "fetch"
     description = "Get a page of the public web as text."
@@ -30,7 +30,7 @@ class Fetch(BuiltIn):
         return f"Fetch {title(arguments['url'])}"
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return a request to the page's host."""
+        """Return a `Fetches` for the page's host, the act that permission rules check."""
         return Fetches(web_page.parse_url(arguments["url"]).host or "")
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:

@@ -23,13 +23,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The answer of a URL.
+    """A fetched web page.
 
     Attributes:
         url: final URL after redirects.
         status: HTTP status.
         text: text of the page, without markup.
-        truncated: whether the text is truncated.
+        truncated: whether `text` is only the beginning of the page's text.
     """
 
     url: str
@@ -54,7 +54,7 @@ def parse_url(url: str) -> URL:
 
 
 def is_public(address: Address) -> bool:
-    """Return whether an address and any IPv4 address embedded in it are public."""
+    """Return whether an IP address is public, and also the IPv4 address that an IPv6 address may embed."""
     if isinstance(address, ipaddress.IPv6Address):
         if address in _NAT64:
             return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
@@ -115,7 +115,7 @@ class _Forbidden(OSError):
 
 
 class _GuardedResolver(AbstractResolver):
-    """Resolver that returns only allowed addresses, so that the connection uses an address that was checked."""
+    """A DNS resolver that returns only allowed addresses, so that a connection uses an address that was checked."""
 
     def __init__(self, allowed: Callable[[Address], bool]) -> None:
         self._allowed = allowed
@@ -135,7 +135,10 @@ class _GuardedResolver(AbstractResolver):
 
 
 def _check_literal(address: URL, allowed: Callable[[Address], bool]) -> None:
-    """Raise an error if the host is an IP address that is not allowed; the resolver is not called for addresses."""
+    """Raise an error if the URL's host is an IP address that is not allowed.
+
+    For an IP address, the client does not call the resolver, which checks all other hosts.
+    """
     try:
         literal = ipaddress.ip_address(address.host or "")
     except ValueError:
