@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 
 class Address(NamedTuple):
-    """An address to listen on. With port 0, the system chooses a port."""
+    """A host and port for a server to listen on. With port 0, the operating system chooses a free port."""
 
     host: str
     port: int
@@ -18,7 +18,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: object) -> object:
-    """Return the `Address` for text of the form `host:port` or `[IPv6]:port`. An `Address` is returned unchanged.
+    """Parse `host:port` or `[IPv6]:port`, and return an `Address`. A value that is an `Address` is returned unchanged.
 
     Raises:
         ValueError: the value is not an address.

@@ -26,19 +26,19 @@ Harness = Annotated[Literal["torch"], BeforeValidator(_known_harness)]
 
 
 class CataloguedLimit(Limit):
-    """Token limits in catalogues. A node's own limits override these."""
+    """Token limits of a model in the catalogue. Limits that a node reports override these limits."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class CataloguedCost(Cost):
-    """Prices in catalogues, in USD per million tokens."""
+    """Prices of a model in the catalogue, in USD per million tokens."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Profile(config.Section):
-    """One `[[models]]` entry.
+    """One `[[models]]` entry of the catalogue: a model, and how a fleet may serve it.
 
     Attributes:
         id: model id in requests, for both gateway and node.
@@ -83,7 +83,9 @@ class Profile(config.Section):
         return self
 
     def full_source(self) -> str | None:
-        """Return the full source id to send to nodes, or None without a source. A bare scheme gets the model's id.
+        """Return the source id to send to nodes, or None if the profile has no source.
+
+        If `source` is only a scheme, such as `huggingface`, the model's id is appended.
 
         Raises:
             SourceError: the source is not valid.
@@ -95,7 +97,7 @@ class Profile(config.Section):
 
 
 class Catalogue(config.Section):
-    """All profiles and aliases. An alias's target is a model id, never another alias."""
+    """Profiles of models, and aliases. Each alias stands for a model id, not for another alias."""
 
     models: list[Profile] = Field(default_factory=list[Profile])
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
@@ -112,7 +114,7 @@ class Catalogue(config.Section):
         return self
 
     def resolve(self, name: str) -> str:
-        """Return the model id of `name`: an alias's target, else `name` itself."""
+        """Return the model id that the alias `name` stands for; if `name` is not an alias, return `name`."""
         return self.aliases.get(name, name)
 
     def profile(self, model_id: str) -> Profile | None:
@@ -125,9 +127,9 @@ class Catalogue(config.Section):
 
 
 def load(path: Path) -> Catalogue:
-    """Read a catalogue.
+    """Read the catalogue file `path`.
 
-    If the file is missing, log a warning and return an empty catalogue, because nodes may still serve other models.
+    If the file is missing, log a warning and return an empty catalogue: nodes may still serve models that they report.
 
     Raises:
         ConfigError: the file cannot be read, or is not a valid catalogue.

@@ -34,18 +34,18 @@ def load(
     short_names: Mapping[str, Keys] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ConfigT:
-    """Read the file `path`, if any, and overlay variables that start with `env_prefix`.
+    """Read the TOML file `path`, override its values from environment variables, and return the validated result.
 
     Args:
         schema: class of the configuration.
         path: TOML file; None for defaults only.
-        env_prefix: prefix of the variables.
-        short_names: keys of the configuration by the names of additional variables. A variable with a key's full name
-            takes precedence.
+        env_prefix: prefix of the environment variables to read.
+        short_names: additional variable names, each with the key that it sets. If a variable with the key's full name
+            is set too, the full name takes precedence.
         environ: the environment; `os.environ` if None.
 
     Raises:
-        ConfigError: one line that names the file or variable, the key, and the problem.
+        ConfigError: a value is invalid. The message names the file or variable, the key, and the problem.
     """
     tree: dict[str, Any] = {} if path is None else read_toml(path)
     origins = overlay(tree, schema, env_prefix, short_names or {}, os.environ if environ is None else environ)
@@ -56,7 +56,7 @@ def load(
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Parse a TOML file.
+    """Parse a TOML file and return its tables as a dictionary.
 
     Raises:
         ConfigError: the file is missing, unreadable, not UTF-8 or not TOML.

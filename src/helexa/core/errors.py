@@ -15,7 +15,7 @@ _MAX_CHARS = 1000
 
 
 class HelexaError(Exception):
-    """A failure whose text is one line: what happened, and what to do."""
+    """Base class of errors for users. The message is one line: what happened, and what to do."""
 
 
 class ConfigError(HelexaError):
@@ -28,7 +28,7 @@ class SourceError(HelexaError):
     Attributes:
         kind: `repo_fetch_failed` (worth a retry), `repo_refused`, `not_cached`, `empty_repo`, `quant_not_found`,
             `invalid_source`, `disk_full`, `cache_unwritable` or `cache_failed`.
-        details: additional fields of the error response of a load.
+        details: additional fields of the error response of `POST /models/load`.
     """
 
     def __init__(self, message: str, *, kind: str = "repo_fetch_failed", **details: Any) -> None:
@@ -41,7 +41,7 @@ class DoesNotFitError(HelexaError):
     """A model needs more memory than is free.
 
     Attributes:
-        kind: error kind in the response to a load request.
+        kind: value of `kind` in the error response of `POST /models/load`.
         details: memory sizes in MiB, by name.
     """
 
@@ -94,7 +94,7 @@ class ApiError(HelexaError):
         self.extras = extras
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the pickled form, which includes the keyword arguments."""
+        """Support pickling: the default `Exception.__reduce__` would lose the keyword arguments."""
         fields = {"type": self.type, "param": self.param, "retry_after": self.retry_after, **self.extras}
         return partial(ApiError, **fields), (self.status, self.code, str(self))
 
@@ -104,7 +104,7 @@ class ApiError(HelexaError):
         return {"error": error | self.extras}
 
     def headers(self) -> dict[str, str]:
-        """Return the response headers of the error."""
+        """Return the HTTP headers of the error response: `Retry-After`, if set."""
         return {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
 
 
@@ -119,7 +119,7 @@ def invalid_body(message: str, param: str | None = None) -> ApiError:
 
 
 def unsupported_media_type(content_type: str) -> ApiError:
-    """Return the error for a body without a JSON content type."""
+    """Return the 415 error for a request whose content type is not JSON."""
     received = repr(content_type) if content_type else "none"
     return ApiError(415, "unsupported_media_type", f"expected content-type application/json, got {received}")
 
@@ -141,7 +141,10 @@ def model_not_found(model: str, hint: str = "") -> ApiError:
 
 
 def context_length_exceeded(prompt_tokens: int, limit: int) -> ApiError:
-    """Return the error for a prompt above the context length. Agents match the wording and compact the conversation."""
+    """Return the error for a prompt above the context length.
+
+    Agents recognize the wording of the message and then compact the conversation.
+    """
     return ApiError(
         400,
         "context_length_exceeded",
@@ -171,12 +174,12 @@ def service_unavailable(message: str, retry_after: int) -> ApiError:
 
 
 def overloaded(message: str, retry_after: int, status: int = 503) -> ApiError:
-    """Return the error for a full queue or an exhausted limit."""
+    """Return the error for a request that is rejected because a queue is full or a limit is reached."""
     return ApiError(status, "rate_limit_exceeded", message, type="rate_limit_error", retry_after=retry_after)
 
 
 def shutting_down() -> ApiError:
-    """Return the error for a server that is draining."""
+    """Return the error for a request to a server that is shutting down."""
     return ApiError(503, "shutting_down", "the server is shutting down", type="api_error", retry_after=15)
 
 

@@ -1,4 +1,4 @@
-"""Error messages for missing optional dependencies: the extra that provides a missing module."""
+"""Error messages for missing optional dependencies, which name the extra to install (`pip install helexa[EXTRA]`)."""
 
 import traceback
 from collections.abc import Iterator
@@ -11,7 +11,10 @@ _EXTRAS = ("acp", "bench", "neuron")
 
 
 def missing_extra(error: BaseException) -> str | None:
-    """Return one line that names the module and the command that installs it; None if `error` has another cause."""
+    """Return a message that names the missing module and the command that installs it.
+
+    Return None if `error` was not caused by a missing optional dependency.
+    """
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ModuleNotFoundError):
         cause = cause.__cause__
@@ -25,7 +28,7 @@ def missing_extra(error: BaseException) -> str | None:
 
 @contextmanager
 def explained_extras() -> Iterator[None]:
-    """Convert the `ModuleNotFoundError` of a missing extra to a `HelexaError` that names the extra."""
+    """Within the context, convert the `ModuleNotFoundError` of a missing extra to a `HelexaError` that names it."""
     try:
         yield
     except ModuleNotFoundError as error:

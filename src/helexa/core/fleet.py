@@ -14,7 +14,7 @@ WireInt = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
 class Record(BaseModel):
-    """Base class of all fleet records."""
+    """Base class of the records that nodes report. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
@@ -24,7 +24,7 @@ class Record(BaseModel):
 
 
 class Device(Record):
-    """One accelerator."""
+    """Constant properties of one accelerator (GPU) of a node."""
 
     index: WireInt
     name: str
@@ -56,7 +56,7 @@ class Discovery(Record):
 
 
 class DeviceHealth(Record):
-    """Current readings of one accelerator."""
+    """Current memory usage, utilization and temperature of one accelerator."""
 
     index: WireInt
     vram_used_mb: WireInt
@@ -66,14 +66,14 @@ class DeviceHealth(Record):
 
 
 class FailedLoad(Record):
-    """A model that failed to load or to recover, and the error."""
+    """A model whose load or recovery failed, and the error message."""
 
     model_id: str
     error: str
 
 
 class Activation(Record):
-    """Progress of loading the models that a node loads at its start."""
+    """Progress of loading the models that the configuration lists for loading at the start of a node."""
 
     state: Literal["pre_warming", "ready"] = "ready"
     pending: list[str] = Field(default_factory=list[str])
@@ -85,7 +85,7 @@ class Activation(Record):
 
 
 class Loading(Record):
-    """A running load: its stage, and the completed fraction of the stage, 0 to 1, if known."""
+    """A model that is loading: the stage of the load, and the completed fraction of the stage (0 to 1), if known."""
 
     model_id: str
     stage: str | None = None
@@ -100,11 +100,12 @@ class ModelLoad(Record):
             running requests without a key.
         rejected_queue_full, rejected_timeout, rejected_per_principal, rejected_anon_yield, rejected_kv_timeout,
             rejected_kv_unservable: requests rejected since the load, by reason.
-        kv_budget_mb, kv_available_mb: memory of the KV cache in MiB: total, and neither used nor reserved.
-        kv_pages_total, kv_pages_free: number of KV pages, and number of pages without a running request. Free pages may
-            still be reused by prompts with the same prefix.
-        prompt_tokens_total, cached_prompt_tokens_total: prompt tokens since the load, and the part found in the KV
-            cache.
+        kv_budget_mb, kv_available_mb: total memory of the KV cache, and the part that is neither used nor reserved, in
+            MiB.
+        kv_pages_total, kv_pages_free: number of KV pages, and number of KV pages that no running request uses. A free
+            page keeps its content, which a later prompt with the same prefix may reuse.
+        prompt_tokens_total, cached_prompt_tokens_total: prompt tokens since the load, and how many of them were found
+            in the KV cache.
         tok_s_prefill, tok_s_decode: recent rates in tokens per second.
     """
 
@@ -188,8 +189,8 @@ class ModelInfo(Record):
 
     Attributes:
         quant: format to which the weights were quantized during loading.
-        progress: completed fraction of a running load's stage, 0 to 1, if known.
-        stage: stage of a running load.
+        progress: completed fraction (0 to 1) of `stage`, if known.
+        stage: current stage of the load, if the model is loading.
     """
 
     id: str
@@ -208,7 +209,7 @@ class ModelInfo(Record):
 
 
 class Cost(Record):
-    """Prices in USD per million tokens; absent means unpriced, 0.0 means free."""
+    """Prices of a model in USD per million tokens. None means that no price is known, 0.0 means free."""
 
     input: float
     output: float

@@ -20,7 +20,9 @@ _PLAIN = re.compile(r"[\w./:%@+,-]+", re.ASCII)
 
 
 def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[str, str] = os.environ) -> None:
-    """Send log lines to stderr. `$HELEXA_LOG` overrides `level`; `$HELEXA_LOG_FORMAT` overrides `default_format`.
+    """Configure Python's logging to write to stderr.
+
+    The environment variable `HELEXA_LOG` overrides `level`; `HELEXA_LOG_FORMAT` overrides `default_format`.
 
     Raises:
         ConfigError: the level or format is unknown.
@@ -37,29 +39,29 @@ def configure(default_format: LogFormat, level: str = "INFO", environ: Mapping[s
 
 
 def tell(logger: logging.Logger, level: int, event: str, /, **fields: Any) -> None:
-    """Log an event with fields: as text `event key=value ...`, as JSON with one member per field."""
+    """Log `event` with `fields`: in text format as `event key=value ...`, in JSON format with one member per field."""
     if logger.isEnabledFor(level):
         text = " ".join([event, *(f"{name}={_formatted(value)}" for name, value in fields.items())])
         logger.log(level, "%s", text, extra={"event": event, "fields": fields})
 
 
 class TextLines(logging.Formatter):
-    """Formats plain text lines."""
+    """Formats log records as lines of plain text."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line with the request id."""
+        """Return the text of a log record, with the id of the current request."""
         current_id = request_id.get()
         return super().formatMessage(record) + (f" request={current_id}" if current_id else "")
 
 
 class JsonLines(logging.Formatter):
-    """Formats one JSON object per line."""
+    """Formats each log record as one line with a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as JSON."""
+        """Return a log record as JSON."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -77,5 +79,5 @@ class JsonLines(logging.Formatter):
 
 
 def _formatted(value: object) -> str:
-    """Return a value for a text line; ambiguous strings are quoted."""
+    """Return the text of a field value in a plain-text log line. Ambiguous strings are quoted."""
     return repr(value) if isinstance(value, str) and not _PLAIN.fullmatch(value) else str(value)

@@ -1,4 +1,4 @@
-"""Model source ids, written `scheme:name`.
+"""Model source ids, written `scheme:name`: they name the place from which a model is loaded.
 
 | source id                                  | meaning                               |
 |--------------------------------------------|---------------------------------------|
@@ -24,7 +24,7 @@ _PATH_PREFIXES = ("/", "./", "../", "~")
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A parsed source id.
+    """A parsed model source id: where to get the files of a model.
 
     Attributes:
         scheme: the kind of source, such as a hub.
@@ -40,10 +40,10 @@ class ModelSource:
         return f"{self.scheme}:{self.name}" + (f":{self.tag}" if self.tag else "")
 
     def quant(self, requested: str | None) -> str | None:
-        """Return the quantization to load: `requested`, else the id's tag, else None.
+        """Return the quantization to load: `requested` if not None, else `tag`, which may be None.
 
         Raises:
-            SourceError: `invalid_source`: `requested` differs from the tag.
+            SourceError: kind `invalid_source`: `requested` and `tag` are different quantizations.
         """
         if requested and self.tag and _normalized(requested) != _normalized(self.tag):
             raise _invalid(str(self), f"it names another quantization than '{requested[:100]}'")
@@ -51,10 +51,10 @@ class ModelSource:
 
     @classmethod
     def parse(cls, text: str, default_scheme: str = DEFAULT_SCHEME) -> "ModelSource":
-        """Parse a source id.
+        """Parse a source id such as `org/name` or `pypi:package`. Ids without a scheme get `default_scheme`.
 
         Raises:
-            SourceError: `invalid_source`: the text is not a valid id; the error names the reason.
+            SourceError: kind `invalid_source`: the text is not a valid id; the message names the reason.
         """
         text = text.strip()
         if text.startswith(_PATH_PREFIXES):

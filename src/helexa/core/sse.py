@@ -14,14 +14,14 @@ MAX_EVENT_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerSentEvent:
-    """One event: its data lines joined by line feeds, and its name (`message` by default)."""
+    """One server-sent event: its data lines, joined by line feeds, and its name (`message` by default)."""
 
     data: str
     event: str = "message"
 
 
 def frame(data: bytes, event: str | None = None) -> bytes:
-    """Return one event in wire format. `data` must be one line, such as JSON."""
+    """Return one server-sent event in wire format. `data` must be one line, such as JSON."""
     head = b"" if event is None else b"event: " + event.encode() + b"\n"
     return head + b"data: " + data + b"\n\n"
 
@@ -30,13 +30,13 @@ _EVENT_END = re.compile(rb"\n\r?\n")
 
 
 def first_event_end(data: bytes | bytearray, begin: int = 0) -> int:
-    """Return the index after the first event that ends in `data[begin:]`; 0 if no event ends there."""
+    """Return the index in `data` after the first event that ends in `data[begin:]`; 0 if no event ends there."""
     match = _EVENT_END.search(data, begin)
     return 0 if match is None else match.end()
 
 
 def last_event_end(data: bytes | bytearray, begin: int, end: int) -> int:
-    """Return the index after the last event that ends in `data[begin:end]`; 0 if no event ends there."""
+    """Return the index in `data` after the last event that ends in `data[begin:end]`; 0 if no event ends there."""
     lf, crlf = data.rfind(b"\n\n", begin, end), data.rfind(b"\n\r\n", begin, end)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0)
 
@@ -50,11 +50,11 @@ class LineSplitter:
 
     @property
     def partial_bytes(self) -> int:
-        """Number of bytes of the incomplete line."""
+        """Number of bytes of the last line, which is incomplete."""
         return len(self._line)
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Add bytes. Return the completed lines."""
+        """Add the next bytes of the stream, and return the lines that are now complete."""
         if not chunk:
             return []
         if self._after_cr:
@@ -81,7 +81,7 @@ class EventParser:
         self._at_start = True
 
     def feed(self, chunk: bytes) -> list[ServerSentEvent]:
-        """Add bytes. Return the completed events.
+        """Add the next bytes of the stream, and return the events that are now complete.
 
         Raises:
             ValueError: an event is longer than `MAX_EVENT_BYTES`.
@@ -93,7 +93,7 @@ class EventParser:
         return events
 
     def _process_line(self, line: str) -> ServerSentEvent | None:
-        """Process a line; an empty line ends an event."""
+        """Process one line. Return the event that an empty line ends, else None."""
         if self._at_start:
             self._at_start, line = False, line.removeprefix("\ufeff")
         if line:

@@ -30,7 +30,7 @@ def text_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right:
 
 
 def printable(text: object) -> str:
-    """Return untrusted text on one line, without terminal control characters."""
+    """Return untrusted text as one line without terminal control characters, safe to print."""
     return " ".join("".join(char for char in str(text) if char.isprintable() or char.isspace()).split())
 
 

@@ -1,6 +1,6 @@
 """Environment variables of a configuration: `PREFIX_A__B` sets key `b` of table `a`.
 
-Only variables that name a key of the schema count. Other programs use the same prefixes: AWS Neuron has
+Variables that name no key of the schema have no effect, because other programs use the same prefixes: AWS Neuron has
 `NEURON_RT_VISIBLE_CORES`, and for a service named `cortex` Kubernetes sets `CORTEX_SERVICE_HOST` and
 `CORTEX_PORT=tcp://10.0.0.1:31313`.
 """
@@ -29,9 +29,11 @@ _MAX_NAMES = 8
 def overlay(
     tree: dict[str, Any], schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> dict[Keys, str]:
-    """Set keys of `tree` from environment variables; return the name of the variable that set each key.
+    """Set keys of `tree`, a parsed configuration file, from environment variables.
 
-    Former names of tables in `tree` and in variables are first replaced by the current names. If several variables set
+    Return the name of the variable that set each key.
+
+    Former names of tables in `tree` and in variables are replaced by the current names. If several variables set
     one key, the current full name wins over a former name, and a former name over a name in `short`.
 
     Raises:
@@ -60,7 +62,9 @@ def log_unknown_variables(
     others: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Log variables that begin with `prefix` and have no effect, as a warning if one looks misspelled.
+    """Log the environment variables that begin with `prefix` and have no effect.
+
+    The level is warning if a variable looks like a misspelled key.
 
     `others` are names of variables that other code reads; they are not logged.
     """
@@ -88,7 +92,7 @@ def log_unknown_variables(
 def _matching_variables(
     schema: type[BaseModel], prefix: str, short: Mapping[str, Keys], environ: Mapping[str, str]
 ) -> Iterator[tuple[str, Keys]]:
-    """Yield the variables that set a key, each with its key."""
+    """Yield the name of each environment variable that sets a key of `schema`, and the key."""
     for name, value in environ.items():
         if not name.startswith(prefix):
             continue
@@ -100,12 +104,12 @@ def _matching_variables(
 
 
 def _precedence(name: str, keys: Keys, prefix: str) -> tuple[bool, bool, str]:
-    """Return a sort key that puts the winning variable last."""
+    """Return a sort key for variables that set the same key: the variable with the highest precedence sorts last."""
     return name.lower() == (prefix + "__".join(keys)).lower(), "__" in name, name
 
 
 def _resolve(annotation: Any, keys: Keys) -> Keys | None:
-    """Return `keys` with current names, or None if the schema has no such key."""
+    """Return the path `keys` with former names replaced by current names; None if the schema has no such path."""
     if not keys:
         return ()
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
