@@ -1,1 +1,1 @@
-"""Runs steps of a model on a device."""
+"""Runs engine steps: builds the input of each step from its plan, and computes the step on a device."""

@@ -1,4 +1,4 @@
-"""Batch sizes of captured graphs."""
+"""Chooses the batch sizes (buckets) for which graphs are captured, and the bucket of a step."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ MAX_DRAFT_ROWS = 1 + MAX_DRAFTS
 
 
 def buckets(most: int, drafting: int = 0) -> list[Bucket]:
-    """Return the sizes of captured graphs: first sizes without drafts in ascending order, then sizes with drafts.
+    """Return the sizes for which graphs are captured: sizes without drafts in ascending order, then sizes with drafts.
 
     Args:
-        most: maximum number of sequences that advance by one token each.
-        drafting: maximum number of sequences in a step with drafts.
+        most: maximum number of sequences in a decode step without drafts.
+        drafting: maximum number of sequences in a decode step with drafts.
     """
     sizes = [size for size in (1, 2, 4, *range(8, 128, 8), *range(128, most, 32)) if size < most] + [most]
     drafting = min(drafting, most, _MOST_DRAFTING)
@@ -27,11 +27,11 @@ def buckets(most: int, drafting: int = 0) -> list[Bucket]:
 
 
 def fitting(rows: int, spans: int, longest: int, among: Sequence[Bucket]) -> Bucket | None:
-    """Return the first bucket that a step can be padded to, or None.
+    """Return the first bucket to which a step can be padded, or None if no bucket is large enough.
 
     Args:
-        rows, spans: size of the step.
-        longest: rows of the step's longest span.
+        rows, spans: number of rows (tokens) and of spans (sequences) of the step.
+        longest: number of rows of the step's longest span.
         among: the buckets to choose from.
     """
     for bucket in among:

@@ -9,7 +9,7 @@ _DEVICE_WORDS = ("CUDA error", "cuDNN error", "HIP error", "Triton Error")  # Ru
 
 
 def is_device_fault(error: BaseException) -> bool:
-    """Return whether the device, or torch's state of the device, is unusable after `error`."""
+    """Return whether `error` leaves the device, or torch's state of the device, unusable."""
     return any(
         isinstance(link, torch.AcceleratorError) or (type(link) is RuntimeError and str(link).startswith(_DEVICE_WORDS))
         for link in _chain(error)
@@ -17,14 +17,14 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether the device or the host ran out of memory."""
+    """Return whether `error` means that the device or the host ran out of memory."""
     return any(
         isinstance(link, torch.OutOfMemoryError | MemoryError) or _is_allocator_error(link) for link in _chain(error)
     )
 
 
 def release_frames(error: BaseException) -> None:
-    """Release the local variables that an exception holds through its traceback."""
+    """Clear the local variables in the traceback of an exception, so that the tensors among them are freed."""
     for link in _chain(error):
         link.__traceback__ = None
 
@@ -32,14 +32,14 @@ def release_frames(error: BaseException) -> None:
 class Strikes:
     """Counts consecutive steps that ran out of memory.
 
-    The requests of a step may cause one failure. Several failures in a row are a problem of the process.
+    One failure may be caused by the requests of the step. Several failures in a row mean that the process is faulty.
     """
 
     def __init__(self) -> None:
         self._count = 0
 
     def reset(self) -> None:
-        """Reset the count after a successful step."""
+        """Set the count to zero. Called after a successful step."""
         self._count = 0
 
     def strike(self) -> bool:
@@ -49,7 +49,7 @@ class Strikes:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and its causes and contexts."""
+    """Yield an exception, then the exceptions that it was raised from or during."""
     visited = set[int]()
     while error is not None and id(error) not in visited:
         visited.add(id(error))

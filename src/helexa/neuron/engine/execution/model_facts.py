@@ -1,4 +1,4 @@
-"""Facts about a loaded model."""
+"""Sizes of a loaded model, which the engine reports to the server."""
 
 from dataclasses import dataclass
 

@@ -27,16 +27,16 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class Runner:
-    """Runs steps of a model on one device. A step's input is all that the runner knows about sequences.
+    """Runs steps of a model on one device. The runner keeps no sequences: each step input is self-contained.
 
     Args:
-        ops: the kernels that the model was built with.
-        request: the memory request of the model, for its sizes.
-        grant: number of KV pages, sequences and snapshots to allocate.
+        ops: the kernels with which the model was built.
+        request: the memory request of the model, from which the runner takes sizes.
+        grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
 
     Attributes:
-        facts: facts about the model, set after loading.
-        buckets: sizes of captured graphs, or of graphs that `warm_up` will capture.
+        facts: sizes of the model, set after loading.
+        buckets: sizes of the graphs that `warm_up` captures or has captured.
     """
 
     facts: ModelFacts
@@ -69,7 +69,7 @@ class Runner:
         """Launch one step; on a GPU, return before the step is computed.
 
         Args:
-            after: the previous step; negative numbers in `step` refer to its tokens.
+            after: the previous step in flight. Negative tokens in `step` refer to the tokens that it samples.
         """
         self._copy_states(step.restores)
         last = None if after is None or after.sampled is None else after.sampled.tokens
@@ -85,15 +85,19 @@ class Runner:
         return StepInFlight(sampled, logprobs, sums, scores)
 
     def forward(self, step: StepInput) -> Tensor:
-        """Return the logits [S, vocabulary] of the rows that sample; write K and V of all rows to the cache."""
+        """Compute a step: write K and V of all rows to the cache; return the logits [S, vocabulary] of rows that sample."""
         return self.compute(step)[0]
 
     @torch.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Return the logits of `forward`, and the hidden states [P, H] that are pooled or scored, or None.
+        """Compute a step and return its logits and hidden states.
 
         Args:
-            last: int64 [N], the tokens of the previous step, if the step refers to them.
+            last: int64 [N], the tokens of the previous step; None if the step does not refer to them.
+
+        Returns:
+            The logits [S, vocabulary] of the rows that sample, and the hidden states [P, H] that embeddings and prompt
+            scores need, or None if P is 0.
         """
         model = self._model
         batch = self._buffers.load(step)
@@ -108,7 +112,7 @@ class Runner:
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Capture the graphs for all buckets, the largest first, because the smaller graphs share its memory.
+        """Capture the graphs for all buckets. The largest comes first, because smaller graphs share its memory.
 
         If a graph cannot be captured, all steps run without graphs.
 
@@ -130,14 +134,14 @@ class Runner:
                 return
 
     def touch_caches(self) -> None:
-        """Write to the whole KV cache, so that missing memory causes an error now."""
+        """Write to the whole KV cache, so that missing memory causes an error now and not during a request."""
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
             heartbeat.beat()
 
     def clear(self, pages: list[int]) -> None:
-        """Zero the contents of KV pages. NaN would spread to other results, even from masked positions."""
+        """Set the contents of KV pages to zero. NaN in a page would spread to later results even if it is masked."""
         for cache in self._caches:
             if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)
@@ -145,11 +149,11 @@ class Runner:
 
     @torch.inference_mode()
     def computes_finite_logits(self, page: int, slot: int | None) -> bool:
-        """Compute one token; return whether all its logits are finite.
+        """Test the device: compute one token, and return whether all its logits are finite.
 
         Args:
-            page: a KV page that no sequence reads anymore; it is zero afterwards.
-            slot: a state slot that no sequence reads anymore; None for a model without recurrent layers.
+            page: a KV page for the test, which no sequence reads anymore; its contents are zero afterwards.
+            slot: a state slot for the test, which no sequence reads anymore; None for a model without recurrent layers.
         """
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the buffers may belong to a step in flight

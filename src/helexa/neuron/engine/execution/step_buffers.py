@@ -1,4 +1,4 @@
-"""Memory for the inputs of steps while kernels read them."""
+"""Buffers on the host and the device for the inputs of steps."""
 
 import numpy as np
 import torch
@@ -14,13 +14,15 @@ _NOWHERE = -1  # slot of padding rows
 
 
 class StepBuffers:
-    """Makes batches of steps. Steps of the same shape have the same addresses, as captured graphs require.
+    """Turns step inputs into batches that kernels read. Batches of the same shape have the same memory addresses.
+
+    Captured graphs require the same addresses.
 
     Args:
-        capacity: the largest batch.
-        packed: the parts of a step are adjacent in pinned host memory, one copy transfers them to the device, and
-            batches are padded to their buckets. If False, host and device memory are the same, each part has a fixed
-            place for steps of any shape, and spans are not copied.
+        capacity: size of the largest batch.
+        packed: True for a GPU: the arrays of a step are adjacent in pinned host memory, and one copy transfers them to
+            the device. Batches are padded to their buckets. False if host and device memory are the same: each array
+            has a fixed address for steps of any shape, and spans are not copied.
     """
 
     def __init__(self, capacity: Capacity, device: torch.device, packed: bool) -> None:
@@ -30,14 +32,14 @@ class StepBuffers:
         sizes = (*[capacity.rows] * (3 + _AXES), *[spans + 1] * 4, spans * _rounded(capacity.pages_per_sequence))
         size = sum(_rounded(array_size) for array_size in sizes)
         pinned = packed and device.type == "cuda"
-        # Two if packed: the device may still copy from one buffer while the host fills the other.
+        # Two host buffers if packed: the device may still copy from one buffer while the host fills the other.
         self._hosts = [torch.zeros(size, dtype=torch.int32, pin_memory=pinned) for _ in range(1 + packed)]
         self._copied = [torch.cuda.Event() for _ in self._hosts] if pinned else []
         self._device = torch.zeros(size, dtype=torch.int32, device=device) if packed else self._hosts[0]
         self._turn = 0
 
     def load(self, step: StepInput) -> Batch:
-        """Return the batch of a step; it is valid until the next call."""
+        """Copy a step to the buffers and return its batch, which is valid until the next call."""
         bucket, capacity = step.bucket, self._capacity
         if bucket is None:
             rows, samples, (spans, width) = len(step.tokens), len(step.sample_rows), step.pages.shape
@@ -92,11 +94,11 @@ class StepBuffers:
 
 
 class _Layout:
-    """Allocates the parts of a step at the same offsets on the host and on the device.
+    """Places the arrays of a step one after another, at the same offsets in the host and the device buffer.
 
     Args:
-        packed: each part starts at the end of the previous part; if False, at the end of the previous part's maximum
-            size.
+        packed: whether each array starts where the previous array ends. If False, it starts where the previous array
+            would end with its maximum size.
     """
 
     def __init__(self, host: Tensor, device: Tensor, packed: bool) -> None:
@@ -105,10 +107,10 @@ class _Layout:
         self._end = 0
 
     def add(self, values: Int32, size: int, most: int, filler: int = 0) -> Tensor:
-        """Copy `values` to the host buffer, padded with `filler` to `size`; return the part on the device.
+        """Copy `values` to the host buffer, padded with `filler` to `size`; return the array on the device.
 
         Args:
-            most: maximum size of this part.
+            most: maximum size of this array in any step.
         """
         start, count = self._end, len(values)
         self._end += _rounded(size if self._packed else most)
@@ -118,14 +120,17 @@ class _Layout:
         return self._device[start : start + size]
 
     def add_table(self, values: Int32, lines: int, width: int) -> Tensor:
-        """Add the last part, a table; return it on the device. Numbers after the values of a line are undefined."""
+        """Add the last array, a table [lines, width], and return it on the device.
+
+        `values` may be narrower than `width`; the remaining numbers of each line are undefined.
+        """
         start, count = self._end, lines * width
         self._end += count
         self._numbers[start : self._end].reshape(lines, width)[: len(values), : values.shape[1]] = values
         return self._device[start : self._end].view(lines, width)
 
     def send(self) -> None:
-        """Copy all parts to the device in one piece."""
+        """Copy all arrays to the device in one transfer."""
         self._device[: self._end].copy_(self._host[: self._end], non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""Turns a plan, which refers to the scheduler's sequences, into the self-contained input of a step."""
+"""Builds the input of a step from its plan. The input has no reference to the scheduler's sequences."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Rows
@@ -76,14 +76,21 @@ def build_step(plan: Plan, buckets: Rows[Bucket] = ()) -> StepInput:
 
 
 def sampled_rows(sampling: Plan) -> Iterator[tuple[Sequence, tuple[int, ...]]]:
-    """Yield for each row of logits the sequence, and the drafts between its known tokens and the row's token."""
+    """Yield for each row of logits: the sequence, and its drafts that precede the token sampled from the row.
+
+    An entry with d drafts has d + 1 rows, with the first 0 to d drafts.
+    """
     for entry in sampling:
         for count in range(len(entry.drafts) + 1):
             yield entry.sequence, entry.drafts[:count]
 
 
 def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
-    """Return the sampling settings for rows of logits; see `sampled_rows`."""
+    """Return the sampling settings for rows of logits.
+
+    Args:
+        rows: sequence and preceding drafts of each row, as `sampled_rows` yields them.
+    """
     params = [sequence.request.sampling for sequence, _ in rows]
     settings = np.array([(p.temperature, p.top_k, p.top_p, p.min_p) for p in params], np.float32).T
     bias, repetition, presence = _Adjusting(), _Adjusting(), _Adjusting()
@@ -109,7 +116,7 @@ def sampling_of(rows: Rows[tuple[Sequence, tuple[int, ...]]]) -> Sampling:
 
 
 class _Adjusting:
-    """Gathers the adjustments of one kind, row by row."""
+    """Collects adjustments of logits of one kind, such as biases, row by row."""
 
     def __init__(self) -> None:
         self._adjustments: list[tuple[int, Int32, NDArray[np.float32]]] = []
@@ -122,7 +129,7 @@ class _Adjusting:
             self._adjustments.append((row, int32(tokens), np.broadcast_to(np.array(values, np.float32), len(tokens))))
 
     def joined(self) -> Adjustments:
-        """Return all adjustments as arrays."""
+        """Return all collected adjustments as arrays."""
         if not self._adjustments:
             return _NONE
         rows, tokens, values = zip(*self._adjustments, strict=True)

@@ -16,13 +16,13 @@ from helexa.neuron.engine.step.step_output import StepOutput
 
 @dataclass(frozen=True)
 class StepInFlight:
-    """A step in flight.
+    """A launched step, whose results the device may still be computing.
 
     Attributes:
-        sampled: the tokens; None if no sequence samples.
-        logprobs: log-probabilities of the tokens.
-        hidden: result of `begin_sums`.
-        scores: result of `begin_scores`.
+        sampled: the sampled tokens; None if no sequence samples.
+        logprobs: log-probabilities of the sampled tokens.
+        hidden: sums of hidden states for embeddings, the result of `begin_sums`.
+        scores: log-probabilities of prompt tokens, the result of `begin_scores`.
     """
 
     sampled: Sampled | None = None
@@ -32,10 +32,10 @@ class StepInFlight:
 
     @torch.inference_mode()
     def read(self, refused: Refused | None = None) -> StepOutput:
-        """Wait for this step only, and return its output.
+        """Wait for this step, not for steps launched later, and return its output.
 
         Args:
-            refused: returns masks for tokens that a grammar rejects; None accepts all tokens.
+            refused: function that returns masks for tokens that a grammar rejects; None accepts all tokens.
         """
         sums = {number: copy.wait().numpy() for number, copy in self.hidden.items()}
         scores = {number: copy.wait() for number, copy in self.scores.items()}
@@ -46,11 +46,11 @@ class StepInFlight:
 
 
 def begin_sums(rows: list[HiddenRows], hidden: Tensor | None) -> dict[int, Readback]:
-    """Start copies of the needed sums of hidden states, in float32; return them by sequence id.
+    """Sum hidden states for embeddings in float32, and start to copy the sums to the host; return them by sequence id.
 
     Args:
-        rows: the sequences' rows in `hidden`.
-        hidden: [P, H]; None if there are none.
+        rows: the sequences to which the rows of `hidden` belong.
+        hidden: [P, H], hidden states after the last norm; None if P is 0.
     """
     if hidden is None:
         return {}

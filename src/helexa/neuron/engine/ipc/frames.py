@@ -1,6 +1,6 @@
-"""Frames: messages on the Unix socket between the server process and an engine process.
+"""Frames: encodes and decodes the messages on the Unix socket between the server process and an engine process.
 
-A frame is a 4-byte little-endian length, followed by one tagged msgpack struct.
+A frame is a 4-byte little-endian length, followed by one message as a tagged msgpack struct.
 """
 
 import socket
@@ -19,16 +19,16 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """Return the frame of a message: length and body."""
+    """Return a message as a frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameDecoder:
-    """Splits a byte stream into messages of one direction.
+    """Splits a byte stream into messages.
 
     Args:
-        kind: the union of expected structs, `ToEngine` or `FromEngine`.
+        kind: the union of expected message types: `ToEngine` in the engine, `FromEngine` in the server.
     """
 
     def __init__(self, kind: object) -> None:
@@ -36,10 +36,10 @@ class FrameDecoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[ToEngine | FromEngine]:
-        """Append bytes; return the messages that are complete now.
+        """Append received bytes; return the messages that these bytes complete.
 
         Raises:
-            ValueError: a frame exceeds `MAX_FRAME_BYTES`, or is not a message of this direction.
+            ValueError: a frame exceeds `MAX_FRAME_BYTES`, or its message is not of the expected types.
         """
         self._buffer += data
         messages = []
@@ -56,9 +56,9 @@ class FrameDecoder:
 
 
 def receive(connection: socket.socket, kind: type[T]) -> T:
-    """Return the next message of type `kind` from the server. Used in an engine process.
+    """Wait for the server's next message, which must have the type `kind`, and return it. Used in an engine process.
 
-    Bytes after the message are lost, so the server must wait for an answer before it sends more.
+    Bytes that arrive together with the message are lost, so the server must wait for an answer before it sends more.
 
     Raises:
         BrokenPipeError: the server has closed the socket.

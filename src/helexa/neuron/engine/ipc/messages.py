@@ -1,7 +1,7 @@
 """The messages between the server process and an engine process; `frames` sends them over a Unix socket.
 
-They contain only numbers, token ids and grammars. The struct types are the whole protocol: an engine accepts no other
-request.
+The messages contain only numbers, token ids and grammars. The struct types in this module are the whole protocol: an
+engine accepts no other request.
 """
 
 from typing import Annotated, Literal
@@ -31,33 +31,33 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: `cpu`, `cuda:N` or `mps`.
         dtype: activation dtype, `auto`, `float32`, `bfloat16` or `float16`.
-        kernels: `auto` for the fastest that work, `torch` for plain torch only, `triton` for the GPU kernels. On a CPU,
-            the GPU kernels run in Triton's interpreter, slowly.
-        quant: target format of unquantized weights while they load, one of the names in `weights.quant_form`; empty for
-            no quantization.
+        kernels: `auto` for the fastest kernels that work, `torch` for plain torch only, `triton` for the GPU kernels.
+            On a CPU, the GPU kernels run in Triton's interpreter, slowly.
+        quant: format to which unquantized weights are quantized while they load, one of the names in
+            `weights.quant_form`; empty for no quantization.
         threads: CPU threads, 0 for one per physical core.
         max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
             beyond the budget.
-        max_prefill_beside_decode: maximum prompt tokens in a step with decoding sequences, which wait for the end of
-            the step. The engine uses fewer if the step would take much longer than decoding alone. 0 for no limit.
+        max_prefill_beside_decode: maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The
+            engine uses fewer if the step would take much longer than decoding alone, because decoding waits for it.
         max_sequences: maximum number of sequences in one step.
         max_waiting: maximum number of waiting sequences; further requests are rejected.
         context_length: positions per sequence, 0 for the length that the model was trained on.
         kv_cache_mb: size of the KV cache in MiB, 0 to size the cache from free memory.
         memory_limit_mb: MiB of the device's memory that all models of the node may take together, 0 for all free
             memory.
-        snapshot_mb: MiB for snapshots of recurrent state, from which prompts with the same beginning continue; 0 for a
-            part of free memory.
+        snapshot_mb: MiB for snapshots of recurrent state; 0 for a part of free memory. A prompt with the same beginning
+            as an earlier prompt continues from a snapshot.
         activations: integer type to which the native CPU kernels round the input of products with quantized weights:
             `int16`, `int8`, or `auto` to choose by model.
         kv_dtype: dtype of the KV cache: `auto` for the activation dtype, or `int8`, which plain torch does not support.
-        speculation: draft tokens that repeat parts of the prompt or output, and compute several tokens at a time. The
-            output does not change.
-        speculation_max_sequences: maximum number of decoding sequences with drafts; with more, nothing is drafted.
+        speculation: whether to use speculative decoding: draft tokens by repetition of parts of the prompt or output,
+            and verify several tokens in one step. The output does not change.
+        speculation_max_sequences: number of decoding sequences above which the engine drafts no tokens.
         graphs: capture decode steps as graphs and replay them, if the kernels support it.
         overlap: launch a step before the previous step is read; None to do so on GPUs only.
-        prefix_reuse: which prompts share KV pages of a common beginning: prompts with the same salt (`principal`),
-            `all`, or none (`off`).
+        prefix_reuse: which prompts with a common beginning share KV pages: prompts of the same principal
+            (`principal`), all prompts (`all`), or none (`off`).
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
             the same requests in the same order get the same plans.
     """
@@ -90,14 +90,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         temperature: 0 is greedy.
-        top_p, min_p: probability bounds of the sampled tokens; 1 and 0 turn them off.
+        top_p: sample from the likeliest tokens that together reach this probability; 1 is off.
+        min_p: sample from tokens with at least this fraction of the largest probability; 0 is off.
         top_k: number of likeliest tokens to sample from; 0 is off.
         repetition_penalty: penalty over prompt and output (Keskar et al., CTRL, 2019); 1 is off.
         frequency_penalty, presence_penalty: penalties over the output, as OpenAI defines them.
-        seed: with the position, it determines every draw, independent of other sequences in the batch. Logits may still
-            differ in their last bits between batch sizes.
+        seed: seed of the random draws. A draw depends only on the seed and the token's position, not on other sequences
+            in the batch. Logits may still differ in their last bits between batch sizes.
         logit_bias: token id -> added logit.
-        logprobs: number of alternatives to report with the log-probability of each token; None reports neither.
+        logprobs: number of alternatives to report with the log-probability of each token; None reports no
+            log-probabilities.
     """
 
     temperature: float = 1.0
@@ -113,21 +115,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
-    """Server -> engine: continue `prompt` by at most `max_tokens` tokens; with 0 the sequence ends with its prompt.
+    """Server -> engine: generate at most `max_tokens` tokens after `prompt`; 0 only computes the prompt.
 
-    The end-of-sequence token that ends a sequence is reported in the last `TokenOutput` like any other token.
+    If an end-of-sequence token ends the sequence, the last `TokenOutput` contains it like any other token.
 
     Attributes:
         stop_ids: tokens that end the sequence.
-        salt: the principal as one word, empty for anonymous clients. Principals share the engine fairly. By default,
-            only sequences of the same principal share pages of the KV cache.
-        turn: number of leading prompt tokens that stay if the client replaces the last turn; 0 if unknown. A model with
-            recurrent layers saves a snapshot there.
+        salt: the principal (API key owner) as one word, empty for anonymous clients. Principals share the engine
+            fairly. By default, only sequences of the same principal share pages of the KV cache.
+        turn: number of prompt tokens before the last turn of the conversation, which the client may replace; 0 if
+            unknown. A model with recurrent layers saves a snapshot at the end of these tokens.
         prior_output: number of tokens at the prompt's end that are output of an earlier request.
         grammar: grammar of the output as llguidance's JSON; empty for none. The sequence ends when the grammar is
             complete.
-        prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports
-            neither. Otherwise the prompt uses no cached prefix.
+        prompt_logprobs: number of alternatives to report with the log-probability of each prompt token; None reports no
+            log-probabilities of the prompt. If set, the prompt uses no cached prefix.
         reports_start: send a `TokenOutput` with `started` after the first step of a prompt that takes several steps.
     """
 
@@ -145,7 +147,7 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, tag="generate"):
 
 
 class Embed(msgspec.Struct, frozen=True, kw_only=True, tag="embed"):
-    """Server -> engine: compute the embedding of `prompt`, which the engine returns in one `TokenOutput`.
+    """Server -> engine: compute the embedding of `prompt`. The engine returns the embedding in one `TokenOutput`.
 
     Attributes:
         pooling: which hidden states after the last norm form the vector: the mean of all tokens, the last token or the
@@ -164,8 +166,8 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
     Attributes:
         model: path of the model's file or folder.
-        step_seconds: seconds without progress after which the server kills the engine; the engine sizes steps to take a
-            fraction of this time.
+        step_seconds: seconds without progress after which the server kills the engine. The engine chooses steps that
+            take a fraction of this time.
     """
 
     model: str
@@ -174,7 +176,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
-    """Server -> engine: drop a sequence and free its pages; the engine ignores unknown ids."""
+    """Server -> engine: drop the sequence `id` and free its pages. The engine ignores unknown ids."""
 
     id: int
 
@@ -184,11 +186,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
-    """Engine -> server, while loading: progress of one stage.
+    """Engine -> server, while loading: progress of one stage of the load.
 
     Attributes:
-        stage: `weights`, counted in bytes, or `graphs`, counted in captured graphs.
-        done, total: finished and total amount of the stage, in the unit of `stage`.
+        stage: `weights` (reading the weights) or `graphs` (capturing graphs).
+        done, total: finished and total amount of the stage: bytes for `weights`, number of graphs for `graphs`.
         taken: bytes of GPU memory that the engine holds now.
     """
 
@@ -199,28 +201,28 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress"):
 
 
 class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
-    """Engine -> server: the memory request of a model, in bytes. A `MemoryGrant` answers it.
+    """Engine -> server: the memory that a model needs, in bytes. The server answers with a `MemoryGrant`.
 
-    The engine sends the request after it has read headers and no weight. On a GPU it sends a second request after the
-    weights are loaded and steps are measured.
+    The engine sends the request after it has read the headers of the model's files, before it reads weights. On a GPU,
+    the engine sends a second request with measured sizes after the weights are loaded.
 
     Attributes:
         free: free memory of the device.
         limit: maximum memory of all models of the node together, 0 for no limit.
-        held: memory of the engine process at the time of the request. The server compares later readings with it.
+        held: memory of the engine process at the time of the request. The server subtracts it from later readings.
         weights: weights in the format of the kernels.
-        loading: peak memory of loading, minus `weights`.
-        step: maximum memory of a step, without the part that depends on cached positions.
-        page_step: memory of a step per KV page in use.
-        position_step: memory of a step per position of one sequence.
-        page: K and V of one page in all layers.
+        loading: peak memory during loading, minus `weights`.
+        step: maximum memory of a step, without `page_step` and `position_step`.
+        page_step: additional memory of a step per KV page in use.
+        position_step: additional memory of a step per position of one sequence.
+        page: K and V of one KV page in all layers.
         page_size: positions per page.
         pages: requested number of KV pages.
-        share: fraction of the memory after weights, steps and states that the KV cache may take.
-        context: maximum positions of a sequence.
-        state: recurrent state of one sequence.
-        sequences, snapshots: requested numbers of state slots for sequences and snapshots. `sequences` applies to
-            models without recurrent layers, too.
+        share: fraction of the memory left by weights, steps and states that the KV cache may take.
+        context: maximum number of positions of a sequence.
+        state: recurrent state of one sequence; 0 for a model without recurrent layers.
+        sequences: requested maximum number of running sequences, each of which takes one `state`.
+        snapshots: requested number of snapshots of recurrent state, each of which takes one `state`.
     """
 
     device: str
@@ -242,12 +244,12 @@ class MemoryRequest(msgspec.Struct, frozen=True, kw_only=True, tag="needs"):
     snapshots: int
 
     def pages_for(self, positions: int) -> int:
-        """Return the number of pages that hold `positions` positions."""
+        """Return how many KV pages are needed for `positions` positions."""
         return -(-positions // self.page_size)
 
 
 class MemoryGrant(msgspec.Struct, frozen=True, kw_only=True, tag="grant"):
-    """Server -> engine: the granted part of a memory request.
+    """Server -> engine: the memory that the engine may use, in answer to a `MemoryRequest`.
 
     Attributes:
         total: bytes reserved for the engine.
@@ -268,7 +270,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     Attributes:
         quant: format to which unquantized weights were quantized while loading; empty for no quantization.
         memory_bytes: bytes granted to the engine.
-        max_sequences: maximum number of running sequences; 0 for the number in the options.
+        max_sequences: maximum number of running sequences; 0 if the number in the options applies.
     """
 
     model_type: str
@@ -288,7 +290,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, kw_only=True, tag="load_failed"):
-    """Engine -> server: loading failed, with the error in one line."""
+    """Engine -> server: the model could not be loaded; the error has one line."""
 
     kind: Literal["model_file", "out_of_memory", "device", "internal"]
     message: str
@@ -298,9 +300,10 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds that a sequence spent waiting, in prefill and in decode.
 
     Attributes:
-        read_tokens: tokens of the sequence's prompt that were computed in steps without decoding sequences.
-        read_ms: the sequence's share of the time of these steps. Both values together give the prefill speed of this
-            machine, independent of other requests.
+        read_tokens: number of prompt tokens of the sequence that were computed in prefill-only steps (without decoding
+            sequences).
+        read_ms: the sequence's share of the time of the prefill-only steps. `read_tokens / read_ms` is the machine's
+            prefill speed, undisturbed by decoding sequences.
     """
 
     queue_ms: float
@@ -314,17 +317,18 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The result of one step for one sequence. Only the last output has `finish`, `timing` and `error`.
 
     Attributes:
-        logprobs: log-probabilities of `tokens`, if the request asks for them. They are the model's own, at temperature
-            1 and before penalties, biases and grammars.
+        logprobs: log-probabilities of `tokens`, if the request asks for them. The values are for temperature 1, without
+            penalties, biases and grammars.
         prompt_logprobs: log-probabilities of the next prompt tokens, if the request asks for them. The first token of a
-            prompt has none.
-        cached_tokens: prompt tokens found in the KV cache; in the output with the first tokens or with `started`.
+            prompt has no log-probability.
+        cached_tokens: number of prompt tokens found in the KV cache. The field is set in the output with the first
+            tokens or with `started`.
         started: True in the output after the first step of a prompt that takes several steps, if the request has
             `reports_start`.
-        vector: the embedding of an `Embed` request; in the output with `finish`.
-        retry: the request did not cause the error, and may succeed if it is repeated.
-        bad_grammar: the request's grammar caused the error: it cannot be compiled, or exceeds a limit while it is
-            matched.
+        vector: the embedding that an `Embed` request asks for; set in the output with `finish`.
+        retry: whether the request may succeed if it is repeated, because the request did not cause the error.
+        bad_grammar: whether the request's grammar caused the error: the grammar cannot be compiled, or the matcher
+            exceeded a limit.
     """
 
     id: int
@@ -346,7 +350,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         vector: float32 values in the model's hidden size; empty after an error.
-        retry: the request did not cause the error, and may succeed if it is repeated.
+        retry: whether the request may succeed if it is repeated, because the request did not cause the error.
     """
 
     id: int
@@ -356,13 +360,13 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Engine -> server: new outputs and load figures, after each step and after messages to an idle engine.
+    """Engine -> server: new outputs and the current load. Sent after each step and after messages to an idle engine.
 
     Attributes:
-        running, waiting: number of sequences.
-        free_pages: KV pages without a holder.
+        running, waiting: number of running and of waiting sequences.
+        free_pages: number of KV pages that no sequence holds.
         prompt_tokens: number of prompt tokens of all sequences that the engine has started.
-        cached_tokens: number of these tokens that were found in the KV cache.
+        cached_tokens: number of these prompt tokens that were found in the KV cache.
     """
 
     outputs: list[TokenOutput]

@@ -21,11 +21,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class DeviceError(HelexaError):
-    """The device does not exist on this machine, or torch cannot use it."""
+    """The requested device does not exist on this machine, or torch cannot use it."""
 
 
 def usable_device(name: str) -> torch.device:
-    """Return the device named `name`, and make it the current CUDA device if it is a GPU.
+    """Return the torch device `name`. A CUDA device also becomes torch's current device.
 
     Raises:
         DeviceError: the device cannot be used; the message says why.
@@ -43,10 +43,10 @@ def usable_device(name: str) -> torch.device:
 
 
 def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, Any], half: bool) -> Ops:
-    """Return the kernels for the device, the options and the model's `config` (see `ops.choose`).
+    """Return the kernels for the device, the options and the model's `config` (see `ops.choice.choose`).
 
     Args:
-        half: the model's activations stay within the range of float16.
+        half: whether the model's activations stay within the range of float16.
     """
     kv_bits = 8 if options.kv_dtype == "int8" else 16
     x_bits = {"auto": None, "int16": 16, "int8": 8}[options.activations]
@@ -66,7 +66,7 @@ def kernels_for(device: torch.device, options: EngineOptions, config: dict[str, 
 
 
 def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops: Ops) -> QuantPolicy:
-    """Return the policy that quantizes unquantized weights during loading.
+    """Return the policy that says which unquantized weights are quantized during loading, and to which format.
 
     Args:
         layers: number of layers of the model.
@@ -85,6 +85,6 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
 
 
 def physical_cores() -> int:
-    """Return the number of physical CPU cores, at most the number of CPUs that this process may use."""
+    """Return the number of physical CPU cores, or of the CPUs that this process may use if that is smaller."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(min(psutil.cpu_count(logical=False) or allowed, allowed), 1)

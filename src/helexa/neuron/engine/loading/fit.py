@@ -1,4 +1,4 @@
-"""Fits a model into free memory and sizes its KV cache: arithmetic without side effects."""
+"""Divides free memory among a model's weights, KV cache and states. The functions only calculate."""
 
 from helexa.core.errors import DoesNotFitError
 from helexa.neuron.engine.ipc.messages import MemoryGrant, MemoryRequest
@@ -11,10 +11,12 @@ _SLOTS_SHARE = 0.5  # of the memory after weights and steps, for the recurrent s
 
 
 def divide(request: MemoryRequest, free: int) -> MemoryGrant:
-    """Divide `free` bytes: weights and the largest step first, then state slots, the KV cache and snapshots.
+    """Return the grant for a memory request if `free` bytes are free.
+
+    The weights and the largest step get memory first, then the state slots, the KV cache and the snapshots.
 
     Raises:
-        DoesNotFitError: the weights, the largest step and the smallest cache exceed `free`.
+        DoesNotFitError: the weights, the largest step, the smallest KV cache and one state exceed `free`.
     """
     min_pages = min(request.pages, request.pages_for(min(request.context, LEAST_CONTEXT)))
     fixed_bytes = request.weights + request.step
@@ -39,12 +41,12 @@ def divide(request: MemoryRequest, free: int) -> MemoryGrant:
 
 
 def divide_free_memory(request: MemoryRequest) -> MemoryGrant:
-    """Return the grant for an engine that shares the device's memory with no other engine."""
+    """Return the grant for an engine to which all free memory of the device is available."""
     return divide(request, min(request.free, request.limit or request.free))
 
 
 def _cache(request: MemoryRequest, pages: int) -> int:
-    """Return the bytes of `pages` KV pages, plus the memory that a step takes for the positions in them."""
+    """Return the bytes of `pages` KV pages, plus the bytes that a step allocates for the positions in these pages."""
     longest = min(pages * request.page_size, request.context)
     return pages * (request.page + request.page_step) + longest * request.position_step
 

@@ -29,7 +29,7 @@ _log = logging.getLogger("helexa.neuron.engine")
 
 
 class NotFiniteError(ModelFileError):
-    """The logits of a loaded model are NaN or infinite."""
+    """The logits that a loaded model computes contain NaN or infinity."""
 
 
 def load(
@@ -38,13 +38,15 @@ def load(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
 ) -> Runner:
-    """Return a runner of a model. If its logits are not finite in the chosen dtype, load the model again in float32.
+    """Load a model and return its runner.
+
+    If the logits are not finite in the dtype of the options, the model is loaded again in float32.
 
     Args:
         model_path: a model file or folder (see `open_checkpoint`).
         on_progress: called with (bytes read, total bytes) while the weights load.
-        ask: sends the memory request and returns the grant, before any weight is read. On a GPU it is called again with
-            measured sizes after loading.
+        ask: function that sends a memory request and returns the grant. It is called before any weight is read. On a
+            GPU, it is called again after loading, with measured sizes.
 
     Raises:
         DoesNotFitError: the memory is too small; the message has the numbers.
@@ -69,7 +71,7 @@ def load_once(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     ask: Callable[[MemoryRequest], MemoryGrant] = divide_free_memory,
 ) -> Runner:
-    """Return a runner of a model in the dtype of the options. See `load` for the arguments.
+    """Load a model in the dtype of the options, and return its runner. See `load` for arguments and other errors.
 
     Raises:
         NotFiniteError: the logits are not finite in this dtype.

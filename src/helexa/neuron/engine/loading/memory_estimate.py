@@ -1,4 +1,4 @@
-"""The memory estimate of a model: builds the model without reading a weight, and sums the sizes."""
+"""Estimates the memory of a model before loading: builds the model without reading weights, and adds up the sizes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,17 +21,17 @@ from helexa.neuron.weights.quantization.quantize import quantize
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Sizes of a model; byte counts unless stated otherwise.
+    """Sizes of a model.
 
     Attributes:
-        weights: weights in the format of the kernels.
-        loading: peak memory of loading, minus `weights`.
-        page: K and V of one page in all layers.
-        state: state of the recurrent layers for one sequence.
-        hidden: width of the residual stream, in numbers.
-        widest: maximum number of values that a product reads and writes per row, without the output head.
+        weights: bytes of the weights in the format of the kernels.
+        loading: peak bytes during loading, minus `weights`.
+        page: bytes of K and V of one KV page in all layers.
+        state: bytes of the recurrent layers' state for one sequence.
+        hidden: width of the residual stream.
+        widest: inputs plus outputs per row of the widest matrix product, without the output head.
         heads, kv_heads, head_dim: shape of attention.
-        sinks: number of heads with an attention sink in a layer.
+        sinks: number of heads with an attention sink in one layer.
         vocab_size: number of logits per row.
         layers: number of layers that use KV pages.
         context: number of positions that the model was trained for.
@@ -59,7 +59,7 @@ def estimate_memory(
     ops: Ops,
     policy: QuantPolicy,
 ) -> MemoryEstimate:
-    """Return the memory that a model takes with the kernels `ops`.
+    """Return the memory that a model needs with the kernels `ops`, without reading its weights.
 
     Raises:
         ModelFileError: the model cannot be built; loading it would raise the same error.
@@ -87,11 +87,11 @@ def estimate_memory(
 
 @dataclass(frozen=True, eq=False)
 class _Matrix:
-    """Placeholder for a prepared matrix.
+    """Placeholder for a matrix in the format of the kernels. Has a size but no contents.
 
     Attributes:
-        weight: source of the matrix, on torch's meta device.
-        nbytes: bytes of the matrix.
+        weight: the weight from which the matrix would be made, on torch's meta device.
+        nbytes: bytes that the matrix would have.
     """
 
     weight: Weight
@@ -99,12 +99,12 @@ class _Matrix:
 
 
 class _WeightSizes(Loader):
-    """A loader that reads no weight, and counts the bytes that loading the model would allocate and free.
+    """A loader that reads no weights. It counts the bytes that loading the model would allocate and free.
 
     Attributes:
-        allocated: bytes allocated now.
-        peak: maximum of `allocated` and temporary bytes so far.
-        widest: maximum number of values that a product reads and writes per row, without the output head.
+        allocated: bytes that would be allocated now.
+        peak: maximum of `allocated` plus temporary bytes so far.
+        widest: inputs plus outputs per row of the widest matrix product, without the output head.
     """
 
     def __init__(self, checkpoint: Checkpoint, ops: Ops, policy: QuantPolicy) -> None:
@@ -114,7 +114,7 @@ class _WeightSizes(Loader):
         self._embedding: Embedding | None = None
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
-        """Count the bytes of a matrix in the kernels' format and return a placeholder. `read` is not called."""
+        """Count the bytes of a matrix in the kernels' format, and return a placeholder. `read` is never called."""
         weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
         transient_bytes = weight.nbytes
         quant_format = self._quantization.form(key, shape[-1])
@@ -126,19 +126,19 @@ class _WeightSizes(Loader):
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Count the bytes of a tensor that kernels use unchanged; return ones that share the memory of one number."""
+        """Count the bytes of a tensor that kernels use unchanged; return a tensor of ones that needs no memory."""
         require_shape(name, self.checkpoint.shape(name), shape)
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self._take(ones.nbytes)
         return ones
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the embedding layer; its matrix is never counted as freed."""
+        """Return the embedding layer. Its matrix stays allocated, even if a product copies it."""
         self._embedding = super().embedding(name, width)
         return self._embedding
 
     def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Count the memory of a product with concatenated matrices; return a function that computes nothing."""
+        """Count the bytes of a product of concatenated matrices; return a placeholder function for the product."""
         outputs = _outputs(matrices)
         if self._embedding is None or outputs != self._embedding.vocab_size:
             self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
@@ -146,7 +146,7 @@ class _WeightSizes(Loader):
         return lambda x: x
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """Count the memory of a mixture of experts; return a function that computes nothing."""
+        """Count the bytes of a mixture of experts; return a placeholder function for the mixture."""
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],
             [expert.down for expert in experts],
@@ -156,13 +156,13 @@ class _WeightSizes(Loader):
         return lambda x, scores: x
 
     def _multiply(self, *products: Sequence[_Matrix]) -> None:
-        """Count the memory of products, then free the matrices that products copy; the embedding keeps its matrix."""
+        """Count the bytes of products. Matrices that a product copies are then freed, except the embedding's matrix."""
         copied = [parts for parts in products if self._take(*self.ops.product_bytes([part.weight for part in parts]))]
         embedding_matrix = None if self._embedding is None else self._embedding.matrix
         self.allocated -= sum(part.nbytes for parts in copied for part in parts if part is not embedding_matrix)
 
     def _take(self, size: int, temporary: int = 0) -> int:
-        """Allocate `size` bytes and temporarily `temporary` bytes more; return `size`."""
+        """Count `size` allocated bytes, and `temporary` bytes that are allocated for a moment; return `size`."""
         self.allocated += size
         self.peak = max(self.peak, self.allocated + temporary)
         return size

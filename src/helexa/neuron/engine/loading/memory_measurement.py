@@ -1,4 +1,4 @@
-"""Measures the memory of a loaded model on a GPU, and replaces the estimated sizes in its memory request."""
+"""Measures the memory of a loaded model on a GPU, and puts the measured sizes into the model's memory request."""
 
 import logging
 from collections.abc import Callable
@@ -28,13 +28,13 @@ _SHORTER = {32: SamplingParams(temperature=0), 300: SamplingParams()}
 def measured(
     memory_request: MemoryRequest, weights: int, run: Callable[[], None], graphs: bool, cuda: Any = torch.cuda
 ) -> MemoryRequest:
-    """Return `memory_request` with the measured size of the weights and of the largest step.
+    """Return `memory_request` with measured sizes in place of the estimates for the weights and the largest step.
 
     Args:
-        weights: bytes allocated after the model was loaded.
-        run: runs the largest steps one after the other.
-        graphs: decode steps will be captured as graphs, which keep separate memory.
-        cuda: source of memory statistics; `torch.cuda`.
+        weights: bytes that are allocated for the loaded weights.
+        run: function that runs the largest steps one after the other.
+        graphs: whether decode steps will be captured as graphs. Graphs keep separate memory, which doubles the size.
+        cuda: module that provides memory statistics; normally `torch.cuda`.
     """
     cuda.empty_cache()
     cuda.reset_peak_memory_stats()
@@ -62,9 +62,9 @@ def measured_on_device(
     sequences: int,
     on_step: Callable[[], None] = lambda: None,
 ) -> MemoryRequest:
-    """Return the memory request with the measured memory of the largest steps.
+    """Run the largest steps of a loaded model, and return its memory request with the measured sizes.
 
-    The steps run with a KV cache that is just large enough for them.
+    The steps run with a temporary KV cache that is just large enough for these steps.
 
     Args:
         sequences: number of sequences in the largest decode step.
@@ -97,9 +97,10 @@ def measured_on_device(
 
 
 def largest(step_tokens: int, sequences: int) -> list[StepInput]:
-    """Return the steps that take the most memory: a prompt chunk, and a decode step with sampling for all sequences.
+    """Return the inputs of steps that need the most memory.
 
-    Shorter prompt chunks come first, so that all kernels are compiled before requests arrive.
+    These are the longest prompt chunk, and a decode step with sampling for all sequences. Shorter prompt chunks come
+    first, so that all kernels are compiled before requests arrive.
 
     Args:
         step_tokens: length of the largest prompt chunk.

@@ -19,10 +19,11 @@ _SAMPLING = 6  # temporary arrays of the logits' size during sampling
 
 
 def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> MemoryRequest:
-    """Return the memory request.
+    """Return the memory request of a model.
 
-    The KV cache has the size in the options, if they have one. Otherwise a CPU engine requests pages for four contexts,
-    and a GPU engine requests as many pages as the free memory holds. `MemoryRequest.share` limits both.
+    If the options set the size of the KV cache, the request has this size. Otherwise a CPU engine requests pages for
+    four sequences of full context length, and a GPU engine requests as many pages as the free memory holds. In both
+    cases `MemoryRequest.share` limits the KV cache.
     """
     free, limit = free_memory(ops.device), options.memory_limit_mb * 2**20
     available = min(free, limit or free)
@@ -61,12 +62,12 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the free bytes of a device."""
+    """Return the free memory of a device in bytes."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory()[0]
 
 
 def _step(estimate: MemoryEstimate, options: EngineOptions, ops: Ops, rows: int) -> int:
-    """Return the bytes of the largest step, without the part that depends on the positions in the cache."""
+    """Return the bytes that the largest step allocates, without memory that grows with the positions in the cache."""
     partials = ops.partials_bytes(options.max_sequences, estimate.heads, estimate.kv_heads, estimate.head_dim)
     return (
         _RUNTIME + rows * 4 * (3 * estimate.widest + 6 * estimate.hidden) + _logits(estimate, options, ops) + partials
@@ -83,7 +84,7 @@ def _logits(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -> int:
 
 
 def _attention(estimate: MemoryEstimate, ops: Ops, rows: int) -> tuple[int, int]:
-    """Return the bytes that attention takes in a step: per KV page in use, and per position of one sequence."""
+    """Return what attention allocates in a step: (bytes per KV page in use, bytes per position of one sequence)."""
     if not ops.gathers:
         return 0, -(-SPLIT_ROWS * estimate.heads * (estimate.head_dim + 2) * 4 // SEGMENT_POSITIONS)
     # Plain torch copies the pages of one layer with padding, repeats K and V for each query head, and allocates scores

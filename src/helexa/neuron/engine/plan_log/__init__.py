@@ -1,1 +1,1 @@
-"""Writes the scheduler's plans to a log, and replays the log."""
+"""Writes the scheduler's inputs and plans to a log, and replays the log to find the first plan that differs."""

@@ -24,10 +24,10 @@ _MAX_BYTES = 256 << 20
 
 
 class RecordedScheduler(Scheduler):
-    """A scheduler that writes a log.
+    """A scheduler that writes a plan log: all its inputs and all its plans.
 
     Args:
-        folder: folder of the log file. The file name contains time and process id; only the owner can read the file.
+        folder: folder for the log file. The file name contains time and process id; only the owner can read the file.
 
     Raises:
         OSError: the log cannot be created.
@@ -45,7 +45,7 @@ class RecordedScheduler(Scheduler):
         self._write(setup)
 
     def add(self, sequence: Sequence) -> TokenOutput | None:
-        """Record the request and queue its sequence; return None, or an error output."""
+        """Queue a new sequence as `Scheduler.add` does, and record its request."""
         salt = self._principals.setdefault(sequence.principal, f"principal-{len(self._principals)}")
         request = msgspec.structs.replace(sequence.request, salt=salt, grammar="", sampling=SamplingParams())
         pooled, guided = sequence.pooled is not None, sequence.guide is not None
@@ -53,18 +53,18 @@ class RecordedScheduler(Scheduler):
         return super().add(sequence)
 
     def cancel(self, sequence_id: int) -> bool:
-        """Cancel a sequence and record the cancellation; return whether the scheduler had it."""
+        """Cancel a sequence as `Scheduler.cancel` does, and record the cancellation."""
         self._write(Cancel(sequence_id))
         return super().cancel(sequence_id)
 
     def plan(self) -> Plan:
-        """Make the next plan, record it and return it."""
+        """Return the next plan as `Scheduler.plan` does, and record the plan."""
         plan = super().plan()
         self._write(Planned.from_plan(plan, ahead=False))
         return plan
 
     def plan_after(self) -> Plan:
-        """Make the plan after the step in flight, record it and return it."""
+        """Return the plan after the step in flight as `Scheduler.plan_after` does, and record the plan."""
         plan = super().plan_after()
         self._write(Planned.from_plan(plan, ahead=True))
         return plan
@@ -78,7 +78,7 @@ class RecordedScheduler(Scheduler):
         hidden: Mapping[int, Float32] = MappingProxyType({}),
         scores: Mapping[int, list[Logprob]] = MappingProxyType({}),
     ) -> list[TokenOutput]:
-        """Record the results of the oldest step and commit it; return the new outputs."""
+        """Apply the results of a step as `Scheduler.commit` does, and record the results."""
         guides = {
             entry.sequence.id: (guide, guide.ahead)
             for entry in plan
@@ -97,12 +97,12 @@ class RecordedScheduler(Scheduler):
         return outputs
 
     def isolate(self, plan: Plan, error: str, after: Plan | None = None) -> list[TokenOutput]:
-        """Record the failure of the oldest step and isolate its sequences; return the new outputs."""
+        """Handle a failed step as `Scheduler.isolate` does, and record the failure."""
         self._write(Failed())
         return super().isolate(plan, error, after)
 
     def _write(self, record: Record) -> None:
-        """Append a record, unless the log has ended at its size limit or after a write error."""
+        """Append a record to the log. At the size limit or after a write error the log ends, and nothing is written."""
         if not self._bytes_left:
             return
         frame = encode(record)
@@ -118,6 +118,6 @@ class RecordedScheduler(Scheduler):
 
 
 def scheduler_of(setup: Setup, environ: Mapping[str, str]) -> Scheduler:
-    """Return a scheduler, which writes a log if the environment has the variable."""
+    """Return a scheduler. It writes a plan log if `environ` has the variable `NEURON_DEBUG_PLAN_LOG`."""
     folder = environ.get(PLAN_LOG)
     return RecordedScheduler(setup, Path(folder)) if folder else Scheduler(*setup.arguments())

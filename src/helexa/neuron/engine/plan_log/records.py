@@ -1,7 +1,7 @@
-"""The plan log: all inputs of a scheduler, and the plans that it made.
+"""The records of a plan log, which holds all inputs of a scheduler and the plans that it made.
 
-`recorded_scheduler` writes a log. `replay` compares the logged plans with the plans of a new scheduler. A log holds
-token ids, but no text, no grammars and no names: principals are numbered.
+`recorded_scheduler` writes a log. `replay` gives the inputs to a new scheduler and compares its plans with the log. A
+log contains token ids, but no text, no grammars and no names: principals are numbered.
 """
 
 import zlib
@@ -21,7 +21,7 @@ _LENGTH_BYTES = 4
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
-    """The configuration of a scheduler; the first record of a log.
+    """The first record of a log: the configuration of the scheduler.
 
     Attributes:
         pages: number of pages of the KV cache.
@@ -39,18 +39,18 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag="setup"):
     token_seconds: float = 0.0
 
     def arguments(self) -> tuple[EngineOptions, PagePool, StatePool | None, StepController]:
-        """Return new constructor arguments for a scheduler."""
+        """Return the constructor arguments of a scheduler with this configuration, as new objects."""
         states = None if self.snapshots is None else StatePool(self.options.max_sequences, self.snapshots)
         controller = StepController(self.options, self.step_seconds, self.token_seconds)
         return self.options, PagePool(self.pages, self.page_size), states, controller
 
 
 class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_defaults=True):
-    """A request arrived.
+    """The record of a request that arrived.
 
     Attributes:
-        pooled: the request asks for an embedding.
-        guided: the request has a grammar.
+        pooled: whether the request asks for an embedding.
+        guided: whether the request has a grammar.
     """
 
     request: Generate
@@ -59,10 +59,10 @@ class Added(msgspec.Struct, frozen=True, kw_only=True, tag="added", omit_default
 
 
 class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
-    """The record of a `PlanEntry`.
+    """The record of a `PlanEntry`, one sequence's part of a plan.
 
     Attributes:
-        guessed: the drafts come from a drafter, not from a grammar.
+        guessed: whether the drafts come from n-gram lookup and not from a grammar.
         pages: CRC-32 checksum of the sequence's page numbers.
     """
 
@@ -78,14 +78,14 @@ class PlannedEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_defaults=True):
-    """A plan; `Scheduler.plan_after` made it if `ahead`."""
+    """The record of a plan. If `ahead` is True, `Scheduler.plan_after` made the plan, otherwise `Scheduler.plan`."""
 
     entries: list[PlannedEntry]
     ahead: bool = False
 
     @classmethod
     def from_plan(cls, plan: Plan, *, ahead: bool) -> "Planned":
-        """Return the record of a plan. Call it before the plan's sequences change."""
+        """Return the record of `plan`. Must be called before the sequences of the plan change."""
         return cls(
             entries=[
                 PlannedEntry(
@@ -106,13 +106,13 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True, tag="planned", omit_def
 
 
 class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
-    """The effect of a step's tokens on the grammar of a sequence.
+    """The result of a step for a sequence with a grammar.
 
     Attributes:
-        ahead: `GrammarMatcher.ahead` after the tokens were checked.
-        kept: number of tokens that were appended to the sequence.
-        ended: the grammar is complete.
-        failed: the sequence ended with a grammar error.
+        ahead: value of `GrammarMatcher.ahead` after the step's tokens were checked.
+        kept: number of the step's tokens that were appended to the sequence.
+        ended: whether the grammar is complete.
+        failed: whether the sequence ended with a grammar error.
     """
 
     id: int
@@ -123,11 +123,11 @@ class GrammarResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_defaults=True):
-    """The oldest step in flight was committed.
+    """The record of a commit of the oldest step in flight.
 
     Attributes:
         sampled, seconds: arguments of `Scheduler.commit`.
-        grammars: one result per sequence with a grammar.
+        grammars: one result for each sequence with a grammar.
         not_finite: ids of sequences that ended because of non-finite values.
     """
 
@@ -138,20 +138,20 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished", omit_d
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The oldest step in flight failed, and the step launched after it was dropped."""
+    """The record of a failure of the oldest step in flight. The step launched after it, if any, was dropped."""
 
 
 Record = Setup | Added | Cancel | Planned | Finished | Failed
 
 
 def encode(record: Record) -> bytes:
-    """Return the bytes of a record: length (4 bytes, little-endian) and msgpack body."""
+    """Return the bytes of a record in the log: the length (4 bytes, little-endian), then the msgpack body."""
     body = msgspec.msgpack.encode(record)
     return len(body).to_bytes(_LENGTH_BYTES, "little") + body
 
 
 def read(path: Path) -> Iterator[Record]:
-    """Yield the records of a log up to the last complete one.
+    """Yield the records of the log file `path`, without an incomplete record at its end.
 
     Raises:
         OSError: the file cannot be read.

@@ -1,8 +1,8 @@
-"""Replay a plan log: give its records to a new scheduler, and compare the plans.
+"""Replay a plan log: give the logged inputs to a new scheduler, and compare its plans with the logged plans.
 
 usage: python -m helexa.neuron.engine.plan_log.replay FILE
 
-Prints the number of plans, or the first plan that differs, with exit status 1.
+If all plans are equal, prints their number. Otherwise prints the first plan that differs, with exit status 1.
 """
 
 import argparse
@@ -42,8 +42,8 @@ class Replay:
 
     Attributes:
         plans: number of plans that were compared.
-        recorded: the last plan in the log if it differs from the replayed plan, else None.
-        replayed: the last replayed plan if it differs from the log, else None.
+        recorded: the first logged plan that differs from the replayed plan; None if all plans are equal.
+        replayed: the replayed plan that differs from `recorded`; None if all plans are equal.
     """
 
     plans: int
@@ -52,7 +52,7 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Replay a log up to its end or the first plan that differs.
+    """Replay the log file `path` up to its end or the first plan that differs.
 
     Raises:
         OSError: the file cannot be read.
@@ -84,7 +84,7 @@ def replay(path: Path) -> Replay:
 
 
 class _Repeated:
-    """A new scheduler, and its plans in flight."""
+    """The scheduler of a replay, and its plans that are not committed yet."""
 
     def __init__(self, setup: Setup) -> None:
         self.scheduler = Scheduler(*setup.arguments())
@@ -92,7 +92,7 @@ class _Repeated:
         self._launched: deque[Plan] = deque()
 
     def add(self, record: Added) -> None:
-        """Add a request."""
+        """Add the request of a record to the scheduler."""
         request = record.request
         sequence = Sequence(request, pooled=PooledVector("last", len(request.prompt)) if record.pooled else None)
         if record.guided:
@@ -100,7 +100,10 @@ class _Repeated:
         self.scheduler.add(sequence)
 
     def plan(self, record: Planned) -> Planned:
-        """Make the next plan. Of the record, only drafts that depend on a grammar are used."""
+        """Make the scheduler's next plan and return its record.
+
+        The logged `record` only says which scheduler method to call, and which drafts came from grammars.
+        """
         for entry in record.entries:
             if entry.id in self._guides:
                 self._guides[entry.id].planned = entry
@@ -112,7 +115,7 @@ class _Repeated:
         return replayed
 
     def finish(self, record: Finished) -> None:
-        """Commit the oldest plan."""
+        """Commit the oldest plan in flight with the recorded results."""
         plan = self._launched.popleft()
         for result in record.grammars:
             self._guides[result.id].take(result)
@@ -123,16 +126,16 @@ class _Repeated:
         )
 
     def fail(self) -> None:
-        """Isolate the sequences of the oldest plan, and drop the plan after it."""
+        """Treat the oldest plan in flight as failed (see `Scheduler.isolate`), and drop the plan after it."""
         plan = self._launched.popleft()
         self.scheduler.isolate(plan, "", self._launched.popleft() if self._launched else None)
 
 
 class _RecordedMatcher(GrammarMatcher):
-    """A replacement for a grammar matcher, which returns the recorded results.
+    """Replaces the grammar matcher of a sequence in a replay: returns the recorded results instead of matching.
 
     Attributes:
-        planned: the recorded entry of its sequence in the next plan.
+        planned: the recorded entry of the sequence in the next plan.
     """
 
     def __init__(self) -> None:
@@ -148,7 +151,7 @@ class _RecordedMatcher(GrammarMatcher):
         return self._result is not None and self._result.ended and self._advanced == self._result.kept
 
     def take(self, result: GrammarResult) -> None:
-        """Set the recorded result of the step that is committed next."""
+        """Set the recorded result of the step that the replay commits next."""
         self._result, self._advanced, self.ahead = result, 0, result.ahead
         self.error = "recorded" if result.failed else ""
 
@@ -163,7 +166,7 @@ class _RecordedMatcher(GrammarMatcher):
 
 
 def main() -> None:
-    """Replay the file that is named on the command line."""
+    """Replay the log file named on the command line, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     path = parser.parse_args().file

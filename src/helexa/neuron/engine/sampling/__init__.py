@@ -1,1 +1,1 @@
-"""Chooses tokens from logits, with grammars."""
+"""Samples tokens from logits, restricted by the request's grammar if it has one."""

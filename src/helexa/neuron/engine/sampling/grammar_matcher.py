@@ -1,4 +1,4 @@
-"""The grammar matcher of one sequence: follows its output, and determines the tokens that may come next."""
+"""The grammar matcher of one sequence: reads its output, and determines which tokens the grammar allows next."""
 
 import time
 from collections.abc import Callable
@@ -20,21 +20,22 @@ _NO_TOKEN = "leaves no token of the model's vocabulary"
 
 
 class GrammarMatcher:
-    """Follows one sequence's output through its grammar.
+    """Matches one sequence's output with its grammar, by means of llguidance's `LLMatcher`.
 
-    The matcher consumes the output and nothing else. Drafts are consumed by a copy: `LLMatcher.rollback` returns True
-    but leaves a wrong state behind if a special token was consumed.
+    The matcher consumes only the output. To check drafts, a copy of the matcher consumes them. `LLMatcher.rollback` is
+    not used: it returns True but leaves a wrong state behind if a special token was consumed.
 
     Args:
-        matcher: a matcher at the beginning of the grammar; it is copied and never changed.
-        clock: returns CPU seconds of the calling thread.
-        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer, so after one copy has
-            reached a limit of the lexer, the other copies and all later copies fail, too.
+        matcher: a matcher at the beginning of the grammar. This class copies it and never changes it.
+        clock: function that returns CPU seconds of the calling thread.
+        on_limit: called when the matcher reports an error. Copies of a matcher share its lexer. After one copy has
+            reached a limit of the lexer, all other copies fail, too.
 
     Attributes:
-        error: why the sequence cannot continue; empty if it can.
-        bad_grammar: the grammar causes `error`. If False, the engine chose a token that the grammar does not allow.
-        ahead: maximum number of accepted drafts among the drafts that `refused` received last.
+        error: reason why the sequence cannot continue; empty if it can.
+        bad_grammar: whether the grammar causes `error`. If False, the engine chose a token that the grammar does not
+            allow.
+        ahead: maximum number of drafts that can be accepted, of the drafts in the last call of `refused`.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class GrammarMatcher:
 
     @property
     def ended(self) -> bool:
-        """Whether the grammar is complete, and no token may follow."""
+        """Whether the output is complete by the grammar, so that no token may follow."""
         return self._matcher.is_stopped()
 
     def advance(self, token: int) -> None:
@@ -72,7 +73,7 @@ class GrammarMatcher:
         self._spent(start_time)
 
     def forced(self, limit: int) -> tuple[int, ...]:
-        """Return the next tokens, at most `limit`, if the grammar allows one text only.
+        """Return at most `limit` next tokens of the text that must follow, if the grammar allows only one text.
 
         The text may have other tokenizations, so the model may still choose other tokens.
         """
@@ -85,7 +86,7 @@ class GrammarMatcher:
         return forced if usable else ()
 
     def fitting(self, drafts: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the leading drafts that the grammar allows after the output."""
+        """Return the drafts up to the first draft that the grammar does not allow after the output."""
         if not drafts or not self._looks_ahead:
             return ()
         start_time = self._clock()
@@ -95,17 +96,16 @@ class GrammarMatcher:
         return drafts[:count] if usable else ()
 
     def refused(self, chosen: Rows[int], drafts: Rows[int]) -> dict[int, Mask]:
-        """Return masks for the chosen tokens that the grammar does not allow.
+        """Return a mask of the allowed tokens for each chosen token that the grammar does not allow.
 
         Args:
-            chosen: a token for the output's next position and one for the position after each draft; a negative number
-                means no token.
+            chosen: one token for the next position of the output, then one token for the position after each draft. A
+                negative number means that no token was chosen.
             drafts: draft tokens after the output.
 
         Returns:
-            Masks of the allowed tokens, by their index in `chosen`. Positions after a draft that is not chosen, not
-                allowed or
-            beyond `ahead` are not checked.
+            Masks by index in `chosen`. Positions after a draft are not checked if the draft was not chosen, is not
+            allowed, or lies beyond `ahead`.
         """
         start_time = self._clock()
         self.ahead = len(drafts)
@@ -149,10 +149,11 @@ class GrammarMatcher:
         return masks
 
     def _recovered(self) -> bool:
-        """Return whether the matcher had no error; after an error, rebuild the matcher from the output.
+        """Return whether the matcher has no error after a look ahead. After an error, replace the matcher.
 
-        An error in a look ahead is not an error of the output, which may continue with other tokens. A matcher never
-        leaves its error state. So the matcher is replaced, and the look ahead is turned off.
+        If the matcher fails on drafts or forced tokens (a look ahead), the output may still continue with other tokens.
+        A matcher never leaves its error state, so a new matcher is built from the output, and looking ahead is turned
+        off.
         """
         if not self._matcher.is_error():
             return True
@@ -170,27 +171,31 @@ class GrammarMatcher:
         return matcher
 
     def _exceeded_by(self, token: int) -> bool:
-        """Return whether `token`, which the matcher did not consume, is allowed but exceeds the matcher's limits."""
+        """Return whether the matcher rejected `token` because of its limits, although the grammar allows the token."""
         matcher = self._replayed()
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         return matcher.is_error() or (_has(mask, token) and not matcher.consume_token(token))
 
     def _spent(self, begun: float, rows: int = 0) -> None:
-        """Count the time since `begun`, in which `rows` rows were checked; fail if the time exceeds the limit."""
+        """Add the time since `begun` to the time spent on this grammar; fail if it exceeds the limit.
+
+        Args:
+            rows: number of rows that were checked in this time.
+        """
         self._debt = max(self._debt + self._clock() - begun - rows * _ROW_SECONDS, 0.0)
         if self._debt > _MOST_SECONDS:
             self._fail("the grammar takes too long to follow", bad_grammar=True)
 
     def _fail(self, error: str, *, bad_grammar: bool) -> None:
-        """Set the error, unless an earlier error is set."""
+        """Set the attributes `error` and `bad_grammar`, unless an earlier error is set."""
         if not self.error:
             self.error, self.bad_grammar = error, bad_grammar
 
 
 def _allows(matcher: "LLMatcher", token: int) -> bool:
-    """Return whether `token` may come next.
+    """Return whether the grammar allows `token` next.
 
-    For special tokens, False may be wrong; a mask is exact.
+    For a special token, the result may be False although the token is allowed; a mask has no such error.
     """
     forced = matcher.compute_ff_tokens()
     return forced[0] == token if forced else matcher.validate_tokens([token]) == 1

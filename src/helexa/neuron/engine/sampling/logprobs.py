@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens by the model's own distribution, for the rows that request them."""
+"""Computes log-probabilities of sampled tokens, for the rows that request them."""
 
 import numpy as np
 import torch
@@ -10,12 +10,12 @@ from helexa.neuron.ops.upload import upload
 
 
 class Logprobs:
-    """Log-probabilities of a step, before temperature, penalties, biases and grammars.
+    """Computes the log-probabilities of a step's tokens, without temperature, penalties, biases and grammars.
 
     Rows that do not request log-probabilities cost no computation and no memory.
 
     Args:
-        logits: [S, vocabulary], any float dtype, from the model; the sampler may change them afterwards.
+        logits: [S, vocabulary], any float dtype, as the model computed them. The sampler may change them later.
         alternatives: row -> number of alternatives; see `Sampling.logprobs`.
     """
 
@@ -29,7 +29,7 @@ class Logprobs:
         """Launch the computation of the log-probabilities, without waiting for the device.
 
         Args:
-            chosen: int64 [S], the tokens on the device.
+            chosen: int64 [S], the sampled tokens on the device.
         """
         if self._alternatives:
             top = self._table.topk(min(max(self._alternatives.values()), self._table.shape[1]))
@@ -37,10 +37,10 @@ class Logprobs:
             self._begun = [Readback(tensor) for tensor in (chosen, chosen_logprobs, top.indices, top.values)]
 
     def read(self, tokens: list[int]) -> dict[int, Logprob]:
-        """Return the log-probability of each requesting row's token, and the likeliest tokens, by row.
+        """Return by row the log-probability of the row's token and the likeliest tokens, for rows that request them.
 
         Args:
-            tokens: one final token per row. A token may differ from `chosen` if a grammar rejected the first choice.
+            tokens: the final token of each row. It differs from the token in `chosen` if a grammar rejected that token.
                 Rows with a negative token are left out.
         """
         if not self._alternatives:

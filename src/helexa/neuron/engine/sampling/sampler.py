@@ -1,13 +1,13 @@
 """The sampler: chooses one token for each row of logits, with separate settings per row.
 
-Order per row: logit bias, penalties, temperature, top-k, top-p, min-p, draw (see `ops.sampling` for the last five). The
-random number of a draw depends on the row's seed and position only, so neither the batch nor a preemption changes the
-tokens of a seed.
+Each row goes through: logit bias, penalties, temperature, top-k, top-p, min-p, random draw (see `ops.sampling` for the
+last five). The random number of a draw depends only on the row's seed and position. Neither other sequences in the
+batch nor a preemption therefore change the tokens.
 
 If a grammar rejects a row's token, a second draw with another random number chooses among the allowed tokens. Without
-top-k, top-p and min-p, the result has the model's distribution over the allowed tokens (rejection sampling). With them,
-a token that the filters keep in the whole vocabulary can be chosen, even if the filters applied to the allowed tokens
-alone would drop it.
+top-k, top-p and min-p, the result has the model's distribution over the allowed tokens (rejection sampling). With these
+filters, the result may differ from filters that are applied to the allowed tokens only: the first draw can choose a
+token that passes the filters in the whole vocabulary, but would not pass among the allowed tokens.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _MASK64 = (1 << 64) - 1
 
 
 class Sampled:
-    """Tokens that the device chooses, possibly still in computation.
+    """The tokens that the device samples for a step. The device may still be computing them.
 
     Attributes:
         tokens: int64 [S] on the device; `NON_FINITE` if the row's largest logit is NaN or infinite.
@@ -48,8 +48,8 @@ class Sampled:
         """Wait for the tokens and return them.
 
         Args:
-            refused: returns masks for rejected tokens; None accepts all tokens. If a token is rejected, the logits must
-                be unchanged since the launch.
+            refused: function that returns masks for the tokens that a grammar rejects; None accepts all tokens. If a
+                token is rejected, the logits must be unchanged since `launch`.
         """
         tokens: list[int] = self._copy.wait().tolist()
         masks = refused(tokens) if refused is not None else {}
@@ -61,18 +61,21 @@ class Sampled:
 
 
 def launch(ops: Ops, logits: Tensor, sampling: Sampling, last: Tensor | None = None) -> Sampled:
-    """Choose a token for each row, without waiting for the device.
+    """Launch the sampling of one token for each row, and return without waiting for the device.
 
     Args:
-        logits: [S, vocabulary], any float dtype; may be changed, and is kept for the second draw of rejected tokens.
-        last: int64 [N], the tokens of the previous step, if adjustments refer to them.
+        logits: [S, vocabulary], any float dtype. May be changed in place, and is kept for the second draw of rejected
+            tokens.
+        last: int64 [N], the tokens of the previous step; None if no adjustment refers to them.
     """
     logits = _adjust(logits, sampling, last)
     return Sampled(ops, logits, sampling, ops.choose(logits, _settings(sampling)))
 
 
 def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64], again: bool = False) -> NDArray[np.float64]:
-    """Return one random number in [0, 1) per seed and position; `again` selects a second series.
+    """Return one random number in [0, 1) for each pair of seed and position.
+
+    `again` selects a second, independent series of numbers, for tokens that a grammar rejected.
 
     The generator is counter-based (SplitMix64; Steele, Lea and Flood, 2014).
     """
@@ -94,7 +97,7 @@ def _settings(sampling: Sampling, again: bool = False) -> Settings:
 
 
 def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
-    """Apply bias and penalties to the rows that request them; return float32 logits if there are any."""
+    """Apply bias and penalties to the rows that request them, and return the logits: float32 if any are applied."""
     bias, repetition, presence = sampling.bias, sampling.repetition, sampling.presence
     if not (len(bias.rows) or len(repetition.rows) or len(presence.rows)):
         return logits
@@ -113,7 +116,7 @@ def _adjust(logits: Tensor, sampling: Sampling, last: Tensor | None) -> Tensor:
 
 
 def _cells(adjustments: Adjustments, logits: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the flat indices of the adjusted logits, and the operands of the adjustments."""
+    """Return the indices of the adjusted logits in the flattened `logits`, and the operands of the adjustments."""
     tokens = upload(adjustments.tokens.astype(np.int64), logits.device)
     if last is not None and (adjustments.tokens < 0).any():
         last_tokens = last[tokens.clamp(max=-1)].clamp(min=0)  # `NON_FINITE` must not index the previous row

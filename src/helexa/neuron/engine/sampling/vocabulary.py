@@ -8,7 +8,7 @@ from helexa.core.errors import HelexaError
 
 
 class _Vocabulary:
-    """The tokenizer interface that llguidance requires."""
+    """A vocabulary with the tokenizer interface that llguidance requires."""
 
     def __init__(self, model: Path, width: int) -> None:
         from helexa.neuron.text.model_text import ModelText  # slow import that most engines never need
@@ -29,7 +29,9 @@ class _Vocabulary:
 
 
 def read_vocabulary(model: Path, width: int) -> LLTokenizer:
-    """Return the vocabulary of the model at `model`, padded to `width` tokens, the width of the logits.
+    """Return the vocabulary of the model at the path `model` for llguidance.
+
+    The vocabulary is padded to `width` tokens, the number of logits per row.
 
     Raises:
         HelexaError: the vocabulary is missing, or grammars cannot use it.

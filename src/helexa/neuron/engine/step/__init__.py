@@ -1,1 +1,1 @@
-"""The input and output of one step as plain values."""
+"""The input and output of one engine step as plain values, and the computation of embeddings and prompt scores."""

@@ -1,4 +1,4 @@
-"""Computes the embedding of a text: pools the hidden states of its tokens over the steps that compute them."""
+"""Computes the embedding of a text from the hidden states of its tokens, over one or several steps."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from helexa.neuron.engine.step.step_input import Float32
 
 
 class PooledVector:
-    """Sums the hidden states of one sequence.
+    """The embedding of one sequence while its steps run: sums hidden states.
 
     Args:
         pooling: hidden states that form the vector: `mean` of all tokens, the `last` token or the first token (`cls`).
@@ -19,15 +19,15 @@ class PooledVector:
         self._sum: Float32 | None = None
 
     def wanted(self, start: int, stop: int) -> range:
-        """Return the positions in [start, stop) whose hidden states are needed."""
+        """Return the positions in [start, stop) whose hidden states the embedding needs."""
         return range(max(start, self._positions.start), min(stop, self._positions.stop))
 
     def add(self, start: int, total: Float32 | None) -> None:
-        """Add the hidden states of a step.
+        """Add the hidden states of one step to the sum.
 
         Args:
-            start: position of the step's first token; 0 restarts the sum.
-            total: float32 [H], the sum of the hidden states at the wanted positions; None if the step has no such
+            start: position of the step's first token in the sequence; 0 restarts the sum.
+            total: float32 [H], the sum of the hidden states at the positions of `wanted`; None if the step has no such
                 position.
         """
         if start == 0:
@@ -36,12 +36,12 @@ class PooledVector:
             self._sum = total if self._sum is None else self._sum + total
 
     def stays_finite(self, start: int, total: Float32 | None) -> bool:
-        """Return whether the sum after `add(start, total)` would be finite."""
+        """Return whether the sum would be finite after a call of `add` with these arguments; change nothing."""
         sums = [array for array in (self._sum if start else None, total) if array is not None]
         return bool(sums) and all(bool(np.isfinite(array).all()) for array in sums)
 
     def finish(self) -> list[float]:
-        """Return the vector, after the last token is computed; empty if the vector is not finite."""
+        """Return the embedding vector. Call after the last token; the result is empty if the vector is not finite."""
         if self._sum is None or not bool(np.isfinite(self._sum).all()):
             return []
         return (self._sum / len(self._positions)).tolist()

@@ -1,4 +1,4 @@
-"""Computes the log-probabilities of a prompt's own tokens during prefill."""
+"""Computes scores of a prompt during prefill: the log-probability of each prompt token after the tokens before it."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,12 +17,12 @@ MOST_ROWS = 64
 
 @dataclass(frozen=True)
 class ScoresReadback:
-    """Scores of one sequence while they are copied to the host.
+    """The prompt scores of one sequence in one step, while the device copies them to the host.
 
     Attributes:
-        logprobs: float32 [R], the log-probabilities of the prompt's tokens.
-        ids: int64 [R, alternatives], the likeliest tokens at each position, the likeliest first.
-        values: float32 [R, alternatives], the log-probabilities of `ids`.
+        logprobs: float32 [R], the log-probabilities of R prompt tokens.
+        ids: int64 [R, alternatives], the likeliest tokens at the position of each prompt token, in descending order.
+        values: float32 [R, alternatives], the log-probabilities of the tokens `ids`.
     """
 
     logprobs: Readback
@@ -39,13 +39,13 @@ class ScoresReadback:
 def begin_scores(
     rows: list[HiddenRows], hidden: Tensor | None, head: Callable[[Tensor], Tensor], most_rows: int = MOST_ROWS
 ) -> dict[int, ScoresReadback]:
-    """Launch the computation of a step's scores; return them by sequence id.
+    """Launch the computation of a step's prompt scores without waiting; return the pending scores by sequence id.
 
     Args:
-        rows: the sequences' rows in `hidden`.
-        hidden: [P, H], the hidden states of `rows`; None if there are none.
-        head: function from hidden states to logits.
-        most_rows: maximum rows of logits in memory at a time.
+        rows: the sequences to which the rows of `hidden` belong.
+        hidden: [P, H], hidden states after the last norm; None if P is 0.
+        head: function that maps hidden states to logits.
+        most_rows: maximum number of rows of logits in memory at a time.
     """
     scores: dict[int, ScoresReadback] = {}
     if hidden is None:
@@ -59,7 +59,7 @@ def begin_scores(
 
 
 def are_finite(scores: list[Logprob]) -> bool:
-    """Return whether all scores are finite."""
+    """Return whether no log-probability in `scores` is NaN or infinite."""
     return all(math.isfinite(logprob) for logprob, _ in scores)
 
 

@@ -1,4 +1,4 @@
-"""The input of one step as plain arrays, which another process could receive and compute."""
+"""The input of one step as plain arrays. It contains all that a runner needs, so another process could compute it."""
 
 from typing import Any, TypeAlias
 
@@ -22,12 +22,12 @@ def _none() -> Int32:
 
 
 class Adjustments(msgspec.Struct, frozen=True):
-    """Changes to some logits.
+    """Changes of one kind to N single logits, for example a logit bias.
 
     Attributes:
-        rows, tokens: int32 [N], row and token of each logit. A negative token is an index from the end of the tokens
-            that the previous step samples.
-        values: float32 [N], operands of the change.
+        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: it is
+            an index, from the end, into the tokens that the previous step samples.
+        values: float32 [N], operand of each change, for example the number to add.
     """
 
     rows: Int32 = msgspec.field(default_factory=_none)
@@ -36,16 +36,17 @@ class Adjustments(msgspec.Struct, frozen=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How a token is chosen for each of S rows of logits.
+    """Sampling settings for each of S rows of logits.
 
     Attributes:
         temperature, top_k, top_p, min_p: float32 [S]; temperature 0 is greedy.
         seeds: uint64 [S].
-        positions: int64 [S], positions of the tokens to choose. Seed and position determine a row's random number.
-        logprobs: row -> number of alternatives to report with the token's log-probability, for rows that request them.
-        bias: values are added to logits.
-        repetition: values divide positive logits and multiply others.
-        presence: values are subtracted from logits.
+        positions: int64 [S], positions of the tokens to sample. Seed and position determine a row's random number.
+        logprobs: row -> number of alternatives to report with the token's log-probability. Rows that request no
+            log-probabilities have no entry.
+        bias: adjustments whose values are added to logits.
+        repetition: adjustments whose values divide positive logits and multiply the other logits.
+        presence: adjustments whose values are subtracted from logits.
     """
 
     temperature: Float32
@@ -61,12 +62,14 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class HiddenRows(msgspec.Struct, frozen=True):
-    """Rows of one sequence whose hidden states are summed, or become log-probabilities of prompt tokens.
+    """The rows of one sequence among the P rows of a step whose hidden states are needed.
+
+    The hidden states are either summed for an embedding, or become log-probabilities of prompt tokens.
 
     Attributes:
         sequence: id of the sequence.
-        count: number of rows, which follow the rows of the previous entries.
-        followers: int32 [count], the tokens whose log-probabilities are needed; None for the sum.
+        count: number of rows. They follow the rows of the previous `HiddenRows` of the step.
+        followers: int32 [count], the prompt token after each row, whose log-probability is needed; None for the sum.
         alternatives: number of likeliest tokens to report with each log-probability.
     """
 
@@ -77,20 +80,24 @@ class HiddenRows(msgspec.Struct, frozen=True):
 
 
 class StepInput(msgspec.Struct, frozen=True):
-    """One step: T rows of B sequences, S of which sample and P of which need hidden states; see `ops.batch.Batch`.
+    """The input of one step. `ops.batch.Batch` describes the fields that are not described here.
+
+    The step has T rows (tokens) of B sequences. S rows sample, and the hidden states of P rows are needed. Captured
+    graphs use W pages per sequence.
 
     Attributes:
-        tokens: int32 [T]. A negative token is an index from the end of the tokens that the previous step samples.
+        tokens: int32 [T]. A negative token stands for an unknown token: it is an index, from the end, into the tokens
+            that the previous step samples.
         positions: int32 [T] or [3, T].
         slots: int32 [T].
         sample_rows: int32 [S + P].
         starts: int32 [B + 1].
         prefixes, settled, state_slots: int32 [B].
         pages: int32 [B, W].
-        hidden: the sequences of the P rows.
-        sampling: how the S rows sample; None if S is 0 or if the caller needs only logits.
-        restores, saves: int32 [N, 2], (source, target) slots of recurrent state that is copied before and after the
-            step.
+        hidden: the sequences to which the P rows belong.
+        sampling: sampling settings of the S rows; None if S is 0 or if the caller needs only logits.
+        restores, saves: int32 [N, 2], pairs (source slot, target slot) of recurrent states to copy. `restores` are
+            copied before the step, `saves` after the step.
         bucket: size of the captured graph that computes the step; None to run without a graph.
         embeddings: float32 [E, H], inputs of the first layer that replace the embeddings of tokens.
         embedding_rows: int32 [E], the rows whose embeddings are replaced.
@@ -125,18 +132,18 @@ class StepInput(msgspec.Struct, frozen=True):
 
     @classmethod
     def blank(cls, bucket: Bucket) -> "StepInput":
-        """Return a step of size `bucket` that consists of padding."""
+        """Return a step of size `bucket` in which all rows are padding."""
         none, start = _none(), np.zeros(1, np.int32)
         return cls(none, none, none, none, start, none, none, none, np.empty((0, 1), np.int32), bucket=bucket)
 
 
 def encode(value: Any) -> bytes:
-    """Return the input or output of a step as bytes."""
+    """Return the input or the output of a step, `StepInput` or `StepOutput`, as bytes."""
     return msgspec.msgpack.encode(value, enc_hook=_plain)
 
 
 def decode_input(data: bytes) -> StepInput:
-    """Return the step input that `encode` turned into `data`.
+    """Return the step input whose encoding by `encode` is `data`.
 
     Raises:
         msgspec.ValidationError: the bytes are not a step input.
@@ -151,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 def array_of(_: type, value: Any) -> NDArray[Any]:
-    """Return the array that `encode` turned into a plain value."""
+    """Return the array that `encode` has encoded as the plain value `value`."""
     dtype, shape, data = value
     if np.dtype(dtype).hasobject:
         raise ValueError("an array of objects in a step")

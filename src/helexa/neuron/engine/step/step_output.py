@@ -1,4 +1,4 @@
-"""The output of one step as plain values, which can be sent to another process."""
+"""The output of one step as plain values, so that it can be sent to another process."""
 
 from dataclasses import dataclass, field
 
@@ -10,11 +10,11 @@ from helexa.neuron.engine.step.step_input import Float32, array_of
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The result of a step.
+    """The result of one step.
 
     Attributes:
         tokens: one token for each row that samples; `NON_FINITE` if the row's largest logit is NaN or infinite.
-        logprobs: log-probabilities by index in `tokens`, for rows that request them.
+        logprobs: index in `tokens` -> log-probability, for rows that request log-probabilities.
         hidden: sequence id -> float32 [H], the sum of hidden states, for sequences that are embedded.
         scores: sequence id -> log-probabilities of the next prompt tokens, for sequences that request them.
     """
@@ -26,7 +26,7 @@ class StepOutput:
 
 
 def decode_output(data: bytes) -> StepOutput:
-    """Return the step output that `step_input.encode` turned into `data`.
+    """Return the step output whose encoding by `step_input.encode` is `data`.
 
     Raises:
         msgspec.ValidationError: the bytes are not a step output.
