@@ -21,8 +21,8 @@ from cortex.fake_node import FakeNode
 from cortex.running_gateway import Cortex, eventually, running_cortex
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.count import CountRequest
+from helexa.cortex.anthropic.messages_format import Translation
 from helexa.cortex.anthropic.requests.bounds import MAX_BLOCKS, MAX_MESSAGES, MAX_TOOLS
-from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.requests import body_jobs, body_workers
 from helexa.cortex.requests.body_bounds import MAX_CONTAINERS, check_containers
 from helexa.cortex.requests.body_workers import BodyWorkers, is_large

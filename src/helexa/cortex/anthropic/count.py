@@ -10,7 +10,7 @@ from typing import Any, Self
 import orjson
 
 from helexa.cortex.anthropic.requests.body import read_object, to_json
-from helexa.cortex.anthropic.requests.request import to_prompt
+from helexa.cortex.anthropic.requests.to_chat import to_prompt
 from helexa.cortex.usage.token_limit import BYTES_PER_TOKEN
 
 TOKENIZE_PATH = "/tokenize"

@@ -5,9 +5,9 @@ from starlette.types import Send
 
 from helexa.core.errors import ApiError
 from helexa.cortex.anthropic.errors import error_headers, to_anthropic_error
+from helexa.cortex.anthropic.messages_format import Translation
 from helexa.cortex.anthropic.responses.response import malformed
 from helexa.cortex.anthropic.responses.stream import MessageStream
-from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.replies.reply import Reply
 from helexa.http.connections.request_head import Headers
 

@@ -3,8 +3,8 @@
 from msgspec.structs import replace
 
 from helexa.cortex.anthropic.count import CountRequest
+from helexa.cortex.anthropic.messages_format import Translation
 from helexa.cortex.anthropic.requests.strict import strict_body
-from helexa.cortex.anthropic.translation import Translation
 from helexa.cortex.requests.body_bounds import check_containers
 from helexa.cortex.requests.body_workers import BodyWorkers, is_large
 from helexa.cortex.requests.request import ClientRequest, parse_request

@@ -8,7 +8,7 @@ from cortex.anthropic.claude_code import REQUEST
 from helexa.core.errors import ApiError
 from helexa.core.wire.tokenize import TokenizeRequest
 from helexa.cortex.anthropic.count import CountRequest, count_tokens, parse_count
-from helexa.cortex.anthropic.translation import Translation
+from helexa.cortex.anthropic.messages_format import Translation
 
 HI = {"role": "user", "content": "Hi"}
 

@@ -25,8 +25,8 @@ class Adjustments(msgspec.Struct, frozen=True):
     """Changes of one kind to N single logits, for example a logit bias.
 
     Attributes:
-        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: it is an
-            index, from the end, into the tokens that the previous step samples.
+        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: it
+            is an index, from the end, into the tokens that the previous step samples.
         values: float32 [N], operand of each change, for example the number to add.
     """
 

@@ -9,7 +9,7 @@ import orjson
 from helexa.cortex.anthropic.count import estimate_tokens
 from helexa.cortex.anthropic.errors import node_error
 from helexa.cortex.anthropic.requests.body import read_object, to_json
-from helexa.cortex.anthropic.requests.request import stop_sequences, to_chat
+from helexa.cortex.anthropic.requests.to_chat import stop_sequences, to_chat
 from helexa.cortex.anthropic.responses.response import as_json, malformed, to_message
 from helexa.cortex.anthropic.responses.stream import MessageStream
 
