@@ -163,7 +163,7 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)` is called. After an unexpected exception, register again and continue."""
+        """Write batches until `wake(end=True)`. After an unexpected exception, register again and continue."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
