@@ -57,8 +57,7 @@ class Committer:
             database: the ledger's database.
             clock: returns Unix seconds.
             name: human-readable name of this gateway.
-            wal_base: the database file; the write-ahead log is stored next to this file. None if several gateways share
-                the database, so that there is no write-ahead log.
+            wal_base: the database file, next to which the write-ahead log is stored; None if gateways share a database.
         """
         self.waiting = Waiting()
         self.activity = ActivityLog()
@@ -85,10 +84,7 @@ class Committer:
             self._wal.start_batch(self.budgets.gateway, self.budgets.batch + 1)
 
     def admit(self, claim: Claim) -> Reservation | None:
-        """Reserve the claimed tokens without the database, or return None if this is not possible.
-
-        The key's lease in memory must have enough tokens. If the result is None, call `enqueue`.
-        """
+        """Reserve the claimed tokens if the lease in memory has enough, else return None: call `enqueue` then."""
         if self._wal is None or not self._wal.complete:
             return None
         if self.waiting.reservations or self.budgets.unwritten >= _MAX_UNWRITTEN_ROWS:
@@ -146,10 +142,7 @@ class Committer:
             await flushed
 
     async def probe(self) -> str | None:
-        """Return why the database cannot be written, or None if it can be written.
-
-        This method may write a batch as a test.
-        """
+        """Return why the database cannot be written, or None if it can be; may write a batch as a test."""
         if self.retry.problem is None and not self.retry.fresh and not self._ended:
             flushed = self.waiting.next_flush()
             self.wake(beat=True)
@@ -170,10 +163,7 @@ class Committer:
         self._wake.set()
 
     async def run(self) -> None:
-        """Write batches until `wake(end=True)` is called.
-
-        After an unexpected exception, register this gateway again and continue.
-        """
+        """Write batches until `wake(end=True)`. After an unexpected exception, register again and continue."""
         try:
             while not (self.ending and self._idle()):
                 if self._idle():
@@ -285,10 +275,7 @@ class Committer:
         return True
 
     async def _extend_leases(self, uncovered: ReservationsByKey, now: float) -> list[Opened]:
-        """Take more tokens for the leases of the keys in `uncovered`, and decide the reservations of these keys.
-
-        Return the reservations that the extended leases cover. All other reservations in `uncovered` are rejected.
-        """
+        """Extend the leases of the keys in `uncovered`. Return the reservations that now fit, and reject all others."""
         budgets = self.budgets
         waiting = {key: [request for request in requests if request.waiting] for key, requests in uncovered.items()}
         uncovered = {key: requests for key, requests in waiting.items() if requests}
@@ -318,10 +305,7 @@ class Committer:
     async def _write(
         self, opened: Sequence[Opened], closings: Sequence[Closing], now: float, uncovered: Sequence[PendingClaim] = ()
     ) -> None:
-        """Write a batch, then resolve the requests in `opened` and `closings`.
-
-        If the database fails, reject the reservations in `opened` and `uncovered`.
-        """
+        """Write a batch and resolve its requests. If the database fails, reject `opened` and `uncovered`."""
         try:
             written = await self._write_batch([*(request for request, _, _ in opened), *uncovered], closings, now)
         except Exception:  # a bug that breaks this batch must not stop later batches
@@ -374,7 +358,7 @@ class Committer:
 
         Args:
             work: one attempt.
-            reservations: waiting reservations, which are rejected when an attempt fails.
+            reservations: rejected when an attempt fails.
             closings: waiting settlements. If the database is unavailable for long, their callers are woken, and the
                 settlements are written later.
             retried: the exceptions to retry after; others are raised.
@@ -403,10 +387,7 @@ class Committer:
         await self.join()
 
     async def _amend(self, closing: Closing, waiting: Sequence[Closing]) -> None:
-        """Settle or release a reservation that was made before this gateway registered again under a new id.
-
-        If the database is unavailable for long, the callers that wait for the settlements in `waiting` are woken.
-        """
+        """End a reservation made under this gateway's previous id. In a long outage, wake the callers of `waiting`."""
 
         async def amend() -> None:
             async with self._database.transaction() as sql:

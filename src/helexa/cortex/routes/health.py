@@ -14,7 +14,10 @@ from helexa.http.json_response import JsonResponse
 
 
 async def get_health(request: Request) -> Response:
-    """Return the state of the fleet, with status 200 even if no node is healthy: the gateway itself is alive."""
+    """Return the state of the fleet.
+
+    The HTTP status is 200 even if no node is healthy, because the gateway itself is alive.
+    """
     return JsonResponse(fleet_health(_view(request)))
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Settlement:
-    """Charges one request. As a context manager, a settlement always ends the request's budget reservation.
+    """Context manager that charges one request, and ends its budget reservation on every code path.
 
     The charge depends on how the request ended:
 
@@ -42,7 +42,10 @@ class Settlement:
         self._calls = calls
 
     async def settle(self) -> None:
-        """Charge the usage in the response. Do nothing without usage, or if the request is already charged."""
+        """Charge the usage that the response contains.
+
+        If the response contains no usage, or the request is already charged, nothing happens.
+        """
         record = self._record
         if record.usage is None and record.meter is not None:
             record.usage = record.meter.usage()

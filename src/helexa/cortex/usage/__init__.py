@@ -1,1 +1,1 @@
-"""Token counts: limits read from requests, usage read from responses."""
+"""Token counts: the package reads token limits from requests and token usage from responses."""

@@ -72,7 +72,7 @@ class Meter:
             del self._tail[:-TAIL_BYTES]
 
     def ended(self, last: int) -> bool:
-        """Return whether the last `last` bytes of a stream contain its end mark."""
+        """Return whether the last `last` bytes of a stream contain the event that ends the stream."""
         stream_tail, search_start = self._tail, max(0, len(self._tail) - last - _MAX_END_BYTES)
         if not self._streamed or stream_tail.find(_END_MARK, search_start) < 0:
             return False
@@ -83,15 +83,15 @@ class Meter:
         return self._streamed and _FAILURE.search(self._tail) is not None
 
     def estimated_tokens(self) -> int:
-        """Return the estimated number of output tokens, for a response without usage: a quarter of the content's bytes.
+        """Return the estimated number of output tokens of a response that contains no usage.
 
-        Each event with content counts as at least one token.
+        The estimate is a quarter of the content's bytes, and at least one token per event with content.
         """
         content = self._bytes if self._streamed else self._bytes - _ENVELOPE_BYTES
         return max(self.produced, content // BYTES_PER_TOKEN, 0)
 
     def usage(self) -> Usage | None:
-        """Return the last usage object in the tail, or None.
+        """Return the last usage object in the last bytes of the response, or None if there is none.
 
         Generated text cannot match, because the quotes around `usage` would be escaped inside a JSON string.
         """

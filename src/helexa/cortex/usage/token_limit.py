@@ -47,7 +47,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Fields(msgspec.Struct):
-    """The fields of a request body that the gateway reads; the node checks the others."""
+    """The fields of a request body that the gateway reads. The node checks all other fields."""
 
     model: Any = None
     stream: Any = None
