@@ -85,7 +85,7 @@ class Runner:
         return StepInFlight(sampled, logprobs, sums, scores)
 
     def forward(self, step: StepInput) -> Tensor:
-        """Write K and V of all rows to the cache; return the logits [S, vocabulary] of the rows that sample."""
+        """Write K and V of all rows of a step to the cache; return the logits [S, vocabulary] of rows that sample."""
         return self.compute(step)[0]
 
     @torch.inference_mode()

@@ -25,8 +25,8 @@ class Adjustments(msgspec.Struct, frozen=True):
     """Changes of one kind to N single logits, for example a logit bias.
 
     Attributes:
-        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: it
-            is an index, from the end, into the tokens that the previous step samples.
+        rows, tokens: int32 [N], row and token of each changed logit. A negative token stands for an unknown token: an
+            index, from the end, into the tokens that the previous step samples.
         values: float32 [N], operand of each change, for example the number to add.
     """
 
@@ -82,8 +82,7 @@ class HiddenRows(msgspec.Struct, frozen=True):
 class StepInput(msgspec.Struct, frozen=True):
     """The input of one step. `ops.batch.Batch` describes the fields that are not described here.
 
-    The step has T rows (tokens) of B sequences. S rows sample, and the hidden states of P rows are needed. Captured
-    graphs use W pages per sequence.
+    The step has T rows (tokens) of B sequences. S rows sample, and the hidden states of P rows are needed.
 
     Attributes:
         tokens: int32 [T]. A negative token stands for an unknown token: it is an index, from the end, into the tokens
