@@ -71,7 +71,7 @@ class CompletionRequest(GenerationRequest):
         return bool(self.echo) and self.logprobs is not None
 
     def reject_unsupported(self) -> None:
-        """Reject too many completions, and unsupported parameters."""
+        """Raise an error if the request asks for too many completions or has unsupported parameters."""
         super().reject_unsupported()
         if self.answers > MAX_TOTAL_CHOICES:
             raise invalid_body(

@@ -54,7 +54,8 @@ class Gemma3(Llama):
     def ropes(self) -> Mapping[str, Rope]:
         """Return one rotary embedding for full and one for sliding attention layers.
 
-        Older configurations scale only the global rotation, and have a separate key for the local rotation.
+        In older configurations, the scaling applies only to the full-attention layers, and `rope_local_base_freq`
+        sets the rotation of the sliding layers.
         """
         config = self.settings.config
         rope_parameters = config.get("rope_parameters") or {}

@@ -114,7 +114,7 @@ class Ops(ABC):
 
     @abstractmethod
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the bytes of the matrix that `matrix` makes of a weight [N, K].
+        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K].
 
         Args:
             weight: the weight after quantization, if `matrix` quantizes it; may be on torch's meta device.

@@ -37,7 +37,7 @@ class CpuOps(ReferenceOps):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the bytes of the bfloat16 packing and, if possible, of the int4 packing."""
+        """Return the size in bytes of the weights packed as bfloat16, plus packed as int4 if `Int4Linear.fits`."""
         dense = sum(self.dense_bytes(weight) for weight in weights)
         int4 = [weight for weight in weights if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight)]
         packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(weights) else 0

@@ -52,7 +52,7 @@ class Heartbeat:
 
 
 def attach(fd: int) -> None:
-    """Keep this process's progress counts in the shared memory behind `fd`. Called once, when an engine process starts.
+    """Keep this process's progress counts in the shared memory behind `fd`.
 
     Called once, when an engine process starts.
     """

@@ -50,7 +50,7 @@ class StepCost:
         return self._decode if self._line is None else self._line[0] + self._line[1] * rows
 
     def rows(self, seconds: float) -> float:
-        """Return how many decode rows a step of `seconds` without prompt tokens can have; requires `knows_rows`."""
+        """Return how many decode rows fit into a step of `seconds` without prompt tokens. Call it if `knows_rows`."""
         assert self._line is not None
         base, row = self._line
         return (seconds - base) / row if row > 0 else float("inf")

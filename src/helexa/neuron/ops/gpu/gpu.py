@@ -106,7 +106,7 @@ class GpuOps(Ops):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
+        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         packed = packed_bytes(weight) if isinstance(weight, GroupwiseTensor) else None
         return self._torch.dense_bytes(weight) if packed is None else packed
 

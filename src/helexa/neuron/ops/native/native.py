@@ -118,7 +118,7 @@ class NativeOps(Ops):
         return NativeLinear(self._launcher, matrices, bias, gate)
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
+        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         return packed_bytes(self._library, weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:

@@ -74,7 +74,7 @@ class ReferenceOps(Ops):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the bytes of the matrix that `matrix` makes of a weight [N, K]."""
+        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
