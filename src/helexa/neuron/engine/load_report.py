@@ -20,7 +20,7 @@ from helexa.neuron.engine.ipc.messages import (
     Progress,
     Ready,
 )
-from helexa.neuron.engine.loading.device import DeviceError, physical_cores
+from helexa.neuron.engine.loading.device import DeviceError, threads_per_rank
 from helexa.neuron.engine.loading.load import load
 from helexa.neuron.ops.constants import PAGE_SIZE
 
@@ -56,7 +56,7 @@ def load_reporting(connection: socket.socket, model: Path, options: EngineOption
         _send(connection, request)
         return receive(connection, MemoryGrant)
 
-    torch.set_num_threads(options.threads or physical_cores())
+    torch.set_num_threads(threads_per_rank(options))
     try:
         faults = Faults.from_environment(model, os.environ)
         runner = load(model, options, on_progress, ask)

@@ -13,6 +13,8 @@ from helexa.neuron.ops.norm import HeadNorms
 class Attention:
     """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023); a mixer.
 
+    Each rank computes its own heads.
+
     Args:
         rope: rotary embedding of this layer.
         scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
@@ -42,23 +44,28 @@ class Attention:
         gated: bool = False,
     ) -> None:
         self._ops = loader.ops
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        shares = loader.head_shares(heads, kv_heads)
+        queries, kv = shares.queries.own, shares.kv_heads
+        self._heads, self._kv_heads, self._head_dim = len(queries), len(kv), head_dim
         self._rope = rope
-        query_width, kv_width = heads * head_dim, kv_heads * head_dim
-        outputs = {f"{prefix}.q_proj": query_width, f"{prefix}.k_proj": kv_width, f"{prefix}.v_proj": kv_width}
-        self._gated_q = loader.linear({f"{prefix}.q_proj": 2 * query_width}, hidden) if gated else None
+        key_rows = kv.times(head_dim)
+        outputs = {f"{prefix}.k_proj": key_rows, f"{prefix}.v_proj": key_rows}
         if gated:
-            del outputs[f"{prefix}.q_proj"]
-        self._qkv = loader.linear(outputs, hidden)
-        self._out = loader.linear({f"{prefix}.o_proj": hidden}, query_width)
+            self._gated_q = loader.local_linear({f"{prefix}.q_proj": queries.times(2 * head_dim)}, hidden)
+        else:
+            self._gated_q = None
+            outputs = {f"{prefix}.q_proj": queries.times(head_dim), **outputs}
+        self._qkv = loader.local_linear(outputs, hidden)
+        self._out = loader.linear(f"{prefix}.o_proj", hidden, heads * head_dim)
+        self._shares = shares.queries.times(head_dim) if loader.ranks > 1 else None
         self._norms = None
         if norms is not None:
             eps, offset = norms
             query, key = (loader.vector(f"{prefix}.{name}.weight", head_dim) + offset for name in ("q_norm", "k_norm"))
             self._norms = HeadNorms(query, key, eps)
-        sink = loader.vector(f"{prefix}.sinks", heads) if sinks else None
+        sink = loader.vector(f"{prefix}.sinks", heads, (queries,)) if sinks else None
         self._kind = AttentionKind(head_dim**-0.5 if scale is None else scale, window, sink)
-        self.page_bytes = loader.ops.page_bytes(kv_heads, head_dim)
+        self.page_bytes = loader.ops.page_bytes(self._kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
         """Return the K and V cache of this layer for `pages` pages."""
@@ -77,4 +84,6 @@ class Attention:
         if gate is not None:
             out = out * gate.sigmoid()
         out = out.view(x.shape[0], -1)
-        return self._out(out if rows is None else self._ops.choose_rows(out, rows))
+        if rows is not None:
+            out = self._ops.choose_rows(out, rows)
+        return self._out(out if self._shares is None else self._ops.gather(out, self._shares))

@@ -1,13 +1,14 @@
 """Reads the expert weights of a mixture from any of the checkpoint layouts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from helexa.neuron.layers.loader import Loader
-from helexa.neuron.ops.mixture import Expert
+from helexa.neuron.ops.mixture import Expert, ExpertShares
+from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
 
 
 class ExpertReader:
@@ -28,40 +29,55 @@ class ExpertReader:
         self.prefix = prefix
         self.count = count
 
-    def experts(self, hidden: int, intermediate: int) -> list[Expert]:
-        """Return all experts in order."""
-        fused = f"{self.prefix}.gate_up_proj" in self.loader
-        gates = {"gate_up_proj": 2 * intermediate} if fused else {"gate_proj": intermediate, "up_proj": intermediate}
-        gate_ups = self._matrices(gates, hidden)
-        downs = self._matrices({"down_proj": hidden}, intermediate)
+    def experts(self, shares: ExpertShares) -> list[Expert]:
+        """Return all experts in order, each with the rows of this rank."""
+        hidden, intermediate, own = shares.hidden.total, shares.intermediate.total, shares.intermediate.own
+        if f"{self.prefix}.gate_up_proj" in self.loader:
+            both = (own.times(1, 0, 2 * intermediate), own.times(1, intermediate, 2 * intermediate))
+            gate_ups = self._matrices({"gate_up_proj": both}, hidden)
+        else:
+            gate_ups = self._matrices({"gate_proj": (own,), "up_proj": (own,)}, hidden)
+        downs = self._matrices({"down_proj": (shares.hidden.own,)}, intermediate)
         return [
             Expert(gate_up, down, gate_up_bias, down_bias)
             for (gate_up, gate_up_bias), ((down,), down_bias) in zip(gate_ups, downs, strict=True)
         ]
 
-    def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
-        """Return one expert's matrix from the tensor that stacks all experts."""
-        return self.loader.matrix(name, (self.count, *shape), expert)
+    def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
+        """Return the rows `ranges` of one expert's matrix from the tensor that stacks all experts."""
+        return self.loader.matrix(name, (self.count, *shape), expert, ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
         """Return the biases of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
-    def _matrices(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
+    def _matrices(
+        self, outputs: Mapping[str, Sequence[RowRange]], inputs: int
+    ) -> list[tuple[list[Any], Tensor | None]]:
         """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))
         if f"{prefix}.0.{first_name}.weight" in loader:
             return [
-                loader.matrices({f"{prefix}.{expert}.{name}": width for name, width in outputs.items()}, inputs)
+                loader.matrices({f"{prefix}.{expert}.{name}": ranges for name, ranges in outputs.items()}, inputs)
                 for expert in experts
             ]
         weight, bias = ("", "_bias") if f"{prefix}.{first_name}" in loader else (".weight", ".bias")
         biases: list[Any] = [None] * self.count
         if any(f"{prefix}.{name}{bias}" in loader for name in outputs):
-            stacked_biases = [self.biases(f"{prefix}.{name}{bias}", width) for name, width in outputs.items()]
+            stacked_biases = [
+                self.biases(f"{prefix}.{name}{bias}", ranges[0].total)[:, row_numbers(ranges)]
+                for name, ranges in outputs.items()
+            ]
             biases = list(torch.cat(stacked_biases, dim=1))
-        shapes = {f"{prefix}.{name}{weight}": (width, inputs) for name, width in outputs.items()}
+        ranges_by_name = {f"{prefix}.{name}{weight}": ranges for name, ranges in outputs.items()}
         return [
-            ([self.matrix(name, shape, expert) for name, shape in shapes.items()], biases[expert]) for expert in experts
+            (
+                [
+                    self.matrix(name, (ranges[0].total, inputs), expert, ranges)
+                    for name, ranges in ranges_by_name.items()
+                ],
+                biases[expert],
+            )
+            for expert in experts
         ]

@@ -1,5 +1,6 @@
 """Gated DeltaNet: a mixer that keeps a state of fixed size instead of keys and values."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.step import Step
 from helexa.neuron.ops.delta.delta_cache import DeltaCache
 from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
+from helexa.neuron.ops.ranks.shares import RowRange
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 _LARGEST_STATE = 1 << 26  # bytes per sequence and layer; the largest models have 3 MiB
@@ -17,6 +19,8 @@ _LARGEST_STATE = 1 << 26  # bytes per sequence and layer; the largest models hav
 
 class GatedDeltaNet:
     """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution; a mixer.
+
+    Each rank computes its own key heads and their value heads.
 
     The checkpoint has four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
     (`in_proj_qkvz`, `in_proj_ba`). In the latter, the rows of each key head and of its value heads are grouped.
@@ -45,34 +49,52 @@ class GatedDeltaNet:
     ) -> None:
         if heads % key_heads:
             raise ModelFileError(f"{heads} value heads cannot share {key_heads} key heads")
-        sizes = DeltaSizes(key_heads, heads, key_dim, value_dim, kernel)
+        shares = loader.head_shares(heads, key_heads)
+        values, keys = shares.queries.own, shares.kv_heads
+        sizes = DeltaSizes(len(keys), len(values), key_dim, value_dim, kernel)
         ops, heads_per_key = loader.ops, heads // key_heads
         self.state_bytes = ops.state_bytes(sizes)
         if self.state_bytes > _LARGEST_STATE:
             raise ModelFileError(f"{heads} heads of {key_dim} by {value_dim} make a state of {self.state_bytes} bytes")
+        mixed_width = 2 * key_heads * key_dim + heads * value_dim  # rows of the queries, keys and values of all ranks
+        mixed = (
+            keys.times(key_dim, 0, mixed_width),
+            keys.times(key_dim, key_heads * key_dim, mixed_width),
+            values.times(value_dim, 2 * key_heads * key_dim, mixed_width),
+        )
         if f"{prefix}.in_proj_qkvz.weight" in loader:
             widths = (key_dim, key_dim, heads_per_key * value_dim, heads_per_key * value_dim)
-            matrices = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths)]
+            ranges = (*mixed, values.times(value_dim, mixed_width, mixed_width + heads * value_dim))
+            ranges = tuple(RowRange(rows.start, rows.stop, ranges[-1].total) for rows in ranges)
+            matrices = [_ungrouped(loader, f"{prefix}.in_proj_qkvz.weight", hidden, key_heads, widths, ranges)]
         else:
-            row_counts = {"in_proj_qkv": sizes.mixed, "in_proj_z": sizes.values}
-            matrices = [loader.matrix(f"{prefix}.{name}.weight", (rows, hidden)) for name, rows in row_counts.items()]
-        if f"{prefix}.in_proj_ba.weight" in loader:
-            matrices += [
-                _ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, (heads_per_key, heads_per_key))
+            matrices = [
+                loader.matrix(f"{prefix}.in_proj_qkv.weight", (mixed_width, hidden), ranges=mixed),
+                loader.matrix(
+                    f"{prefix}.in_proj_z.weight", (heads * value_dim, hidden), ranges=(values.times(value_dim),)
+                ),
             ]
+        if f"{prefix}.in_proj_ba.weight" in loader:
+            widths = (heads_per_key, heads_per_key)
+            ranges = (values.times(1, 0, 2 * heads), values.times(1, heads, 2 * heads))
+            matrices += [_ungrouped(loader, f"{prefix}.in_proj_ba.weight", hidden, key_heads, widths, ranges)]
         else:
-            matrices += [loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden)) for name in "ba"]
+            matrices += [
+                loader.matrix(f"{prefix}.in_proj_{name}.weight", (heads, hidden), ranges=(values,)) for name in "ba"
+            ]
         self._in = loader.product(matrices, None)
-        self._widths = (sizes.mixed, sizes.values, heads, heads)
+        self._widths = (sizes.mixed, sizes.values, len(values), len(values))
         weights = DeltaWeights(
-            kernel=loader.plain(f"{prefix}.conv1d.weight", (sizes.mixed, 1, kernel))[:, 0].T.contiguous(),
-            rate=loader.vector(f"{prefix}.A_log", heads).exp(),
-            bias=loader.vector(f"{prefix}.dt_bias", heads),
+            kernel=loader.plain(f"{prefix}.conv1d.weight", (mixed_width, 1, kernel), mixed)[:, 0].T.contiguous(),
+            rate=loader.vector(f"{prefix}.A_log", heads, (values,)).exp(),
+            bias=loader.vector(f"{prefix}.dt_bias", heads, (values,)),
             norm=loader.vector(f"{prefix}.norm.weight", value_dim),
             eps=eps,
         )
         self._rule = ops.delta_rule(sizes, weights)
-        self._out = loader.linear({f"{prefix}.out_proj": hidden}, sizes.values)
+        self._out = loader.linear(f"{prefix}.out_proj", hidden, heads * value_dim)
+        self._ops = ops
+        self._shares = shares.queries.times(value_dim) if loader.ranks > 1 else None
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
         """Return a cache with `slots` state slots."""
@@ -81,11 +103,21 @@ class GatedDeltaNet:
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
         """[T, H] -> [T, H], or [S, H] for `rows` [S] only; updates the states with the settled rows of each span."""
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
-        return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
+        out = self._rule(mixed, z, b, a, cache, step.batch, rows)
+        return self._out(out if self._shares is None else self._ops.gather(out, self._shares))
 
 
-def _ungrouped(loader: Loader, name: str, inputs: int, key_heads: int, widths: tuple[int, ...]) -> Any:
-    """Return a matrix with rows sorted by projection; the checkpoint groups the rows of all projections by key head.
+def _ungrouped(
+    loader: Loader,
+    name: str,
+    inputs: int,
+    key_heads: int,
+    widths: tuple[int, ...],
+    ranges: Sequence[RowRange],
+) -> Any:
+    """Return the rows `ranges` of a matrix sorted by projection.
+
+    The checkpoint groups the rows of all projections by key head.
 
     Args:
         widths: rows of each projection in the group of one key head.
@@ -98,4 +130,4 @@ def _ungrouped(loader: Loader, name: str, inputs: int, key_heads: int, widths: t
         order = torch.cat([indexes.flatten() for indexes in row_indexes])
         return weight.rows(order) if isinstance(weight, GroupwiseTensor) else weight[order]
 
-    return loader.prepared(name, shape, read)
+    return loader.prepared(name, shape, read, ranges)

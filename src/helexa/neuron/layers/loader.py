@@ -8,10 +8,13 @@ from torch import Tensor
 
 from helexa.core.errors import ModelFileError
 from helexa.neuron.layers.embedding import Embedding
+from helexa.neuron.ops.constants import LANES
 from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.ranks.gathered import GatheredLinear
+from helexa.neuron.ops.ranks.shares import HeadShares, RowRange, Shares, row_numbers
 from helexa.neuron.processes import heartbeat
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
@@ -23,6 +26,9 @@ class Loader:
 
     Every tensor must have the shape that the configuration implies, because native kernels read by these sizes without
     further checks.
+
+    If several ranks compute the model together (see `ops.ranks`), each rank loads only its own rows of most matrices.
+    The argument `ranges` of several methods selects these rows; without ranges, a method returns the whole tensor.
 
     Args:
         on_read: called with the bytes of weights read so far.
@@ -40,6 +46,7 @@ class Loader:
     ) -> None:
         self.checkpoint = checkpoint
         self.ops = ops
+        self.ranks = ops.ranks.count
         self._names = frozenset(checkpoint.names())
         self._store = store
         self._policy = policy
@@ -67,75 +74,122 @@ class Loader:
         self._on_read(min(self._read, self.checkpoint.total_bytes))  # fp8 weights grow when they are read
         return weight
 
-    def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
-        """Return a matrix [N, K], prepared for the kernels. See `weight` for the arguments."""
+    def shares(self, total: int) -> Shares:
+        """Return the division of `total` outputs among the ranks, in blocks that the kernels' tiles do not cut.
+
+        Raises:
+            ModelFileError: there are more ranks than blocks.
+        """
+        shares = Shares.split(total, self.ranks, self.ops.ranks.rank, LANES)
+        if not all(map(len, shares.ranges)):
+            raise ModelFileError(f"{total} outputs in blocks of {LANES} cannot be divided among {self.ranks} ranks")
+        return shares
+
+    def head_shares(self, heads: int, kv_heads: int) -> HeadShares:
+        """Return the division of attention heads among the ranks (see `HeadShares.split`)."""
+        return HeadShares.split(heads, kv_heads, self.ranks, self.ops.ranks.rank)
+
+    def matrix(
+        self, name: str, shape: tuple[int, ...], index: int | None = None, ranges: Sequence[RowRange] = ()
+    ) -> Any:
+        """Return a matrix [N, K], or its rows in `ranges`, prepared for the kernels. See `weight` for the arguments."""
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
-        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
+        return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index), ranges)
 
-    def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> Any:
-        """Return the matrix from `read`, quantized by the policy and prepared for the kernels.
+    def prepared(
+        self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
+    ) -> Any:
+        """Return the matrix from `read`, or its rows in `ranges`, quantized by the policy and prepared for the kernels.
 
         If the store has the matrix, `read` is not called.
 
         Args:
             key: unique name of the matrix in the model.
+            shape: shape of the matrix that `read` returns, [N, K].
         """
-        stored = None if self._store is None else self._store.get(key, shape)
+        own_shape, own_key = _own_shape(shape, ranges), _own_key(key, ranges)
+        stored = None if self._store is None else self._store.get(own_key, own_shape)
         if stored is not None:
             return stored
         weight = read()
         require_shape(key, tuple(weight.shape), shape)
+        weight = _select(weight, ranges)
         matrix = self.ops.matrix(weight, None if self._policy is None else self._policy.form(key, shape[-1]))
         heartbeat.beat()
         if isinstance(weight, Tensor) and matrix is weight:
             matrix = weight.clone()
         if self._store is not None:
-            self._store.add(key, matrix)
+            self._store.add(own_key, matrix)
         return matrix
 
-    def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a small tensor in float32 on the device."""
-        weight = self.weight(name, shape)
+    def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
+        """Return a small tensor, or its rows in `ranges`, in float32 on the device."""
+        weight = _select(self.weight(name, shape), ranges)
         if isinstance(weight, GroupwiseTensor):
             return weight.dequantize(torch.float32).to(self.ops.device)
         return weight.to(self.ops.device, torch.float32, copy=True)
 
-    def vector(self, name: str, width: int) -> Tensor:
-        """Return a tensor [width] in float32 on the device."""
-        return self.plain(name, (width,))
+    def vector(self, name: str, width: int, ranges: Sequence[RowRange] = ()) -> Tensor:
+        """Return a tensor [width], or its elements in `ranges`, in float32 on the device."""
+        return self.plain(name, (width,), ranges)
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
         """Return the RMS norm with the weight `name.weight`, [width], plus `offset`."""
         return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
-    def linear(self, outputs: Mapping[str, int], inputs: int, gate: str | None = None) -> LinearOp:
-        """Return one product for one or several weights with the same input; their outputs are concatenated.
+    def linear(self, name: str, outputs: int, inputs: int, gate: str | None = None) -> LinearOp:
+        """Return the product with the weight `name.weight`, [outputs, inputs], and the bias `name.bias`, if any.
+
+        Each rank computes its own outputs; the result has the outputs of all ranks.
 
         Args:
-            outputs: names and their numbers of outputs: `name.weight` is [outputs, inputs]; `name.bias` is optional.
             gate: activation of a gated input: the product takes twice as many inputs, of which the first half gates the
                 second (see `Ops.linear`). None for no gate.
         """
-        return self.product(*self.matrices(outputs, inputs), gate)
+        shares = self.shares(outputs)
+        return self.gathered(self.product(*self.matrices({name: (shares.own,)}, inputs), gate), shares)
+
+    def replicated_linear(self, name: str, outputs: int, inputs: int) -> LinearOp:
+        """Return the product of `linear`, of which every rank computes all outputs. For few outputs."""
+        return self.product(*self.matrices({name: (RowRange(0, outputs, outputs),)}, inputs))
+
+    def local_linear(self, outputs: Mapping[str, RowRange], inputs: int) -> LinearOp:
+        """Return one product for several weights with the same input; their outputs in the ranges are concatenated.
+
+        Each rank computes only the outputs in its own ranges.
+
+        Args:
+            outputs: names and the ranges of their rows: `name.weight` is [total, inputs], `name.bias` is optional.
+        """
+        return self.product(*self.matrices({name: (rows,) for name, rows in outputs.items()}, inputs))
+
+    def gathered(self, product: LinearOp, shares: Shares) -> LinearOp:
+        """Return the product whose result has the outputs of all ranks, from the product of this rank's outputs."""
+        return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Return the product of prepared matrices (see `Ops.linear`)."""
         return self.ops.linear(matrices, bias, gate)
 
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+    def mixture(
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
+    ) -> MixtureOp:
         """Return the mixture of experts of prepared matrices (see `Ops.mixture`)."""
-        return self.ops.mixture(experts, routing, clamp)
+        return self.ops.mixture(experts, routing, clamp, shares if self.ranks > 1 else None)
 
-    def matrices(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
-        """Return the matrices of `linear`, and their concatenated biases or None."""
-        matrices = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
+    def matrices(self, outputs: Mapping[str, Sequence[RowRange]], inputs: int) -> tuple[list[Any], Tensor | None]:
+        """Return the matrices of `local_linear`, and their concatenated biases or None."""
+        matrices = [
+            self.matrix(f"{name}.weight", (ranges[0].total, inputs), ranges=ranges) for name, ranges in outputs.items()
+        ]
         biases = [
-            self.vector(f"{name}.bias", width) if f"{name}.bias" in self else None for name, width in outputs.items()
+            self.vector(f"{name}.bias", ranges[0].total, ranges) if f"{name}.bias" in self else None
+            for name, ranges in outputs.items()
         ]
         bias = None
         if any(vector is not None for vector in biases):
-            widths = zip(outputs.values(), biases, strict=True)
+            widths = zip((sum(map(len, ranges)) for ranges in outputs.values()), biases, strict=True)
             bias = torch.cat(
                 [torch.zeros(width, device=self.ops.device) if vector is None else vector for width, vector in widths]
             )
@@ -144,17 +198,52 @@ class Loader:
     def embedding(self, name: str, width: int) -> Embedding:
         """Return the token embedding with the weight `name.weight`, [vocabulary, width].
 
-        The file's tensor sets the vocabulary size.
+        The file's tensor sets the vocabulary size. Each rank holds the embeddings of its own tokens.
         """
         name = f"{name}.weight"
         vocab_size = self.checkpoint.shape(name)[0]
-        return Embedding(self.ops, self.matrix(name, (vocab_size, width)), vocab_size)
+        shares = self.shares(vocab_size)
+        matrix = self.matrix(name, (vocab_size, width), ranges=(shares.own,))
+        return Embedding(self.ops, matrix, shares)
+
+    def head(self, name: str, embedding: Embedding, tied: bool, inputs: int) -> LinearOp:
+        """Return the output head: a product whose result has one logit for each token of the vocabulary.
+
+        Args:
+            name: `name.weight` is [vocabulary, inputs]; `name.bias` is optional.
+            tied: whether the weight is the embedding's weight; the head then has no bias.
+        """
+        shares = embedding.shares
+        matrices, bias = ([embedding.matrix], None) if tied else self.matrices({name: (shares.own,)}, inputs)
+        return self.gathered(self.product(matrices, bias), shares)
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
     """Raise a ModelFileError unless the tensor `name` has the `shape` that the configuration implies."""
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
+
+
+def _own_shape(shape: tuple[int, ...], ranges: Sequence[RowRange]) -> tuple[int, ...]:
+    return (sum(map(len, ranges)), *shape[1:]) if ranges else shape
+
+
+def _own_key(key: str, ranges: Sequence[RowRange]) -> str:
+    """Return the name of the rows `ranges` of matrix `key` in the store."""
+    if all(rows.whole for rows in ranges):
+        return key
+    return f"{key}#{','.join(f'{rows.start}-{rows.stop}' for rows in ranges)}"
+
+
+def _select(weight: Weight, ranges: Sequence[RowRange]) -> Weight:
+    """Return the rows `ranges` of a weight; a single range of a plain weight is a view."""
+    if all(rows.whole for rows in ranges):
+        return weight
+    if len(ranges) == 1:
+        chosen = slice(ranges[0].start, ranges[0].stop)
+        return weight[chosen] if isinstance(weight, Tensor) else weight.each(lambda tensor: tensor[chosen])
+    numbers = row_numbers(ranges)
+    return weight[numbers] if isinstance(weight, Tensor) else weight.rows(numbers)
 
 
 def _nbytes(weight: Weight) -> int:

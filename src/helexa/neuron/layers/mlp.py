@@ -13,9 +13,18 @@ class GatedMlp:
     """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int, act: str = "silu") -> None:
-        self._gate_up = loader.linear({f"{prefix}.gate_proj": intermediate, f"{prefix}.up_proj": intermediate}, hidden)
-        self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate, gate=act)
+        self._ops, self._act = loader.ops, act
+        shares = loader.shares(intermediate)
+        self._gate_up = loader.local_linear(
+            {f"{prefix}.gate_proj": shares.own, f"{prefix}.up_proj": shares.own}, hidden
+        )
+        self._shares = shares if loader.ranks > 1 else None
+        gate = act if self._shares is None else None  # several ranks gate their own outputs before the exchange
+        self._down = loader.linear(f"{prefix}.down_proj", hidden, intermediate, gate)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, H] -> [T, H]."""
-        return self._down(self._gate_up(x))
+        hidden = self._gate_up(x)
+        if self._shares is not None:
+            hidden = self._ops.gather(self._ops.gate_mul(hidden, self._act), self._shares)
+        return self._down(hidden)

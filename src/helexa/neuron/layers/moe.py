@@ -5,7 +5,7 @@ from torch import Tensor
 from helexa.neuron.layers.experts import ExpertReader
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.layers.mlp import GatedMlp
-from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.mixture import Clamp, ExpertShares, Routing
 
 
 class SparseMoe:
@@ -31,8 +31,9 @@ class SparseMoe:
         clamp: Clamp | None = None,
         shared: "SharedExpert | None" = None,
     ) -> None:
-        self._scores = loader.linear({router: reader.count}, hidden)
-        self._experts = loader.mixture(reader.experts(hidden, intermediate), routing, clamp)
+        shares = ExpertShares(loader.shares(intermediate), loader.shares(hidden))
+        self._scores = loader.replicated_linear(router, reader.count, hidden)
+        self._experts = loader.mixture(reader.experts(shares), routing, clamp, shares)
         self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ class SharedExpert:
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
         self._ops = loader.ops
         self._expert = GatedMlp(loader, f"{prefix}.shared_expert", hidden=hidden, intermediate=intermediate)
-        self._gate = loader.linear({f"{prefix}.shared_expert_gate": 1}, hidden)
+        self._gate = loader.replicated_linear(f"{prefix}.shared_expert_gate", 1, hidden)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
         """Return `out` [T, H] plus the gated output of the expert for x [T, H]."""

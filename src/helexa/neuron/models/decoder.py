@@ -53,11 +53,7 @@ class Decoder:
         self.bos_token = bos if type(bos) is int and 0 <= bos < self.vocab_size else 0
         self._norm = self.norm("model.norm")
         tied = config.get("tie_word_embeddings", False) or "lm_head.weight" not in loader
-        head_outputs = {"lm_head": self.vocab_size}
-        matrices, bias = (
-            ([self.embedding.matrix], None) if tied else loader.matrices(head_outputs, self.settings.hidden)
-        )
-        self._head = loader.product(matrices, bias)
+        self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden)
 
     def prepare(self) -> None:
         """Check the settings and create objects that all blocks share, before any weight is read."""

@@ -3,7 +3,7 @@
 Reference: transformers `modeling_gpt_oss`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from helexa.neuron.layers.moe import SparseMoe
 from helexa.neuron.models.llama import Llama
 from helexa.neuron.models.mixture_config import expert_counts
 from helexa.neuron.ops.mixture import Clamp, Routing
+from helexa.neuron.ops.ranks.shares import RowRange
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
@@ -59,11 +60,11 @@ class GptOssReader(ExpertReader):
     In these checkpoints, tensors that are not quantized are stored as [inputs, outputs].
     """
 
-    def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
-        """Return one expert's matrix [outputs, inputs], with all gate rows before all up rows."""
+    def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
+        """Return the rows `ranges` of one expert's matrix [outputs, inputs], with all gate rows before all up rows."""
         if name.endswith(".weight"):
-            return super().matrix(name, shape, expert)
-        return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert))
+            return super().matrix(name, shape, expert, ranges)
+        return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert), ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
         """Return the biases of all experts, float32 [E, width], gate before up."""

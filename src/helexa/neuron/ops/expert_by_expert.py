@@ -2,15 +2,31 @@
 
 from collections.abc import Sequence
 
-from helexa.neuron.ops.mixture import Clamp, Expert, Mixture, MixtureOp, Routing
+from torch import Tensor
+
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Mixture, MixtureOp, Routing
 from helexa.neuron.ops.protocol import Ops
 
 
-def expert_by_expert(ops: Ops, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+def expert_by_expert(
+    ops: Ops,
+    experts: Sequence[Expert],
+    routing: Routing,
+    clamp: Clamp | None = None,
+    shares: ExpertShares | None = None,
+) -> MixtureOp:
     """Prepare a mixture from the matrix products of `ops` (see `Ops.mixture`)."""
     step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
-    downs = [ops.linear([expert.down], expert.down_bias, "silu") for expert in experts]
+    downs = [ops.linear([expert.down], expert.down_bias) for expert in experts]
     # A decode step reads only the chosen experts of the weights that `linear` counted.
     ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.chosen // len(experts)
-    return Mixture(routing, gate_ups, downs, clamp)
+
+    def gate(gate_up: Tensor) -> Tensor:
+        hidden = ops.gate_mul(gate_up, "silu")
+        return hidden if shares is None else ops.gather(hidden, shares.intermediate)
+
+    def gather(out: Tensor) -> Tensor:
+        return out if shares is None else ops.gather(out, shares.hidden)
+
+    return Mixture(routing, gate_ups, downs, clamp, gate, gather)

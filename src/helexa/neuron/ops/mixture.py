@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.ranks.shares import Shares
 
 MixtureOp = Callable[[Tensor, Tensor], Tensor]
 """Operator that maps x [T, H] and scores of all experts [T, E] to [T, H]."""
@@ -52,6 +53,19 @@ class Expert:
 
 
 @dataclass(frozen=True)
+class ExpertShares:
+    """The division of each expert's outputs among the ranks.
+
+    Attributes:
+        intermediate: division of the I outputs of gate and of up.
+        hidden: division of the H outputs of down.
+    """
+
+    intermediate: Shares
+    hidden: Shares
+
+
+@dataclass(frozen=True)
 class Clamp:
     """Clamped activation: `gate * sigmoid(alpha * gate) * (up + 1)`.
 
@@ -73,30 +87,43 @@ class Mixture:
 
     The results of a row are summed in ascending order of experts. The sum therefore does not depend on other rows in
     the batch.
+
+    Args:
+        gate: returns the input of `downs` for the outputs [P, 2 * I] of `gate_ups`; in a group of ranks, it gathers the
+            columns of all ranks.
+        gather: returns the outputs [T, H] of all ranks for this rank's columns.
     """
 
     def __init__(
-        self, routing: Routing, gate_ups: Sequence[LinearOp], downs: Sequence[LinearOp], clamp: Clamp | None
+        self,
+        routing: Routing,
+        gate_ups: Sequence[LinearOp],
+        downs: Sequence[LinearOp],
+        clamp: Clamp | None,
+        gate: Callable[[Tensor], Tensor],
+        gather: Callable[[Tensor], Tensor],
     ) -> None:
         self._routing = routing
         self._gate_ups, self._downs = gate_ups, downs
         self._clamp = clamp
+        self._gate, self._gather = gate, gather
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
         """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
         chosen, weights = self._routing(scores)
-        out = torch.zeros_like(x)
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)  # by expert, then by row
         rows, scales = order // chosen.shape[1], weights.to(x.dtype).flatten()[order, None]
-        start = 0
-        for expert, count in enumerate(pairs.bincount().tolist()):
-            if not count:
-                continue
-            these = slice(start, start + count)
-            gate_up = self._gate_ups[expert](x[rows[these]])
-            if self._clamp is not None:
-                self._clamp(gate_up)
-            out.index_add_(0, rows[these], self._downs[expert](gate_up) * scales[these])
-            start += count
-        return out
+        if not len(rows):
+            return torch.zeros_like(x)
+        counts = {expert: count for expert, count in enumerate(pairs.bincount().tolist()) if count}
+        rows_of = dict(zip(counts, rows.split(list(counts.values())), strict=True))
+        gate_ups = torch.cat([self._gate_ups[expert](x[rows_of[expert]]) for expert in counts])
+        if self._clamp is not None:
+            self._clamp(gate_ups)
+        inputs = self._gate(gate_ups).split(list(counts.values()))
+        outputs = [self._downs[expert](part) for expert, part in zip(counts, inputs, strict=True)]
+        out = x.new_zeros(x.shape[0], outputs[0].shape[1])
+        for these, output, scale in zip(rows_of.values(), outputs, scales.split(list(counts.values())), strict=True):
+            out.index_add_(0, these, output * scale)
+        return self._gather(out)

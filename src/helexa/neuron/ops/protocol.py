@@ -13,8 +13,11 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.linear import LinearOp, ProductBytes
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
+from helexa.neuron.ops.ranks.exchange import Exchange
+from helexa.neuron.ops.ranks.rank_group import SINGLE, RankGroup
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
@@ -54,6 +57,7 @@ class Ops(ABC):
     Attributes:
         step_bytes: bytes of all weights that products were prepared for, which equals the weight bytes read by one
             decode step.
+        ranks: the position of this process among the ranks that compute the model. Set before the model is built.
     """
 
     name: ClassVar[str]
@@ -80,6 +84,7 @@ class Ops(ABC):
         self.captures_state = captures_state
         self.gathers = gathers
         self.step_bytes = 0
+        self.ranks: RankGroup = SINGLE
 
     @abstractmethod
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
@@ -131,8 +136,35 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+
+        Args:
+            rows: the rows of the vocabulary that the matrix has; tokens outside get zeros. None for all rows.
+        """
+        ...
+
+    @abstractmethod
+    def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
+        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        ...
+
+    @abstractmethod
+    def connect(self, exchange: Exchange) -> None:
+        """Set how this rank exchanges results with the other ranks. Called before the first forward pass."""
+        ...
+
+    @abstractmethod
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns].
+
+        All ranks must call the method in the same order and with the same T.
+        """
+        ...
+
+    @abstractmethod
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
         ...
 
     @abstractmethod
@@ -174,11 +206,18 @@ class Ops(ABC):
         ...
 
     @abstractmethod
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+    def mixture(
+        self,
+        experts: Sequence[Expert],
+        routing: Routing,
+        clamp: Clamp | None = None,
+        shares: ExpertShares | None = None,
+    ) -> MixtureOp:
         """Prepare a mixture of experts.
 
         Args:
             clamp: clamped activation; None selects silu.
+            shares: division of each expert's outputs among the ranks; None if this process has the whole experts.
         """
         ...
 

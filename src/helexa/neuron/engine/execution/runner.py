@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from helexa.neuron.engine.execution.step_in_flight import StepInFlight, begin_su
 from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
 from helexa.neuron.engine.sampling.logprobs import Logprobs
 from helexa.neuron.engine.sampling.sampler import launch
-from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, begin_scores
+from helexa.neuron.engine.step.prompt_scores import MOST_ROWS, ScoresReadback, begin_scores
+from helexa.neuron.engine.step.readback import Readback
 from helexa.neuron.engine.step.step_input import Int32, StepInput, int32
 from helexa.neuron.engine.step.step_output import StepOutput
 from helexa.neuron.models.decoder import Decoder
@@ -26,6 +28,26 @@ from helexa.neuron.processes import heartbeat
 _log = logging.getLogger("helexa.neuron.engine")
 
 
+class OtherRanks(Protocol):
+    """The other ranks of an engine, as rank 0 uses them (see `RankProcesses`)."""
+
+    def run(self, step: StepInput) -> None:
+        """Make all other ranks compute a step."""
+        ...
+
+    def clear(self, pages: list[int]) -> None:
+        """Make all other ranks set the contents of KV pages to zero."""
+        ...
+
+    def touch_caches(self) -> None:
+        """Make all other ranks write to their whole KV caches."""
+        ...
+
+    def close(self) -> None:
+        """End the processes of all other ranks."""
+        ...
+
+
 class Runner:
     """Runs steps of a model on one device. The runner keeps no sequences: each step input is self-contained.
 
@@ -33,6 +55,7 @@ class Runner:
         ops: the kernels with which the model was built.
         request: the memory request of the model, from which the runner takes sizes.
         grant: the memory grant: number of KV pages, sequences and snapshots to allocate.
+        others: the other ranks of the engine, in the process of rank 0; None for an engine of one process.
 
     Attributes:
         facts: sizes of the model, set after loading.
@@ -42,9 +65,16 @@ class Runner:
     facts: ModelFacts
 
     def __init__(
-        self, model: Decoder, ops: Ops, options: EngineOptions, request: MemoryRequest, grant: MemoryGrant
+        self,
+        model: Decoder,
+        ops: Ops,
+        options: EngineOptions,
+        request: MemoryRequest,
+        grant: MemoryGrant,
+        others: "OtherRanks | None" = None,
     ) -> None:
         self.device = ops.device
+        self._others = others
         self.ops = ops
         self.buckets: list[Bucket] = []
         self._model = model
@@ -71,12 +101,10 @@ class Runner:
         Args:
             after: the previous step in flight. Negative tokens in `step` refer to the tokens that it samples.
         """
-        self._copy_states(step.restores)
+        if self._others is not None:
+            self._others.run(step)
         last = None if after is None or after.sampled is None else after.sampled.tokens
-        logits, hidden = self.compute(step, last)
-        self._copy_states(step.saves)
-        sums = begin_sums(step.hidden, hidden)
-        scores = begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
+        logits, sums, scores = self._advance(step, last)
         if step.sampling is None:
             return StepInFlight(hidden=sums, scores=scores)
         logprobs = Logprobs(logits, step.sampling.logprobs)
@@ -84,9 +112,34 @@ class Runner:
         logprobs.begin(sampled.tokens)
         return StepInFlight(sampled, logprobs, sums, scores)
 
+    @torch.inference_mode()
+    def follow(self, step: StepInput) -> None:
+        """Compute a step of rank 0 in the process of another rank. Only rank 0 samples."""
+        self._advance(step, None)
+
+    def _advance(
+        self, step: StepInput, last: Tensor | None
+    ) -> tuple[Tensor, dict[int, Readback], dict[int, ScoresReadback]]:
+        """Compute a step without sampling: return its logits, sums of hidden states and prompt scores.
+
+        In a group, all ranks must call this method, because the output head exchanges logits.
+        """
+        self._copy_states(step.restores)
+        logits, hidden = self.compute(step, last)
+        self._copy_states(step.saves)
+        sums = begin_sums(step.hidden, hidden)
+        return logits, sums, begin_scores(step.hidden, hidden, self._model.head, self._most_scored)
+
     def forward(self, step: StepInput) -> Tensor:
         """Write K and V of all rows of a step to the cache; return the logits [S, vocabulary] of rows that sample."""
-        return self.compute(step)[0]
+        if self._others is not None:
+            self._others.run(step)
+        return self._advance(step, None)[0]
+
+    def close(self) -> None:
+        """End the processes of the other ranks, if any."""
+        if self._others is not None:
+            self._others.close()
 
     @torch.inference_mode()
     def compute(self, step: StepInput, last: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
@@ -135,6 +188,8 @@ class Runner:
 
     def touch_caches(self) -> None:
         """Write to the whole KV cache, so that missing memory causes an error now and not during a request."""
+        if self._others is not None:
+            self._others.touch_caches()
         for cache in self._caches:
             if isinstance(cache, Tensor):
                 cache.zero_()
@@ -142,6 +197,8 @@ class Runner:
 
     def clear(self, pages: list[int]) -> None:
         """Set the contents of KV pages to zero. NaN in a page would spread to later results even if it is masked."""
+        if self._others is not None:
+            self._others.clear(pages)
         for cache in self._caches:
             if isinstance(cache, Tensor):  # int8 and native caches: [pages, ...]; others: [2, heads, slots, D]
                 by_page = cache if cache.dim() == 3 else cache.unflatten(2, (-1, PAGE_SIZE)).movedim(2, 0)

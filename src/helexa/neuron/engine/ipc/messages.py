@@ -35,7 +35,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             On a CPU, the GPU kernels run in Triton's interpreter, slowly.
         quant: format to which unquantized weights are quantized while they load, one of the names in
             `weights.quant_form`; empty for no quantization.
-        threads: CPU threads, 0 for one per physical core.
+        threads: CPU threads, 0 for one per physical core, which the ranks share evenly.
         max_step_tokens: token budget of one step, shared by all sequences. Decoding sequences get one token each even
             beyond the budget.
         max_prefill_beside_decode: maximum prompt tokens in a step that also has decoding sequences; 0 for no limit. The
@@ -58,6 +58,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         overlap: launch a step before the previous step is read; None to do so on GPUs only.
         prefix_reuse: which prompts with a common beginning share KV pages: prompts of the same principal
             (`principal`), all prompts (`all`), or none (`off`).
+        tensor_parallel: number of processes (ranks) that compute the model together. Each rank holds a part of the
+            weights and of the KV cache, and has its own `threads`.
         step_timing: `measured` limits steps by the time that earlier steps took. `fixed` assumes nominal times, so that
             the same requests in the same order get the same plans.
     """
@@ -82,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculation_max_sequences: int = 4
     graphs: bool = True
     overlap: bool | None = None
+    tensor_parallel: int = 1
     step_timing: StepTiming = "measured"
 
 

@@ -84,6 +84,11 @@ def policy_for(options: EngineOptions, checkpoint: Checkpoint, layers: int, ops:
     return policy
 
 
+def threads_per_rank(options: EngineOptions) -> int:
+    """Return the number of CPU threads of each rank of an engine."""
+    return options.threads or max(physical_cores() // options.tensor_parallel, 1)
+
+
 def physical_cores() -> int:
     """Return the number of physical CPU cores, or of the CPUs that this process may use if that is smaller."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

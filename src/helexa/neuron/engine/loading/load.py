@@ -4,9 +4,11 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import torch
@@ -19,13 +21,20 @@ from helexa.neuron.engine.loading.device import kernels_for, policy_for, usable_
 from helexa.neuron.engine.loading.fit import divide_free_memory
 from helexa.neuron.engine.loading.memory_estimate import estimate_memory
 from helexa.neuron.engine.loading.memory_measurement import measured_on_device
-from helexa.neuron.engine.loading.memory_request import memory_request
+from helexa.neuron.engine.loading.memory_request import memory_request, of_all_ranks
+from helexa.neuron.engine.ranks.messages import LoadRank
+from helexa.neuron.engine.ranks.rank_processes import RankProcesses
 from helexa.neuron.layers.loader import Loader
 from helexa.neuron.models import model_class
+from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.constants import PAGE_SIZE
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.connect import exchange_for
+from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.weights.checkpoint import open_checkpoint
 
 _log = logging.getLogger("helexa.neuron.engine")
+_EXCHANGE_SECONDS = 60.0  # time limit of an exchange over gloo; the server's limit for steps is usually shorter
 
 
 class NotFiniteError(ModelFileError):
@@ -76,39 +85,140 @@ def load_once(
     Raises:
         NotFiniteError: the logits are not finite in this dtype.
     """
-    device = usable_device(options.device)
-    with open_checkpoint(model_path) as checkpoint:
-        model_type = str(checkpoint.config.get("model_type"))
-        architecture = model_class(model_type)
-        config = {**architecture.defaults, **checkpoint.config}
+    ranks = options.tensor_parallel
+    with _Build(model_path, options, RankGroup(0, ranks)) as build:
+        request = build.request(ranks)
+        grant = ask(request)
+        others = None if ranks == 1 else _start_ranks(build, request, grant)
         try:
-            ops = kernels_for(device, options, config, architecture.half)
-            policy = policy_for(options, checkpoint, int(config.get("num_hidden_layers") or 0), ops)
-            request = memory_request(estimate_memory(checkpoint, architecture, config, ops, policy), options, ops)
-            grant = ask(request)
-            store = ops.store(model_path, policy.quant)
+            return _load_rank_0(build, request, grant, others, on_progress, ask)
+        except BaseException:
+            if others is not None:
+                others.close()
+            raise
 
-            def on_read(done: int) -> None:
-                on_progress(done, checkpoint.total_bytes)
 
-            model = architecture(config, Loader(checkpoint, ops, on_read, store, policy))
-        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ModelFileError(f"{model_path.name}: its configuration is invalid: {error!r}") from error
+def load_rank(message: LoadRank, on_progress: Callable[[int, int], None]) -> tuple[Decoder, Ops]:
+    """Load the part of a model that belongs to a rank after rank 0; return the model and its kernels.
+
+    Args:
+        on_progress: called with (bytes read, total bytes) while the weights load.
+
+    Raises:
+        ModelFileError: the model cannot be loaded, or this process chose other kernels than rank 0.
+    """
+    options = message.options
+    with _Build(Path(message.model), options, RankGroup(message.rank, options.tensor_parallel)) as build:
+        if build.ops.name != message.kernels:
+            raise ModelFileError(f"the kernels are {build.ops.name}, but rank 0 has {message.kernels}")
+        return build.model(on_progress), build.ops
+
+
+class _Build:
+    """A checkpoint that is open for loading, with the kernels and the quantization that the model will use."""
+
+    def __init__(self, path: Path, options: EngineOptions, ranks: RankGroup) -> None:
+        self.path = path
+        self.options = options
+        self.device = usable_device(options.device)
+        self.checkpoint = open_checkpoint(path)
+        try:
+            self.model_type = str(self.checkpoint.config.get("model_type"))
+            self.architecture = model_class(self.model_type)
+            self._config = {**self.architecture.defaults, **self.checkpoint.config}
+            with self._invalid_configuration():
+                self.ops = kernels_for(self.device, options, self._config, self.architecture.half)
+                self.ops.ranks = ranks
+                layers = int(self._config.get("num_hidden_layers") or 0)
+                self.policy = policy_for(options, self.checkpoint, layers, self.ops)
+        except BaseException:
+            self.checkpoint.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.checkpoint.close()
+
+    def request(self, ranks: int) -> MemoryRequest:
+        """Return the memory request of all ranks together."""
+        with self._invalid_configuration():
+            estimate = estimate_memory(self.checkpoint, self.architecture, self._config, self.ops, self.policy)
+        return memory_request(of_all_ranks(estimate, ranks), self.options, self.ops)
+
+    def model(self, on_progress: Callable[[int, int], None]) -> Decoder:
+        """Read the weights and return the model."""
+        store = self.ops.store(self.path, self.policy.quant)
+        total = self.checkpoint.total_bytes
+        with self._invalid_configuration():
+            loader = Loader(self.checkpoint, self.ops, lambda done: on_progress(done, total), store, self.policy)
+            model = self.architecture(self._config, loader)
         if store is not None:
             store.save()
-        weight_bytes = checkpoint.total_bytes
-        parameters = sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names())
-    if device.type == "cuda":
-        request = measured_on_device(
-            model, ops, options, request, grant.sequences, lambda: on_progress(weight_bytes, weight_bytes)
+        return model
+
+    @contextmanager
+    def _invalid_configuration(self) -> Iterator[None]:
+        """Raise a ModelFileError if the configuration has values that a model cannot have."""
+        try:
+            yield
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelFileError(f"{self.path.name}: its configuration is invalid: {error!r}") from error
+
+
+def _start_ranks(build: _Build, request: MemoryRequest, grant: MemoryGrant) -> RankProcesses:
+    """Start the processes of the other ranks, which begin to load their parts of the model."""
+    others = RankProcesses(build.options.tensor_parallel)
+    options = msgspec.structs.replace(build.options, quant=build.policy.quant)
+    others.load(
+        lambda rank: LoadRank(
+            model=str(build.path),
+            options=options,
+            kernels=build.ops.name,
+            rank=rank,
+            request=request,
+            grant=grant,
+            rendezvous=str(others.rendezvous / "store"),
+            step_seconds=_EXCHANGE_SECONDS,
         )
+    )
+    return others
+
+
+def _load_rank_0(
+    build: _Build,
+    request: MemoryRequest,
+    grant: MemoryGrant,
+    others: RankProcesses | None,
+    on_progress: Callable[[int, int], None],
+    ask: Callable[[MemoryRequest], MemoryGrant],
+) -> Runner:
+    """Load the part of rank 0, wait until all ranks are connected, and return the runner."""
+    options, ops, total = build.options, build.ops, build.checkpoint.total_bytes
+    read = [0] * ops.ranks.count
+
+    def on_rank_progress(rank: int, done: int) -> None:
+        read[rank] = done
+        on_progress(sum(read) // len(read), total)
+
+    model = build.model(lambda done, _: on_rank_progress(0, done))
+    if others is not None:
+        weight_bytes = [ops.step_bytes, *others.wait_until_loaded(on_rank_progress)]
+        for rank, size in enumerate(weight_bytes):
+            _log.info("rank %d of %d: %.1f MiB of weights per step", rank, len(weight_bytes), size / 2**20)
+        ops.connect(exchange_for(ops, ops.ranks, others.memory_fd, others.rendezvous / "store", _EXCHANGE_SECONDS))
+        on_progress(total, total)
+    parameters = sum(math.prod(build.checkpoint.shape(name)) for name in build.checkpoint.names())
+    if build.device.type == "cuda":
+        request = measured_on_device(model, ops, options, request, grant.sequences, lambda: on_progress(total, total))
         grant = ask(request)
     facts = ModelFacts(
-        model_type=model_type,
+        model_type=build.model_type,
         vocab_size=model.vocab_size,
         context_length=min(request.context, grant.pages * PAGE_SIZE),
         parameters=parameters,
-        weight_bytes=weight_bytes,
+        weight_bytes=total,
         step_bytes=ops.step_bytes,
         token_bytes=request.page // PAGE_SIZE,
         kv_bytes=grant.pages * request.page,
@@ -117,16 +227,16 @@ def load_once(
         snapshots=grant.snapshots,
         max_sequences=grant.sequences,
         memory_bytes=grant.total,
-        quant=policy.quant,
+        quant=build.policy.quant,
     )
     if model.recurrent:
         _log.info("recurrent state: %.1f MiB a sequence, room for %d snapshots", request.state / 2**20, grant.snapshots)
-    runner = Runner(model, ops, options, request, grant)
+    runner = Runner(model, ops, options, request, grant, others)
     if options.kv_cache_mb:  # missing memory shows now, not while serving
         runner.touch_caches()
     start_time = time.perf_counter()
     if not runner.computes_finite_logits(0, 0):
         dtype = str(ops.dtype).removeprefix("torch.")
-        raise NotFiniteError(f"{model_path.name}: its logits are not finite numbers in {dtype}")
+        raise NotFiniteError(f"{build.path.name}: its logits are not finite numbers in {dtype}")
     runner.facts = replace(facts, token_seconds=time.perf_counter() - start_time)
     return runner

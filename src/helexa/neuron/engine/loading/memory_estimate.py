@@ -11,8 +11,9 @@ from helexa.neuron.layers.embedding import Embedding
 from helexa.neuron.layers.loader import Loader, require_shape
 from helexa.neuron.models.decoder import Decoder
 from helexa.neuron.ops.linear import LinearOp
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.weights.checkpoint import Checkpoint
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
@@ -113,10 +114,15 @@ class _WeightSizes(Loader):
         self._quantization = policy
         self._embedding: Embedding | None = None
 
-    def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> _Matrix:
+    def prepared(
+        self, key: str, shape: tuple[int, ...], read: Callable[[], Weight], ranges: Sequence[RowRange] = ()
+    ) -> _Matrix:
         """Count the bytes of a matrix in the kernels' format, and return a placeholder. `read` is never called."""
-        weight = self.checkpoint.on_meta(key.partition("#")[0], shape)
-        transient_bytes = weight.nbytes
+        name = key.partition("#")[0]
+        transient_bytes = self.checkpoint.on_meta(name, shape).nbytes  # each rank reads the whole tensor
+        if ranges:
+            shape = (sum(map(len, ranges)), *shape[1:])
+        weight = self.checkpoint.on_meta(name, shape)
         quant_format = self._quantization.form(key, shape[-1])
         if quant_format is not None and isinstance(weight, Tensor):
             weight = quantize(weight, quant_format) or weight
@@ -125,9 +131,11 @@ class _WeightSizes(Loader):
         self._take(matrix.nbytes, transient_bytes)
         return matrix
 
-    def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def plain(self, name: str, shape: tuple[int, ...], ranges: Sequence[RowRange] = ()) -> Tensor:
         """Count the bytes of a tensor that kernels use unchanged; return a tensor of ones that needs no memory."""
         require_shape(name, self.checkpoint.shape(name), shape)
+        if ranges:
+            shape = (sum(map(len, ranges)), *shape[1:])
         ones = torch.ones((), device=self.ops.device).expand(shape)
         self._take(ones.nbytes)
         return ones
@@ -140,12 +148,20 @@ class _WeightSizes(Loader):
     def product(self, matrices: Sequence[_Matrix], bias: Tensor | None, gate: str | None = None) -> LinearOp:
         """Count the bytes of a product of concatenated matrices; return a placeholder function for the product."""
         outputs = _outputs(matrices)
-        if self._embedding is None or outputs != self._embedding.vocab_size:
+        if self._embedding is None or outputs != len(self._embedding.shares.own):
             self.widest = max(self.widest, outputs + matrices[0].weight.shape[1])
         self._multiply(matrices)
         return lambda x: x
 
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+    def gathered(self, product: LinearOp, shares: Shares) -> LinearOp:
+        """Count the width of a product whose result has the outputs of all ranks."""
+        if self._embedding is None or shares.total != self._embedding.vocab_size:
+            self.widest = max(self.widest, shares.total)
+        return product
+
+    def mixture(
+        self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
+    ) -> MixtureOp:
         """Count the bytes of a mixture of experts; return a placeholder function for the mixture."""
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],

@@ -1,6 +1,7 @@
 """Builds the memory request of a model from its memory estimate and the engine's options."""
 
 import os
+from dataclasses import replace
 
 import torch
 
@@ -58,6 +59,20 @@ def memory_request(estimate: MemoryEstimate, options: EngineOptions, ops: Ops) -
         state=estimate.state,
         sequences=options.max_sequences,
         snapshots=snapshots,
+    )
+
+
+def of_all_ranks(estimate: MemoryEstimate, ranks: int) -> MemoryEstimate:
+    """Return the memory of all ranks of a model, from the estimate of rank 0, which has the largest part."""
+    return replace(
+        estimate,
+        weights=estimate.weights * ranks,
+        loading=estimate.loading * ranks,
+        page=estimate.page * ranks,
+        state=estimate.state * ranks,
+        hidden=estimate.hidden * ranks,
+        widest=estimate.widest * ranks,
+        vocab_size=estimate.vocab_size * ranks,
     )
 
 

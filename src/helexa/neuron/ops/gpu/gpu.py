@@ -15,9 +15,11 @@ from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.gpu.step_graphs import CudaCapture, StepGraphs, without_capture
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes, SideBySide
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.ranks.exchange import Exchange
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.reference import ReferenceOps
 from helexa.neuron.ops.triton import sampling as draws
 from helexa.neuron.ops.triton.attention import attention, kv_cache
@@ -117,8 +119,32 @@ class GpuOps(Ops):
         """
         return ProductBytes(sum(self.matrix_bytes(weight) for weight in weights) if len(weights) > 1 else 0)
 
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """Prepare all experts in a few kernels; experts with different formats run one by one."""
+    def connect(self, exchange: Exchange) -> None:
+        """Set how this rank exchanges results with the other ranks."""
+        self._torch.ranks = self.ranks
+        self._torch.connect(exchange)
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        return self._torch.gather(x, shares)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        return self._torch.sum_ranks(x)
+
+    def mixture(
+        self,
+        experts: Sequence[Expert],
+        routing: Routing,
+        clamp: Clamp | None = None,
+        shares: ExpertShares | None = None,
+    ) -> MixtureOp:
+        """Prepare all experts in a few kernels.
+
+        Experts with different formats, and experts divided among ranks, run one by one.
+        """
+        if shares is not None:
+            return expert_by_expert(self, experts, routing, clamp, shares)
         gate_ups, downs = (
             [matrix for expert in experts for matrix in expert.gate_up],
             [expert.down for expert in experts],
@@ -138,10 +164,16 @@ class GpuOps(Ops):
         dequantize(weight, 0, out)
         return out
 
-    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+
+        Tokens outside `rows` get zeros.
+        """
         if not isinstance(matrix, PackedMatrix):
-            return self._torch.embedding(matrix, tokens, factor)
+            return self._torch.embedding(matrix, tokens, factor, rows)
+        if rows is not None:
+            inside = (tokens >= rows.start) & (tokens < rows.stop)
+            return self.embedding(matrix, (tokens - rows.start).where(inside, 0), factor) * inside[:, None]
         out = torch.empty((tokens.shape[0], matrix.shape[1]), dtype=torch.float32, device=self.device)
         dequantize_rows(matrix, tokens, factor, out)
         return out

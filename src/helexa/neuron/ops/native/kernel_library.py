@@ -8,6 +8,7 @@ from torch import Tensor
 
 from helexa.neuron.ops.constants import ARGUMENT_BYTES, BFLOAT16, FLOAT16, FLOAT32, FORMAT_COUNT, LANES
 from helexa.neuron.ops.kernel_header import CONSTANTS, STRUCTS
+from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.processes import heartbeat
 
 Argument = Tensor | float | None
@@ -61,11 +62,26 @@ class KernelLibrary:
         library.report_progress.argtypes = (ctypes.c_void_p,)
         library.report_progress.restype = None
         library.report_progress(heartbeat.kernel_count_address())
+        self._report_progress = library.report_progress
+        self._start_exchanges = library.start_exchanges
+        self._start_exchanges.restype = None
+        self._rank_progress = library.rank_progress
+        self._rank_progress.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+        self._rank_progress.restype = ctypes.c_void_p
         self.start_threads(1)
 
     def start_threads(self, count: int) -> None:
         """Run kernels on `count` threads from now on; the number of threads never decreases."""
         self._start_threads(count)
+
+    def join_ranks(self, memory: Tensor, ranks: RankGroup) -> None:
+        """Prepare for exchanges in memory that the ranks share, uint8 in the layout of `kernels/ranks.c`.
+
+        The ranks after rank 0 count their progress in this memory, where rank 0 reads the counts.
+        """
+        self._start_exchanges()
+        if ranks.rank > 0:
+            self._report_progress(self._rank_progress(memory.data_ptr(), ranks.rank))
 
     def packed_bytes(self, number: int | None, outputs: int, columns: int) -> int:
         """Return the bytes of a matrix packed in format `number`, or in bfloat16 if `number` is None.

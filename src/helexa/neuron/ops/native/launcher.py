@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor
 
-from helexa.neuron.ops.constants import BLOCK_BYTES, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
+from helexa.neuron.ops.constants import BLOCK_BYTES, EXCHANGE_BYTES, GELU_TANH, GROUP, SILU, SPARE_BLOCKS
 from helexa.neuron.ops.native.captured_graph import Graphs
 from helexa.neuron.ops.native.kernel_library import Argument
 from helexa.neuron.ops.native.workspace import Workspace
+from helexa.neuron.ops.ranks.rank_group import SINGLE, RankGroup
+from helexa.neuron.ops.ranks.shares import Shares
 
 GATES = {None: 0, "silu": SILU, "gelu_tanh": GELU_TANH}
 """Gate codes of kernels.h by name."""
@@ -23,6 +25,12 @@ class Launcher:
         self.x_bits = x_bits
         self._workspace = workspace
         self._graphs = graphs
+        self._ranks = SINGLE
+        self._shared = torch.empty(0, dtype=torch.uint8)
+
+    def share(self, memory: Tensor, ranks: RankGroup) -> None:
+        """Set the memory that the ranks share, uint8 in the layout of `kernels/ranks.c`."""
+        self._shared, self._ranks = memory, ranks
 
     def take(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return uninitialized memory for a result."""
@@ -42,6 +50,39 @@ class Launcher:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
         out = self.take(rows, width)
         self.launch("gate_mul", x=gate_up, out=out, rows=rows, width=width, gate=GATES[gate])
+        return out
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns].
+
+        Rows that exceed the shared memory are exchanged in several rounds.
+        """
+        rows, stride = x.shape[0], shares.total
+        out = self.take(rows, stride)
+        at_once = EXCHANGE_BYTES // (4 * stride)
+        x = x.contiguous()
+        for start in range(0, rows, at_once):
+            count = min(at_once, rows - start)
+            size = {"shared": self._shared, "rows": count, "stride": stride}
+            own = {"x": x[start : start + count], "width": len(shares.own), "first": shares.own.start}
+            self.launch("publish", **own, **size)
+            self.launch("meet_ranks", shared=self._shared, rank=self._ranks.rank, ranks=self._ranks.count)
+            self.launch("collect", out=out[start : start + count], **size)
+        return out
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        rows, count = x.shape[0], self._ranks.count
+        everything = self.gather(x, Shares.split(count, count, self._ranks.rank).times(x.shape[1]))
+        places = torch.arange(rows * count).view(rows, count)
+        return self.sum_pairs(everything.view(rows * count, x.shape[1]), places, torch.ones(rows, count))
+
+    def sum_pairs(self, x: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        """Return sums [T, H] of rows of x [P, H], with rows `places`, int64 [T, K], and `weights` [T, K]."""
+        rows, chosen = places.shape
+        out = self.take(rows, x.shape[1])
+        size = {"rows": rows, "chosen": chosen, "width": x.shape[1]}
+        self.launch("sum_pairs", x=x, places=places, weights=weights, out=out, **size)
         return out
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from helexa.neuron.ops.constants import MAX_EXPERTS, SILU
-from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.native.launcher import Launcher
 from helexa.neuron.ops.native.packed import PackedMatrix
 
@@ -14,8 +14,16 @@ from helexa.neuron.ops.native.packed import PackedMatrix
 class NativeMixture:
     """A mixture of experts in native kernels. Among equal scores, the experts with lower indexes win."""
 
-    def __init__(self, launcher: Launcher, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        experts: Sequence[Expert],
+        routing: Routing,
+        clamp: Clamp | None,
+        shares: ExpertShares | None,
+    ) -> None:
         self._launcher = launcher
+        self._shares = shares
         self._count, self._routing, self._clamp = len(experts), routing, clamp
         self._gate_up = _Products(launcher, [expert.gate_up for expert in experts], [e.gate_up_bias for e in experts])
         self._down = _Products(launcher, [[expert.down] for expert in experts], [e.down_bias for e in experts])
@@ -49,11 +57,13 @@ class NativeMixture:
         if self._clamp is not None:
             size = {"rows": len(gate_up), "width": gate_up.shape[1] // 2}
             launcher.launch("clamp_gate_up", gate_up=gate_up, **size, alpha=self._clamp.alpha, limit=self._clamp.limit)
-        expert_outputs = self._down(gate_up, starts, gated=True)
-        out = launcher.take(*x.shape)
-        size = {"rows": rows, "chosen": chosen, "width": x.shape[1]}
-        launcher.launch("sum_pairs", x=expert_outputs, places=places, weights=weights, out=out, **size)
-        return out
+        if self._shares is None:
+            expert_outputs = self._down(gate_up, starts, gated=True)
+        else:
+            hidden = launcher.gather(launcher.gate_mul(gate_up, "silu"), self._shares.intermediate)
+            expert_outputs = self._down(hidden, starts, gated=False)
+        out = launcher.sum_pairs(expert_outputs, places, weights)
+        return out if self._shares is None else launcher.gather(out, self._shares.hidden)
 
 
 class _Products:

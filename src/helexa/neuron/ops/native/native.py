@@ -22,7 +22,7 @@ from helexa.neuron.ops.constants import LANES, MAX_DIM, MAX_QUERIES, PAGE_SIZE
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import LinearOp, ProductBytes
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.native.attention_plan import AttentionPlan
 from helexa.neuron.ops.native.captured_graph import Graphs
 from helexa.neuron.ops.native.kernel_library import KernelLibrary
@@ -35,6 +35,8 @@ from helexa.neuron.ops.native.packed_store import PackedStore, fingerprint
 from helexa.neuron.ops.native.workspace import Workspace
 from helexa.neuron.ops.norm import HeadNorms, NormOp
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.exchange import Exchange
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
 
@@ -103,6 +105,8 @@ class NativeOps(Ops):
         The key covers the model's files, the C and Python code that packs weights, and the quantization.
         """
         key = f"{fingerprint(model)} {self._library.layout} {loading_code_version()} {quant}"
+        if self.ranks.count > 1:
+            key += f" rank {self.ranks.rank} of {self.ranks.count}"
         return PackedStore(self._library, cache_root(None) / "packed", key, torch.get_num_threads())
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> PackedMatrix:
@@ -128,26 +132,55 @@ class NativeOps(Ops):
         """
         return ProductBytes(0)
 
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+    def mixture(
+        self,
+        experts: Sequence[Expert],
+        routing: Routing,
+        clamp: Clamp | None = None,
+        shares: ExpertShares | None = None,
+    ) -> MixtureOp:
         """Prepare a mixture in a few kernels, which also choose the experts."""
         if not NativeMixture.fits(experts):
-            return expert_by_expert(self, experts, routing, clamp)
+            return expert_by_expert(self, experts, routing, clamp, shares)
         weight_bytes = sum(matrix.data.nbytes for expert in experts for matrix in (*expert.gate_up, expert.down))
         self.step_bytes += weight_bytes * routing.chosen // len(experts)
-        return NativeMixture(self._launcher, experts, routing, clamp)
+        return NativeMixture(self._launcher, experts, routing, clamp, shares)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
         """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
         self._launch("add_gated", out=out, x=x, gate=gate, rows=out.shape[0], width=out.shape[1])
         return out
 
-    def embedding(self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return rows of the matrix, dequantized from its tiles."""
+    def connect(self, exchange: Exchange) -> None:
+        """Set the memory that the ranks share."""
+        assert exchange.memory is not None
+        self._launcher.share(exchange.memory, self.ranks)
+        self._library.join_ranks(exchange.memory, self.ranks)
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        return self._launcher.gather(x, shares)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        return self._launcher.sum_ranks(x)
+
+    def embedding(
+        self, matrix: PackedMatrix, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None
+    ) -> Tensor:
+        """Return rows of the matrix, dequantized from its tiles; tokens outside `rows` get zeros."""
         count, columns = tokens.shape[0], matrix.columns
         out = self._take(count, columns)
         kernel, number = ("embed_plain", {}) if matrix.number is None else ("embed", {"number": matrix.number})
         arguments = {"tokens": tokens, "matrix": matrix.data, "out": out, "count": count, "columns": columns}
-        self._launch(kernel, **arguments, **number, factor=factor)
+        self._launch(
+            kernel,
+            **arguments,
+            **number,
+            first=0 if rows is None else rows.start,
+            outputs=matrix.outputs,
+            factor=factor,
+        )
         return out
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:

@@ -17,9 +17,11 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 from helexa.neuron.ops.delta.delta_rule import DeltaOp, DeltaRule, DeltaSizes, DeltaWeights
 from helexa.neuron.ops.expert_by_expert import expert_by_expert
 from helexa.neuron.ops.linear import DenseLinear, GatedLinear, LinearOp, ProductBytes
-from helexa.neuron.ops.mixture import Clamp, Expert, MixtureOp, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, MixtureOp, Routing
 from helexa.neuron.ops.norm import HeadNorms, NormOp, RmsNorm
 from helexa.neuron.ops.protocol import MatrixStore, Ops
+from helexa.neuron.ops.ranks.exchange import Exchange
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.attention import SpanGroups
 from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 from helexa.neuron.weights.quantization.quant_form import QuantForm
@@ -53,6 +55,7 @@ class ReferenceOps(Ops):
             gathers=True,
         )
         self._grouped: SpanGroups | None = None  # of the latest batch: all layers share it
+        self._exchange: Exchange | None = None
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
         """Return the store that keeps the model's prepared weights between starts, or None."""
@@ -93,8 +96,14 @@ class ReferenceOps(Ops):
             weight = weight.dequantize(torch.float32)
         return weight.to(self.device, self.dtype)
 
-    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H]."""
+    def embedding(self, matrix: Any, tokens: Tensor, factor: float = 1.0, rows: RowRange | None = None) -> Tensor:
+        """Return the rows of a matrix [V, H] for tokens [T], times `factor`, as float32 [T, H].
+
+        Tokens outside `rows` get zeros.
+        """
+        if rows is not None:
+            inside = (tokens >= rows.start) & (tokens < rows.stop)
+            return self.embedding(matrix, (tokens - rows.start).where(inside, 0), factor) * inside[:, None]
         if isinstance(matrix, GroupwiseTensor):
             return matrix.rows(tokens).dequantize(torch.float32).mul_(factor)
         return F.embedding(tokens, matrix).float() * factor
@@ -136,9 +145,29 @@ class ReferenceOps(Ops):
         first, second = gate_up.chunk(2, dim=-1)
         return GATES[gate](first) * second
 
-    def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
+    def connect(self, exchange: Exchange) -> None:
+        """Set how this rank exchanges results with the other ranks."""
+        self._exchange = exchange
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        assert self._exchange is not None, "the ranks are not connected"
+        return self._exchange.gather(x, shares)
+
+    def sum_ranks(self, x: Tensor) -> Tensor:
+        """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
+        whole = Shares.split(self.ranks.count, self.ranks.count, self.ranks.rank).times(x.shape[1])
+        return self.gather(x, whole).view(x.shape[0], self.ranks.count, -1).sum(dim=1)
+
+    def mixture(
+        self,
+        experts: Sequence[Expert],
+        routing: Routing,
+        clamp: Clamp | None = None,
+        shares: ExpertShares | None = None,
+    ) -> MixtureOp:
         """Prepare a mixture of experts."""
-        return expert_by_expert(self, experts, routing, clamp)
+        return expert_by_expert(self, experts, routing, clamp, shares)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
         """Return the bytes of one sequence's state in a Gated DeltaNet layer."""

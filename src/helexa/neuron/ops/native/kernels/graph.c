@@ -114,6 +114,8 @@ int64_t start_threads(int64_t count) {
 /* Set the address whose counter grows with each finished item and instruction. Do not call while a graph runs. */
 void report_progress(int64_t *where) { progress = where; }
 
+void add_progress(void) { ++*progress; }
+
 /* Run a graph to its end; return 0, or -1 if the graph is too long. Only one thread at a time may call `run_graph`. */
 int64_t run_graph(const instruction *instructions, int64_t count) {
     if (count > MAX_INSTRUCTIONS) return -1;

@@ -23,4 +23,7 @@ typedef struct {
 
 int64_t threads(void);
 
+/* Increment the progress count. Only the thread that runs an item may call this function. */
+void add_progress(void);
+
 #endif

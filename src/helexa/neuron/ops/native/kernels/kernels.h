@@ -21,6 +21,9 @@ typedef uint16_t bfloat16;
 #define MAX_EXPERTS 4096       /* maximum number of experts of a mixture */
 #define MAX_INSTRUCTIONS 16384 /* maximum number of instructions of a graph */
 #define ARGUMENT_BYTES 128     /* bytes for the arguments of one instruction */
+#define MAX_RANKS 64           /* maximum number of ranks of a model */
+#define RANK_STATE_BYTES 4096  /* start of the memory that ranks share, with the states of all ranks */
+#define EXCHANGE_BYTES 4194304 /* size of each of the two buffers that follow */
 #define NON_FINITE -1          /* token id of a row whose largest logit is NaN or infinite */
 
 /* Types of plain weights and of scale units. */
@@ -129,12 +132,12 @@ typedef struct {
     int64_t heads, dim;
 } combine_arguments;
 
-/* out = rows `tokens` of a packed matrix, times `factor`. */
+/* out = rows `tokens - first` of a packed matrix with `outputs` rows, times `factor`; zeros for other tokens. */
 typedef struct {
     const int32_t *tokens; /* [count] */
     const uint8_t *matrix;
     float *out;            /* [count, columns] */
-    int64_t count, columns, number;
+    int64_t count, columns, number, first, outputs;
     float factor;
 } embed_arguments;
 
@@ -142,9 +145,29 @@ typedef struct {
     const int32_t *tokens; /* [count] */
     const uint8_t *matrix;
     float *out;            /* [count, columns] */
-    int64_t count, columns;
+    int64_t count, columns, first, outputs;
     float factor;
 } embed_plain_arguments;
+
+/* Copy this rank's columns, from `first` on, to the memory that the ranks share (see ranks.c). */
+typedef struct {
+    const float *x;  /* [rows, width] */
+    uint8_t *shared;
+    int64_t rows, width, first, stride; /* `stride` is the number of columns of all ranks */
+} publish_arguments;
+
+/* Wait until all ranks have published their columns. */
+typedef struct {
+    uint8_t *shared;
+    int64_t rank, ranks;
+} meet_ranks_arguments;
+
+/* Copy the columns of all ranks from the shared memory. */
+typedef struct {
+    const uint8_t *shared;
+    float *out; /* [rows, stride] */
+    int64_t rows, stride;
+} collect_arguments;
 
 /* Round x to blocks of `x_bits` for `multiply`. With a gate, round gate(first half) * second half. */
 typedef struct {

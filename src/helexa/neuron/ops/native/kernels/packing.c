@@ -75,9 +75,14 @@ KERNEL(embed, item) {
     int64_t columns = a->columns;
     const format f = FORMATS[a->number];
     if (item < 0) return a->count;
-    const uint8_t *tile = a->matrix + head_bytes(f) + a->tokens[item] / LANES * tile_bytes(f, columns);
+    int64_t token = a->tokens[item] - a->first;
     float *out = a->out + item * columns;
-    int lane = a->tokens[item] % LANES, slice_lane = lane % SLICE; /* lane of the row, and its lane within the slice */
+    if (token < 0 || token >= a->outputs) {
+        memset(out, 0, columns * sizeof *out);
+        return 0;
+    }
+    const uint8_t *tile = a->matrix + head_bytes(f) + token / LANES * tile_bytes(f, columns);
+    int lane = (int)(token % LANES), slice_lane = lane % SLICE; /* lane of the row, and its lane within the slice */
     for (int64_t g = 0; g < columns / GROUP; g++) {
         slice scale[2], minimum[2];
         unpack_scales(f, tile, g, lane - slice_lane, scale, minimum);

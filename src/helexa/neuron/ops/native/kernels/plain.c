@@ -81,7 +81,11 @@ KERNEL(narrow, item) {
 KERNEL(embed_plain, item) {
     int64_t columns = a->columns;
     if (item < 0) return a->count;
-    int64_t token = a->tokens[item];
+    int64_t token = a->tokens[item] - a->first;
+    if (token < 0 || token >= a->outputs) {
+        memset(a->out + item * columns, 0, columns * sizeof *a->out);
+        return 0;
+    }
     const bfloat16 *row = (const bfloat16 *)a->matrix + token / LANES * LANES * columns + token % LANES * 2;
     float *out = a->out + item * columns;
     for (int64_t k = 0; k < columns; k++) {

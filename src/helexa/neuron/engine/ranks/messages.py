@@ -1,0 +1,89 @@
+"""The messages between rank 0, which is the engine process, and the processes of the other ranks."""
+
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+
+from helexa.neuron.engine.ipc.messages import EngineOptions, MemoryGrant, MemoryRequest
+
+RankErrorKind = Literal["model_file", "device", "out_of_memory", "internal"]
+
+
+class LoadRank(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
+    """Rank 0 -> rank, as the first message: load the rank's part of a model.
+
+    Attributes:
+        model: path of the model's file or folder.
+        options: options of the engine; `quant` is the format that rank 0 chose.
+        kernels: name of the kernels of rank 0 (see `Ops.name`). The rank must have the same kernels.
+        rank: number of the rank, from 1.
+        request, grant: memory request and grant of the whole engine, from which the runner takes sizes.
+        rendezvous: path of the file at which ranks without shared memory meet.
+        step_seconds: time limit of one exchange between ranks without shared memory.
+    """
+
+    model: str
+    options: EngineOptions
+    kernels: str
+    rank: int
+    request: MemoryRequest
+    grant: MemoryGrant
+    rendezvous: str
+    step_seconds: float
+
+
+class RunStep(msgspec.Struct, frozen=True, tag="step"):
+    """Rank 0 -> rank: compute a step.
+
+    Attributes:
+        number: number of the step, from 0.
+        data: the encoded `StepInput`.
+        digest: digest of `data`.
+    """
+
+    number: int
+    data: bytes
+    digest: bytes
+
+
+class ClearPages(msgspec.Struct, frozen=True, tag="clear"):
+    """Rank 0 -> rank: set the contents of KV pages to zero."""
+
+    pages: list[int]
+
+
+class TouchCaches(msgspec.Struct, frozen=True, tag="touch"):
+    """Rank 0 -> rank: write to the whole KV cache, so that missing memory causes an error now."""
+
+
+class RankProgress(msgspec.Struct, frozen=True, tag="progress"):
+    """Rank -> rank 0, while loading: bytes of weights read so far."""
+
+    done: int
+
+
+class RankLoaded(msgspec.Struct, frozen=True, tag="loaded"):
+    """Rank -> rank 0: the rank has loaded its part of the weights.
+
+    Attributes:
+        weight_bytes: bytes of the weights in the rank's memory.
+    """
+
+    weight_bytes: int
+
+
+class RankFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """Rank -> rank 0: the rank cannot load its part of the model."""
+
+    kind: RankErrorKind
+    message: str
+
+
+ToRank = LoadRank | RunStep | ClearPages | TouchCaches
+FromRank = RankProgress | RankLoaded | RankFailed
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest of an encoded step."""
+    return blake2b(data, digest_size=8).digest()

@@ -1,0 +1,135 @@
+"""The process of one rank after rank 0: loads its part of a model and computes the steps that rank 0 sends.
+
+Rank 0 starts the process with `RankProcesses`.
+"""
+
+import argparse
+import faulthandler
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import torch
+
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.execution.runner import Runner
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.loading.device import DeviceError, threads_per_rank
+from helexa.neuron.engine.loading.load import load_rank
+from helexa.neuron.engine.ranks.messages import (
+    ClearPages,
+    FromRank,
+    LoadRank,
+    RankFailed,
+    RankLoaded,
+    RankProgress,
+    RunStep,
+    ToRank,
+    TouchCaches,
+    digest_of,
+)
+from helexa.neuron.engine.step.step_input import decode_input
+from helexa.neuron.ops.ranks.connect import exchange_for
+from helexa.neuron.processes import parent_death
+
+_log = logging.getLogger("helexa.neuron.engine")
+_PROGRESS_STEP = 8 << 20  # bytes between two progress messages
+
+
+def main() -> None:
+    """Run the process of one rank until rank 0 ends."""
+    gc.disable()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    prefix = f"%(levelname)s %(name)s: rank {arguments.rank}: "
+    logging.basicConfig(level=logging.INFO, format=f"{prefix}%(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent_death.hold()
+    faulthandler.register(signal.SIGUSR1)
+    code = 0
+    try:
+        _run(socket.socket(fileno=arguments.fd), arguments.memory_fd)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # rank 0 has ended
+    except Exception:
+        _log.exception("the process of rank %d ends", arguments.rank)
+        code = 1
+    logging.shutdown()
+    os._exit(code)  # destroying a group in which another rank hangs would hang, too
+
+
+def _run(connection: socket.socket, memory_fd: int) -> None:
+    decoder = FrameDecoder(ToRank)
+    runner = None
+    steps = 0
+    while data := connection.recv(1 << 20):
+        for message in decoder.feed(data):
+            if isinstance(message, LoadRank):
+                runner = _load(connection, message, memory_fd)
+                if runner is None:
+                    return
+                continue
+            assert runner is not None
+            if isinstance(message, RunStep):
+                if message.number != steps or message.digest != digest_of(message.data):
+                    raise ValueError(f"step {message.number} arrived damaged or instead of step {steps}")
+                steps += 1
+                runner.follow(decode_input(message.data))
+            elif isinstance(message, ClearPages):
+                runner.clear(message.pages)
+            elif isinstance(message, TouchCaches):
+                runner.touch_caches()
+
+
+def _load(connection: socket.socket, message: LoadRank, memory_fd: int) -> Runner | None:
+    """Load the rank's part of the model, report the load to rank 0, and return the runner.
+
+    Returns:
+        None if the load failed.
+    """
+    reported = 0
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal reported
+        if done - reported >= _PROGRESS_STEP:
+            reported = done
+            report(RankProgress(done))
+
+    def report(message: FromRank) -> None:
+        connection.sendall(encode(message))
+
+    options = message.options
+    torch.set_num_threads(threads_per_rank(options))
+    try:
+        model, ops = load_rank(message, on_progress)
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        report(_failure(error))
+        return None
+    report(RankLoaded(ops.step_bytes))
+    group = ops.ranks
+    ops.connect(exchange_for(ops, group, memory_fd, Path(message.rendezvous), message.step_seconds))
+    return Runner(model, ops, options, message.request, message.grant)
+
+
+def _failure(error: Exception) -> RankFailed:
+    if isinstance(error, ModelFileError):
+        return RankFailed("model_file", str(error))
+    if isinstance(error, DeviceError):
+        return RankFailed("device", str(error))
+    if isinstance(error, MemoryError) or "allocate memory" in str(error):
+        return RankFailed("out_of_memory", "the weights do not fit into memory")
+    _log.exception("loading failed")
+    return RankFailed("internal", str(error) if isinstance(error, HelexaError) else type(error).__name__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Starts the processes of the other ranks, sends steps to them, and watches them. Used in rank 0."""
+
+import logging
+import os
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from helexa.core.errors import HelexaError, ModelFileError
+from helexa.neuron.engine.ipc.environment import ENVIRONMENT
+from helexa.neuron.engine.ipc.frames import FrameDecoder, encode
+from helexa.neuron.engine.loading.device import DeviceError
+from helexa.neuron.engine.ranks.messages import (
+    ClearPages,
+    FromRank,
+    LoadRank,
+    RankFailed,
+    RankLoaded,
+    RankProgress,
+    RunStep,
+    ToRank,
+    TouchCaches,
+    digest_of,
+)
+from helexa.neuron.engine.step.step_input import StepInput
+from helexa.neuron.engine.step.step_input import encode as encode_step
+from helexa.neuron.ops.ranks.shared_memory import SharedMemory
+from helexa.neuron.processes import heartbeat
+
+_log = logging.getLogger("helexa.neuron.engine")
+_ERRORS: Mapping[str, type[Exception]] = {
+    "model_file": ModelFileError,
+    "device": DeviceError,
+    "out_of_memory": MemoryError,
+    "internal": HelexaError,
+}
+
+
+class RankError(HelexaError):
+    """The process of a rank ended, or sent an invalid message."""
+
+
+def end_engine(message: str) -> None:
+    """End this engine process, because the process of a rank ended. Standard error gets the message."""
+    _log.error("%s: the engine ends", message)
+    logging.shutdown()
+    os._exit(1)
+
+
+class RankProcesses:
+    """The processes of ranks 1 to `count` - 1.
+
+    They belong to the process group of this process, so that a signal to the group reaches all ranks. They end when
+    this process ends, and `on_end` is called if one of them ends before `close`.
+
+    Args:
+        count: number of ranks, including rank 0.
+        on_end: called in a thread with a message that says which rank ended and how.
+    """
+
+    def __init__(self, count: int, on_end: Callable[[str], None] = end_engine) -> None:
+        self.rendezvous = Path(tempfile.mkdtemp(prefix="helexa-ranks-"))
+        self._on_end = on_end
+        self._closing = False
+        self._steps = 0
+        self._connections: list[socket.socket] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.memory_fd = SharedMemory.create()
+        try:
+            for rank in range(1, count):
+                self._start(rank)
+        except BaseException:
+            self.close()
+            raise
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(rank, process), name=f"rank-{rank}", daemon=True)
+            for rank, process in enumerate(self._processes, start=1)
+        ]
+        for watcher in self._watchers:
+            watcher.start()
+
+    def load(self, message: Callable[[int], LoadRank]) -> None:
+        """Send the message `message(rank)` to each rank, which then starts to load."""
+        for rank, connection in enumerate(self._connections, start=1):
+            self._send(rank, connection, message(rank))
+
+    def wait_until_loaded(self, on_progress: Callable[[int, int], None]) -> list[int]:
+        """Wait until all ranks have loaded their weights; return the bytes of weights of each rank after rank 0.
+
+        Args:
+            on_progress: called with (rank, bytes read by this rank).
+
+        Raises:
+            ModelFileError, DeviceError, MemoryError, HelexaError: a rank cannot load its part of the model.
+        """
+        weights: dict[int, int] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in enumerate(self._connections, start=1):
+                selector.register(connection, selectors.EVENT_READ, (rank, FrameDecoder(FromRank)))
+            while len(weights) < len(self._connections):
+                for key, _ in selector.select():
+                    rank, decoder = key.data
+                    data = self._connections[rank - 1].recv(1 << 16)
+                    if not data:
+                        raise RankError(f"the process of rank {rank} ended while it loaded the model")
+                    heartbeat.beat()
+                    for message in decoder.feed(data):
+                        if isinstance(message, RankFailed):
+                            raise _ERRORS[message.kind](f"rank {rank}: {message.message}")
+                        if isinstance(message, RankProgress):
+                            on_progress(rank, message.done)
+                        elif isinstance(message, RankLoaded):
+                            weights[rank] = message.weight_bytes
+        return [weights[rank] for rank in sorted(weights)]
+
+    def run(self, step: StepInput) -> None:
+        """Send a step to all ranks, which compute it without sampling."""
+        data = encode_step(step)
+        self._send_all(RunStep(self._steps, data, digest_of(data)))
+        self._steps += 1
+
+    def clear(self, pages: list[int]) -> None:
+        """Make all ranks set the contents of KV pages to zero."""
+        self._send_all(ClearPages(pages))
+
+    def touch_caches(self) -> None:
+        """Make all ranks write to their whole KV caches."""
+        self._send_all(TouchCaches())
+
+    def close(self) -> None:
+        """Kill the processes of all ranks, and wait until they have ended."""
+        self._closing = True
+        for process in self._processes:
+            process.kill()
+        for process, connection in zip(self._processes, self._connections, strict=True):
+            process.wait()
+            connection.close()
+            assert process.stdin is not None
+            process.stdin.close()
+        os.close(self.memory_fd)
+        shutil.rmtree(self.rendezvous, ignore_errors=True)
+
+    def _start(self, rank: int) -> None:
+        own_end, rank_end = socket.socketpair()
+        with rank_end:
+            self._connections.append(own_end)
+            self._processes.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, "-m", "helexa.neuron.engine.ranks.rank_main"),
+                        *("--rank", str(rank), "--fd", str(rank_end.fileno()), "--memory-fd", str(self.memory_fd)),
+                    ],
+                    stdin=subprocess.PIPE,  # the parent-death watch
+                    stdout=subprocess.DEVNULL,
+                    env=ENVIRONMENT | os.environ,
+                    pass_fds=(rank_end.fileno(), self.memory_fd),
+                )
+            )
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        if not self._closing:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._on_end(f"the process of rank {rank} {how}")
+
+    def _send_all(self, message: ToRank) -> None:
+        for rank, connection in enumerate(self._connections, start=1):
+            self._send(rank, connection, message)
+
+    def _send(self, rank: int, connection: socket.socket, message: ToRank) -> None:
+        try:
+            connection.sendall(encode(message))
+        except OSError as error:
+            raise RankError(f"the process of rank {rank} is gone: {error}") from error

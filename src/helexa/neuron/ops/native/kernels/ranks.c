@@ -1,0 +1,97 @@
+/* The exchange of results between the ranks of one host. The ranks share memory: one `rank_state` per rank, then two
+ * buffers of EXCHANGE_BYTES. Exchange number n uses buffer n % 2. A rank writes its columns to the buffer, waits until
+ * all ranks have done so, and reads all columns. Two buffers suffice: a rank writes to a buffer again only after all
+ * ranks have arrived at the next exchange, and have therefore read this one. */
+#include "graph.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#endif
+
+#define RANK_POLLS 20000       /* polls of another rank's state before a thread sleeps */
+#define SLEEP_NANOSECONDS 20000000
+
+typedef struct {
+    _Atomic uint32_t arrived, sleepers; /* number of exchanges at which the rank has arrived; threads that wait for it */
+    volatile int64_t progress;          /* the rank's progress count, see `report_progress` */
+    uint8_t padding[48];
+} rank_state;
+
+_Static_assert(sizeof(rank_state) * MAX_RANKS == RANK_STATE_BYTES, "the states fill the start of the shared memory");
+
+static uint32_t exchanges; /* number of this rank's finished exchanges */
+
+static float *buffer(const uint8_t *shared, uint32_t exchange) {
+    return (float *)(shared + RANK_STATE_BYTES + exchange % 2 * EXCHANGE_BYTES);
+}
+
+KERNEL(publish, row) {
+    if (row < 0) return a->rows;
+    memcpy(buffer(a->shared, exchanges) + row * a->stride + a->first, a->x + row * a->width, a->width * sizeof *a->x);
+    return 0;
+}
+
+KERNEL(collect, row) {
+    if (row < 0) return a->rows;
+    memcpy(a->out + row * a->stride, buffer(a->shared, exchanges - 1) + row * a->stride, a->stride * sizeof *a->out);
+    return 0;
+}
+
+static int has_arrived(rank_state *other, uint32_t exchange) {
+    return (int32_t)(atomic_load_explicit(&other->arrived, memory_order_acquire) - exchange) > 0;
+}
+
+/* Sleep until `other` arrives, or for a moment. */
+static void sleep_for(rank_state *other, uint32_t exchange) {
+#ifdef __linux__
+    struct timespec moment = {0, SLEEP_NANOSECONDS};
+    atomic_fetch_add(&other->sleepers, 1);
+    uint32_t seen = atomic_load(&other->arrived);
+    if ((int32_t)(seen - exchange) <= 0) syscall(SYS_futex, &other->arrived, FUTEX_WAIT, seen, &moment, NULL, 0);
+    atomic_fetch_sub(&other->sleepers, 1);
+#else
+    (void)other, (void)exchange;
+#endif
+}
+
+/* Return once all ranks have called this function equally often. A wait counts as progress if the awaited rank makes
+ * progress. */
+KERNEL(meet_ranks, item) {
+    if (item < 0) return 1;
+    rank_state *states = (rank_state *)a->shared, *own = states + a->rank;
+    uint32_t exchange = exchanges;
+    atomic_store(&own->arrived, exchange + 1);
+#ifdef __linux__
+    if (atomic_load(&own->sleepers)) syscall(SYS_futex, &own->arrived, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+#endif
+    for (int64_t rank = 0; rank < a->ranks; rank++) {
+        rank_state *other = states + rank;
+        int64_t progress = other->progress;
+        for (int64_t poll = 0; !has_arrived(other, exchange); poll++) {
+            if (poll < RANK_POLLS) {
+#ifdef __x86_64__
+                __builtin_ia32_pause();
+#elif defined(__aarch64__)
+                __asm__ volatile("yield");
+#endif
+                continue;
+            }
+            sleep_for(other, exchange);
+            if (other->progress != progress) progress = other->progress, add_progress();
+        }
+    }
+    exchanges = exchange + 1;
+    return 0;
+}
+
+/* Return the address of a rank's progress count in the shared memory. */
+int64_t *rank_progress(uint8_t *shared, int64_t rank) { return (int64_t *)&((rank_state *)shared)[rank].progress; }
+
+/* Start counting exchanges. Called when the ranks connect, because a process may have connected before. */
+void start_exchanges(void) { exchanges = 0; }

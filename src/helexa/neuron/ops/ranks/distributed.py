@@ -1,0 +1,38 @@
+"""The exchange through `torch.distributed`: gloo for CPUs."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from helexa.neuron.ops.ranks.rank_group import RankGroup
+from helexa.neuron.ops.ranks.shares import Shares
+
+
+class Distributed:
+    """The exchange of kernels without shared memory.
+
+    Args:
+        rendezvous: path of a file that does not exist yet, which all ranks of the host can write.
+        seconds: time limit of one exchange.
+    """
+
+    memory: Tensor | None = None
+
+    def __init__(self, group: RankGroup, rendezvous: Path, seconds: float) -> None:
+        self._count = group.count
+        store = dist.FileStore(str(rendezvous), group.count)
+        dist.init_process_group(
+            "gloo", store=store, rank=group.rank, world_size=group.count, timeout=timedelta(seconds=seconds)
+        )
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
+        widest = max(map(len, shares.ranges))
+        padded = torch.zeros(x.shape[0], widest, dtype=x.dtype)
+        padded[:, : x.shape[1]] = x
+        parts = [torch.empty_like(padded) for _ in range(self._count)]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:, : len(rows)] for part, rows in zip(parts, shares.ranges, strict=True)], dim=1)

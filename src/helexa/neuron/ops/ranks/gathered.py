@@ -1,0 +1,25 @@
+"""Products whose outputs are divided among the ranks."""
+
+from torch import Tensor
+
+from helexa.neuron.ops.linear import LinearOp
+from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.shares import Shares
+
+
+class GatheredLinear:
+    """A product of which each rank computes its own outputs; the result has the outputs of all ranks.
+
+    Args:
+        product: product of this rank's outputs.
+        shares: division of the outputs.
+    """
+
+    def __init__(self, ops: Ops, product: LinearOp, shares: Shares) -> None:
+        self._ops = ops
+        self._product = product
+        self._shares = shares
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the outputs of all ranks, [T, N], for inputs x [T, K]."""
+        return self._ops.gather(self._product(x), self._shares)

@@ -1,0 +1,41 @@
+"""Memory that the ranks of one host share, through which the native kernels exchange results."""
+
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+from helexa.core.errors import HelexaError
+from helexa.neuron.ops.constants import EXCHANGE_BYTES, RANK_STATE_BYTES
+from helexa.neuron.ops.ranks.shares import Shares
+
+_SIZE = RANK_STATE_BYTES + 2 * EXCHANGE_BYTES
+
+
+class SharedMemory:
+    """The exchange of the native kernels: memory of which each rank maps the same pages.
+
+    Args:
+        fd: descriptor of the memory, from `create`; it stays open.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.memory: Tensor | None = torch.frombuffer(mmap.mmap(fd, _SIZE), dtype=torch.uint8)
+
+    @staticmethod
+    def create() -> int:
+        """Return a descriptor of new, zeroed shared memory.
+
+        Raises:
+            HelexaError: the system has no anonymous shared memory (`memfd_create`).
+        """
+        if not hasattr(os, "memfd_create"):
+            raise HelexaError("tensor parallelism with native kernels requires Linux")
+        fd = os.memfd_create("helexa-ranks", os.MFD_CLOEXEC)
+        os.ftruncate(fd, _SIZE)
+        return fd
+
+    def gather(self, x: Tensor, shares: Shares) -> Tensor:
+        """Raise NotImplementedError: the native kernels exchange results themselves."""
+        raise NotImplementedError
