@@ -22,17 +22,15 @@ class Distributed:
     memory: Tensor | None = None
 
     def __init__(self, group: RankGroup, rendezvous: Path, seconds: float) -> None:
-        self._count = group.count
         store = dist.FileStore(str(rendezvous), group.count)
-        dist.init_process_group(
-            "gloo", store=store, rank=group.rank, world_size=group.count, timeout=timedelta(seconds=seconds)
-        )
+        # Not torch's default group, which a process can create only once.
+        self._group = dist.ProcessGroupGloo(store, group.rank, group.count, timedelta(seconds=seconds))
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
         widest = max(map(len, shares.ranges))
         padded = torch.zeros(x.shape[0], widest, dtype=x.dtype)
         padded[:, : x.shape[1]] = x
-        parts = [torch.empty_like(padded) for _ in range(self._count)]
-        dist.all_gather(parts, padded)
+        parts = [torch.empty_like(padded) for _ in shares.ranges]
+        self._group.allgather([parts], [padded]).wait()
         return torch.cat([part[:, : len(rows)] for part, rows in zip(parts, shares.ranges, strict=True)], dim=1)
