@@ -11,16 +11,20 @@ from helexa.neuron.ops.norm import HeadNorms
 
 
 class Attention:
-    """Self-attention with `heads` query heads over `kv_heads` shared K and V heads (Ainslie et al., 2023); a mixer.
+    """Grouped-query attention (Ainslie et al., 2023) with its projections; implements `Mixer`.
 
     Args:
+        heads: number of query heads.
+        kv_heads: number of key heads, and of value heads. Consecutive query heads share a key and a value head.
         rope: rotary embedding of this layer.
         scale: factor on the products of queries and keys; None for 1 / sqrt(head_dim).
-        window: number of positions that each query attends to, including its own; None for all.
-        sinks: the checkpoint's tensor `sinks` holds one score per head, which takes part in every softmax.
-        norms: (epsilon, offset) of RMS norms on each query and key head before rotation (`q_norm` and `k_norm`). The
-            offset is added to the weights in the checkpoint. None for no norms.
-        gated: `q_proj` yields a query and a gate for each head; the sigmoid of the gate multiplies the head's output.
+        window: number of positions that each query attends to, including its own position; None for all positions.
+        sinks: whether the checkpoint has attention sinks. The tensor `prefix.sinks` holds one extra score per head,
+            which is added to every softmax of the head.
+        norms: the epsilon and the weight offset of the RMS norms `q_norm` and `k_norm`, which normalize each query and
+            key head before rotation. The offset is added to the norm weights in the checkpoint. None for no norms.
+        gated: whether `q_proj` computes a gate in addition to the query of each head. The output of the head is
+            multiplied by the sigmoid of its gate.
     """
 
     state_bytes = 0
@@ -61,11 +65,19 @@ class Attention:
         self.page_bytes = loader.ops.page_bytes(kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
-        """Return the K and V cache of this layer for `pages` pages."""
+        """Return a zeroed KV cache of `pages` pages for this layer; `slots` is ignored."""
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; writes this step's K and V to `cache` first."""
+        """Write the keys and values of all rows to `cache`, and return the attention output.
+
+        Args:
+            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            rows: int32 [S], indexes of the rows to return; None for all rows.
+
+        Returns:
+            [T, H], or [S, H] if `rows` is given.
+        """
         gate = None
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
         if self._gated_q is not None:

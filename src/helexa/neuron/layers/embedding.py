@@ -1,4 +1,4 @@
-"""Token embedding, whose weight the output head may share."""
+"""Token embedding."""
 
 from typing import Any
 
@@ -8,11 +8,13 @@ from helexa.neuron.ops.protocol import Ops
 
 
 class Embedding:
-    """Rows of a [vocabulary, H] weight. A quantized weight stays quantized; only the requested rows are dequantized.
+    """A token embedding with a weight [vocabulary, H].
+
+    A quantized weight stays quantized in memory. Only the rows of the requested tokens are dequantized.
 
     Attributes:
-        matrix: the weight in the format of the kernels; a head may share it.
-        vocab_size: number of rows.
+        matrix: the weight, prepared by `Ops.matrix`. The output head uses the same matrix in models with tied weights.
+        vocab_size: number of rows of the weight.
     """
 
     def __init__(self, ops: Ops, matrix: Any, vocab_size: int) -> None:
@@ -21,5 +23,5 @@ class Embedding:
         self.vocab_size = vocab_size
 
     def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Tokens [T] -> float32 [T, H], times `factor`."""
+        """Return the embeddings of `tokens` [T], multiplied by `factor`, as float32 [T, H]."""
         return self._ops.embedding(self.matrix, tokens, factor)

@@ -1,4 +1,4 @@
-"""Reads the expert weights of a mixture from any of the checkpoint layouts."""
+"""Reader of the expert weights of a mixture of experts, for all supported checkpoint layouts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,16 @@ from helexa.neuron.ops.mixture import Expert
 
 
 class ExpertReader:
-    """Reads expert matrices that are stored separately or stacked in one tensor.
+    """Reads the matrices of E experts, which a checkpoint stores separately or stacked in one tensor.
 
-    The layouts are, with optional biases:
+    I is the intermediate size and H the hidden size. The layouts are, each with optional biases:
 
-    * one matrix per expert: `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight`, `prefix.7.down_proj.weight`
-    * stacked, gate and up fused: `prefix.gate_up_proj`, [E, 2 * I, H], gate rows first, and `prefix.down_proj`
-    * stacked, as in GGUF files: `prefix.gate_proj.weight`, [E, I, H], and the same for up and down
+    * one matrix per expert: for expert 7, `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight` and
+      `prefix.7.down_proj.weight`
+    * stacked, with gate and up in one tensor: `prefix.gate_up_proj` [E, 2 * I, H] with the gate rows first, and
+      `prefix.down_proj` [E, H, I]
+    * stacked, as in GGUF files: `prefix.gate_proj.weight` and `prefix.up_proj.weight` [E, I, H], and
+      `prefix.down_proj.weight` [E, H, I]
 
     Args:
         count: E, the number of experts.
@@ -29,7 +32,7 @@ class ExpertReader:
         self.count = count
 
     def experts(self, hidden: int, intermediate: int) -> list[Expert]:
-        """Return all experts in order."""
+        """Return the weights of all experts in the order of their numbers."""
         fused = f"{self.prefix}.gate_up_proj" in self.loader
         gates = {"gate_up_proj": 2 * intermediate} if fused else {"gate_proj": intermediate, "up_proj": intermediate}
         gate_ups = self._matrices(gates, hidden)
@@ -40,15 +43,24 @@ class ExpertReader:
         ]
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int) -> Any:
-        """Return one expert's matrix from the tensor that stacks all experts."""
+        """Return the matrix of one expert from the stacked tensor `name`, prepared for the kernels.
+
+        Args:
+            shape: shape of the expert's matrix, [outputs, inputs].
+        """
         return self.loader.matrix(name, (self.count, *shape), expert)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the biases of all experts, float32 [E, width]."""
+        """Return the stacked biases `name` of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
     def _matrices(self, outputs: Mapping[str, int], inputs: int) -> list[tuple[list[Any], Tensor | None]]:
-        """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
+        """Return for each expert a list of matrices, and the concatenated biases of these matrices or None.
+
+        Args:
+            outputs: name of each matrix without the prefix, such as `gate_proj`, and its number of outputs.
+            inputs: number of inputs of each matrix.
+        """
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))
         if f"{prefix}.0.{first_name}.weight" in loader:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a mixer that keeps a state of fixed size instead of keys and values."""
+"""Gated DeltaNet: a layer that stores a recurrent state of fixed size per sequence instead of a KV cache."""
 
 from typing import Any
 
@@ -16,15 +16,18 @@ _LARGEST_STATE = 1 << 26  # bytes per sequence and layer; the largest models hav
 
 
 class GatedDeltaNet:
-    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution; a mixer.
+    """Linear attention by the gated delta rule (Yang et al., 2024) after a short convolution; implements `Mixer`.
 
     The checkpoint has four input projections (`in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`) or two
-    (`in_proj_qkvz`, `in_proj_ba`). In the latter, the rows of each key head and of its value heads are grouped.
+    (`in_proj_qkvz`, `in_proj_ba`). The two-projection layout groups rows by key head: the rows of the first key head
+    and of the value heads that share it come first.
 
     Args:
-        key_heads, heads: Hk and Hv; each key head serves Hv / Hk value heads.
-        key_dim, value_dim: Dk and Dv.
-        kernel: K, the number of tokens in the convolution's window.
+        key_heads: Hk, the number of query heads, and of key heads.
+        heads: Hv, the number of value heads. Hv / Hk consecutive value heads share one key head.
+        key_dim: Dk, width of a query or key head.
+        value_dim: Dv, width of a value head.
+        kernel: K, the number of tokens that the convolution covers.
         eps: epsilon of the norm on each head's output.
     """
 
@@ -75,20 +78,33 @@ class GatedDeltaNet:
         self._out = loader.linear({f"{prefix}.out_proj": hidden}, sizes.values)
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
-        """Return a cache with `slots` state slots."""
+        """Return a cache with `slots` state slots; `pages` is ignored."""
         return self._rule.new_cache(slots)
 
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; updates the states with the settled rows of each span."""
+        """Update the recurrent states in `cache`, and return the layer's output.
+
+        Only accepted tokens change a state; draft tokens do not (see `Span.settled`).
+
+        Args:
+            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            rows: int32 [S], indexes of the rows to return; None for all rows.
+
+        Returns:
+            [T, H], or [S, H] if `rows` is given.
+        """
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
         return self._out(self._rule(mixed, z, b, a, cache, step.batch, rows))
 
 
 def _ungrouped(loader: Loader, name: str, inputs: int, key_heads: int, widths: tuple[int, ...]) -> Any:
-    """Return a matrix with rows sorted by projection; the checkpoint groups the rows of all projections by key head.
+    """Return a fused matrix with all rows of its first projection first, then all rows of the second, and so on.
+
+    The checkpoint's tensor `name` instead lists the rows of all projections for the first key head, then for the next.
 
     Args:
-        widths: rows of each projection in the group of one key head.
+        inputs: number of columns of the matrix.
+        widths: number of rows of each projection per key head.
     """
     shape = (key_heads * sum(widths), inputs)
 

@@ -1,4 +1,4 @@
-"""The loader: builds layers from a checkpoint, tensor by tensor, in the layout of the kernels."""
+"""The loader: reads tensors of a checkpoint and prepares them for the kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,15 @@ from helexa.neuron.weights.quantization.quant_policy import QuantPolicy
 
 
 class Loader:
-    """Builds layers from tensor names in a checkpoint.
+    """Reads tensors of a checkpoint by name, and prepares them for the kernels.
 
-    Every tensor must have the shape that the configuration implies, because native kernels read by these sizes without
-    further checks.
+    Every tensor must have the shape that the configuration implies. Native kernels use these shapes without further
+    checks.
 
     Args:
-        on_read: called with the bytes of weights read so far.
-        store: matrices that were prepared at an earlier start; None to prepare all matrices.
+        ops: kernels to prepare the weights for.
+        on_read: called after each read with the total bytes of weights read so far.
+        store: disk cache of matrices that an earlier start of the engine prepared; None to prepare all matrices.
         policy: which matrices to quantize, and to which format; None for no quantization.
     """
 
@@ -50,12 +51,14 @@ class Loader:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
-        """Return a tensor as stored: plain, or groupwise with its exact codes.
+        """Return a tensor as the checkpoint stores it: a plain tensor, or a groupwise quantized tensor.
 
-        The tensor may be a view of the file (see `Checkpoint`), so the caller must copy a tensor that it keeps.
+        The tensor may be a view of the mapped file (see `Checkpoint`). The caller must copy a tensor that it uses
+        after loading.
 
         Args:
-            index: index of the matrix in a tensor [E, N, K]; None for the whole tensor.
+            shape: shape that the whole tensor must have.
+            index: index of one matrix in a tensor [E, N, K]; None for the whole tensor.
 
         Raises:
             ModelFileError: the tensor is missing or has another shape.
@@ -68,18 +71,24 @@ class Loader:
         return weight
 
     def matrix(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Any:
-        """Return a matrix [N, K], prepared for the kernels. See `weight` for the arguments."""
+        """Return a matrix [N, K], quantized by the policy and prepared for the kernels.
+
+        Args:
+            shape: shape that the whole tensor `name` must have.
+            index: index of the matrix in a tensor [E, N, K]; None if the tensor is the matrix.
+        """
         require_shape(name, self.checkpoint.shape(name), shape)
         key = name if index is None else f"{name}#{index}"
         return self.prepared(key, shape[-2:], lambda: self.weight(name, shape, index))
 
     def prepared(self, key: str, shape: tuple[int, ...], read: Callable[[], Weight]) -> Any:
-        """Return the matrix from `read`, quantized by the policy and prepared for the kernels.
+        """Return the matrix that `read` reads, quantized by the policy and prepared for the kernels.
 
-        If the store has the matrix, `read` is not called.
+        If the store already has the prepared matrix, `read` is not called.
 
         Args:
-            key: unique name of the matrix in the model.
+            key: unique name of the matrix in the model, used as the name in the store.
+            shape: shape of the matrix, [N, K].
         """
         stored = None if self._store is None else self._store.get(key, shape)
         if stored is not None:
@@ -95,40 +104,53 @@ class Loader:
         return matrix
 
     def plain(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a small tensor in float32 on the device."""
+        """Return a tensor as float32 on the device, without quantization; for small tensors such as biases."""
         weight = self.weight(name, shape)
         if isinstance(weight, GroupwiseTensor):
             return weight.dequantize(torch.float32).to(self.ops.device)
         return weight.to(self.ops.device, torch.float32, copy=True)
 
     def vector(self, name: str, width: int) -> Tensor:
-        """Return a tensor [width] in float32 on the device."""
+        """Return the one-dimensional tensor `name` with `width` numbers, as float32 on the device."""
         return self.plain(name, (width,))
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
-        """Return the RMS norm with the weight `name.weight`, [width], plus `offset`."""
+        """Return an RMS norm with the weight `name.weight` [width].
+
+        Args:
+            offset: number to add to the weight. Some models, such as Gemma, store the weight minus 1.
+        """
         return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
     def linear(self, outputs: Mapping[str, int], inputs: int, gate: str | None = None) -> LinearOp:
-        """Return one product for one or several weights with the same input; their outputs are concatenated.
+        """Return a linear operator for one or several weights with the same input.
+
+        The operator concatenates the outputs of all weights.
 
         Args:
-            outputs: names and their numbers of outputs: `name.weight` is [outputs, inputs]; `name.bias` is optional.
-            gate: activation of a gated input: the product takes twice as many inputs, of which the first half gates the
-                second (see `Ops.linear`). None for no gate.
+            outputs: name of each linear layer and its number of outputs. The checkpoint has `name.weight`
+                [outputs, inputs], and optionally `name.bias`.
+            gate: activation of a gated input, `silu` or `gelu_tanh`. The operator then takes 2 * `inputs` numbers per
+                row, and multiplies the second half by the activation of the first half. None for no gate.
         """
         return self.product(*self.matrices(outputs, inputs), gate)
 
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return the product of prepared matrices (see `Ops.linear`)."""
+        """Return a linear operator for matrices that are already prepared (see `Ops.linear`)."""
         return self.ops.linear(matrices, bias, gate)
 
     def mixture(self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-        """Return the mixture of experts of prepared matrices (see `Ops.mixture`)."""
+        """Return the operator of a mixture of experts (see `Ops.mixture`)."""
         return self.ops.mixture(experts, routing, clamp)
 
     def matrices(self, outputs: Mapping[str, int], inputs: int) -> tuple[list[Any], Tensor | None]:
-        """Return the matrices of `linear`, and their concatenated biases or None."""
+        """Return the prepared matrices of several linear layers, and their concatenated biases.
+
+        The biases are None if no layer has a bias. A layer without a bias otherwise has zeros.
+
+        Args:
+            outputs: name of each linear layer and its number of outputs.
+        """
         matrices = [self.matrix(f"{name}.weight", (rows, inputs)) for name, rows in outputs.items()]
         biases = [
             self.vector(f"{name}.bias", width) if f"{name}.bias" in self else None for name, width in outputs.items()
@@ -142,9 +164,9 @@ class Loader:
         return matrices, bias
 
     def embedding(self, name: str, width: int) -> Embedding:
-        """Return the token embedding with the weight `name.weight`, [vocabulary, width].
+        """Return the token embedding with the weight `name.weight` [vocabulary, width].
 
-        The file's tensor sets the vocabulary size.
+        The vocabulary size is the tensor's number of rows; the configuration's `vocab_size` is ignored.
         """
         name = f"{name}.weight"
         vocab_size = self.checkpoint.shape(name)[0]
@@ -152,7 +174,7 @@ class Loader:
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise a ModelFileError unless the tensor `name` has the `shape` that the configuration implies."""
+    """Raise a ModelFileError if the shape `actual` of the tensor `name` differs from the required `shape`."""
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 

@@ -6,10 +6,12 @@ from helexa.neuron.layers.loader import Loader
 
 
 class GatedMlp:
-    """`down(act(gate(x)) * up(x))`, with gate and up as one product (Shazeer, 2020).
+    """The gated feed-forward layer `down(act(gate(x)) * up(x))` (Shazeer, 2020).
+
+    One matrix product computes both `gate(x)` and `up(x)`.
 
     Args:
-        act: "silu" or "gelu_tanh".
+        act: activation of the gate, "silu" or "gelu_tanh".
     """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int, act: str = "silu") -> None:
@@ -17,5 +19,5 @@ class GatedMlp:
         self._down = loader.linear({f"{prefix}.down_proj": hidden}, intermediate, gate=act)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Return the layer's output [T, H] for inputs x [T, H] (T rows, H the hidden size)."""
         return self._down(self._gate_up(x))
