@@ -1,4 +1,4 @@
-"""Mixture of experts computed one expert after another, for experts that no fused kernel supports."""
+"""Mixture of experts that runs one expert after another, for expert weights that no fused kernel supports."""
 
 from collections.abc import Sequence
 
@@ -7,10 +7,10 @@ from helexa.neuron.ops.protocol import Ops
 
 
 def expert_by_expert(ops: Ops, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None = None) -> MixtureOp:
-    """Prepare a mixture from the matrix products of `ops` (see `Ops.mixture`)."""
+    """Return an operator that runs the experts one after another with linear operators of `ops` (see `Ops.mixture`)."""
     step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias, "silu") for expert in experts]
-    # A decode step reads only the chosen experts of the weights that `linear` counted.
+    # `linear` counted the weights of all experts, but a decode step reads only the experts that one row uses.
     ops.step_bytes = step_bytes + (ops.step_bytes - step_bytes) * routing.chosen // len(experts)
     return Mixture(routing, gate_ups, downs, clamp)
