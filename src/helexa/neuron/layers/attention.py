@@ -68,11 +68,19 @@ class Attention:
         self.page_bytes = loader.ops.page_bytes(self._kv_heads, head_dim)
 
     def new_cache(self, pages: int, slots: int) -> Tensor:
-        """Return the K and V cache of this layer for `pages` pages."""
+        """Return a zeroed KV cache of `pages` pages for this layer; `slots` is ignored."""
         return self._ops.new_cache(self._kv_heads, pages, self._head_dim)
 
     def __call__(self, x: Tensor, cache: Tensor, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; writes this step's K and V to `cache` first."""
+        """Write the keys and values of all rows to `cache`, and return the attention output.
+
+        Args:
+            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            rows: int32 [S], indexes of the rows to return; None for all rows.
+
+        Returns:
+            [T, H], or [S, H] if `rows` is given.
+        """
         gate = None
         qkv = self._qkv(x).view(x.shape[0], -1, self._head_dim)  # [T, heads + 2 * kv_heads, D]
         if self._gated_q is not None:

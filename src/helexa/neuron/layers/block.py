@@ -1,4 +1,4 @@
-"""One decoder layer."""
+"""A decoder layer: attention or another mixer, and a feed-forward layer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,14 @@ from helexa.neuron.ops.norm import NormOp
 
 
 class Block:
-    """A pre-norm decoder layer: a mixer and a feed-forward layer, each with a norm, on the residual stream.
+    """A pre-norm decoder layer, which adds the outputs of a mixer and of a feed-forward layer to the residual stream.
 
     Args:
-        norms: norms of the inputs of the mixer and of the feed-forward layer.
-        post_norms: norms of the outputs of the mixer and of the feed-forward layer (Gemma); None for no such norms.
+        mixer: attention or Gated DeltaNet (see `Mixer`).
+        mlp: feed-forward layer.
+        norms: norm of the mixer's input, and norm of the feed-forward layer's input.
+        post_norms: norm of the mixer's output, and norm of the feed-forward layer's output, as in Gemma 3. None if the
+            outputs are not normalized.
     """
 
     def __init__(
@@ -36,12 +39,16 @@ class Block:
     def __call__(
         self, hidden: Tensor, delta: Tensor | None, cache: Any, step: Step, rows: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Add `delta` to the residual stream [T, H] in place; return the stream and the next `delta`.
+        """Compute the layer, and return the residual stream and this layer's output, which is not yet added to it.
 
-        The next layer, or the final norm, adds the returned `delta` to the stream.
+        The norms add pending outputs to the stream in place, because a kernel can do both at once. The caller passes
+        both results to the next layer, or to the final norm.
 
         Args:
-            rows: int32 [S], the rows to compute; None for all.
+            hidden: [T, H], residual stream; changed in place.
+            delta: [T, H], output of the previous layer, which this layer adds to `hidden`; None for the first layer.
+            cache: KV cache or recurrent state of the mixer. The mixer updates it for all T rows.
+            rows: int32 [S], indexes of the rows to return; None for all rows.
         """
         delta = self.mixer(self._mixer_norm(hidden, delta), cache, step, rows)
         if rows is not None:

@@ -1,4 +1,4 @@
-"""Token embedding, whose weight the output head may share."""
+"""Token embedding."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ class Embedding:
         self.vocab_size = shares.total
 
     def __call__(self, tokens: Tensor, factor: float = 1.0) -> Tensor:
-        """Tokens [T] -> float32 [T, H], times `factor`."""
+        """Return the embeddings of `tokens` [T], multiplied by `factor`, as float32 [T, H]."""
         if len(self.shares.ranges) == 1:
             return self._ops.embedding(self.matrix, tokens, factor)
         # Each token's embedding is on one rank. The other ranks add zeros.

@@ -1,4 +1,4 @@
-"""Reads the expert weights of a mixture from any of the checkpoint layouts."""
+"""Reader of the expert weights of a mixture of experts, for all supported checkpoint layouts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,16 @@ from helexa.neuron.ops.ranks.shares import RowRange, row_numbers
 
 
 class ExpertReader:
-    """Reads expert matrices that are stored separately or stacked in one tensor.
+    """Reads the matrices of E experts, which a checkpoint stores separately or stacked in one tensor.
 
-    The layouts are, with optional biases:
+    I is the intermediate size and H the hidden size. The layouts are, each with optional biases:
 
-    * one matrix per expert: `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight`, `prefix.7.down_proj.weight`
-    * stacked, gate and up fused: `prefix.gate_up_proj`, [E, 2 * I, H], gate rows first, and `prefix.down_proj`
-    * stacked, as in GGUF files: `prefix.gate_proj.weight`, [E, I, H], and the same for up and down
+    * one matrix per expert: for expert 7, `prefix.7.gate_proj.weight`, `prefix.7.up_proj.weight` and
+      `prefix.7.down_proj.weight`
+    * stacked, with gate and up in one tensor: `prefix.gate_up_proj` [E, 2 * I, H] with the gate rows first, and
+      `prefix.down_proj` [E, H, I]
+    * stacked, as in GGUF files: `prefix.gate_proj.weight` and `prefix.up_proj.weight` [E, I, H], and
+      `prefix.down_proj.weight` [E, H, I]
 
     Args:
         count: E, the number of experts.
@@ -48,13 +51,18 @@ class ExpertReader:
         return self.loader.matrix(name, (self.count, *shape), expert, ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the biases of all experts, float32 [E, width]."""
+        """Return the stacked biases `name` of all experts, float32 [E, width]."""
         return self.loader.plain(name, (self.count, width))
 
     def _matrices(
         self, outputs: Mapping[str, Sequence[RowRange]], inputs: int
     ) -> list[tuple[list[Any], Tensor | None]]:
-        """Return for each expert the matrices of `outputs`, and their concatenated biases or None."""
+        """Return for each expert a list of matrices, and the concatenated biases of these matrices or None.
+
+        Args:
+            outputs: name of each matrix without the prefix, such as `gate_proj`, and its number of outputs.
+            inputs: number of inputs of each matrix.
+        """
         loader, prefix, experts = self.loader, self.prefix, range(self.count)
         first_name = next(iter(outputs))
         if f"{prefix}.0.{first_name}.weight" in loader:

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: a mixer that keeps a state of fixed size instead of keys and values."""
+"""Gated DeltaNet: a layer that stores a recurrent state of fixed size per sequence instead of a KV cache."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -97,11 +97,21 @@ class GatedDeltaNet:
         self._shares = shares.queries.times(value_dim) if loader.ranks > 1 else None
 
     def new_cache(self, pages: int, slots: int) -> DeltaCache:
-        """Return a cache with `slots` state slots."""
+        """Return a cache with `slots` state slots; `pages` is ignored."""
         return self._rule.new_cache(slots)
 
     def __call__(self, x: Tensor, cache: DeltaCache, step: Step, rows: Tensor | None = None) -> Tensor:
-        """[T, H] -> [T, H], or [S, H] for `rows` [S] only; updates the states with the settled rows of each span."""
+        """Update the recurrent states in `cache`, and return the layer's output.
+
+        Only accepted tokens change a state; draft tokens do not (see `Span.settled`).
+
+        Args:
+            x: [T, H], inputs of the layer: T rows (tokens of the batch), H the hidden size.
+            rows: int32 [S], indexes of the rows to return; None for all rows.
+
+        Returns:
+            [T, H], or [S, H] if `rows` is given.
+        """
         mixed, z, b, a = self._in(x).split(self._widths, dim=-1)
         out = self._rule(mixed, z, b, a, cache, step.batch, rows)
         return self._out(out if self._shares is None else self._ops.gather(out, self._shares))

@@ -1,4 +1,4 @@
-"""The loader: builds layers from a checkpoint, tensor by tensor, in the layout of the kernels."""
+"""The loader: reads tensors of a checkpoint and prepares them for the kernels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -57,12 +57,14 @@ class Loader:
         return name in self._names
 
     def weight(self, name: str, shape: tuple[int, ...], index: int | None = None) -> Weight:
-        """Return a tensor as stored: plain, or groupwise with its exact codes.
+        """Return a tensor as the checkpoint stores it: a plain tensor, or a groupwise quantized tensor.
 
-        The tensor may be a view of the file (see `Checkpoint`), so the caller must copy a tensor that it keeps.
+        The tensor may be a view of the mapped file (see `Checkpoint`). The caller must copy a tensor that it uses
+        after loading.
 
         Args:
-            index: index of the matrix in a tensor [E, N, K]; None for the whole tensor.
+            shape: shape that the whole tensor must have.
+            index: index of one matrix in a tensor [E, N, K]; None for the whole tensor.
 
         Raises:
             ModelFileError: the tensor is missing or has another shape.
@@ -135,7 +137,11 @@ class Loader:
         return self.plain(name, (width,), ranges)
 
     def norm(self, name: str, width: int, eps: float, offset: float = 0.0) -> NormOp:
-        """Return the RMS norm with the weight `name.weight`, [width], plus `offset`."""
+        """Return an RMS norm with the weight `name.weight` [width].
+
+        Args:
+            offset: number to add to the weight. Some models, such as Gemma, store the weight minus 1.
+        """
         return self.ops.rms_norm(self.vector(f"{name}.weight", width) + offset, eps)
 
     def linear(self, name: str, outputs: int, inputs: int, gate: str | None = None) -> LinearOp:
@@ -169,13 +175,13 @@ class Loader:
         return product if self.ranks == 1 else GatheredLinear(self.ops, product, shares)
 
     def product(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Return the product of prepared matrices (see `Ops.linear`)."""
+        """Return a linear operator for matrices that are already prepared (see `Ops.linear`)."""
         return self.ops.linear(matrices, bias, gate)
 
     def mixture(
         self, experts: Sequence[Expert], routing: Routing, clamp: Clamp | None, shares: ExpertShares
     ) -> MixtureOp:
-        """Return the mixture of experts of prepared matrices (see `Ops.mixture`)."""
+        """Return the operator of a mixture of experts (see `Ops.mixture`)."""
         return self.ops.mixture(experts, routing, clamp, shares if self.ranks > 1 else None)
 
     def matrices(self, outputs: Mapping[str, Sequence[RowRange]], inputs: int) -> tuple[list[Any], Tensor | None]:
@@ -219,7 +225,7 @@ class Loader:
 
 
 def require_shape(name: str, actual: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Raise a ModelFileError unless the tensor `name` has the `shape` that the configuration implies."""
+    """Raise a ModelFileError if the shape `actual` of the tensor `name` differs from the required `shape`."""
     if actual != shape:
         raise ModelFileError(f"tensor {name} has shape {list(actual)}, but the configuration requires {list(shape)}")
 

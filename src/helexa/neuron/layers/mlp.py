@@ -6,10 +6,12 @@ from helexa.neuron.layers.loader import Loader
 
 
 class GatedMlp:
-    """`down(act(gate(x)) * up(x))`, with gate and up as one product (Shazeer, 2020).
+    """The gated feed-forward layer `down(act(gate(x)) * up(x))` (Shazeer, 2020).
+
+    One matrix product computes both `gate(x)` and `up(x)`.
 
     Args:
-        act: "silu" or "gelu_tanh".
+        act: activation of the gate, "silu" or "gelu_tanh".
     """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int, act: str = "silu") -> None:
@@ -23,7 +25,7 @@ class GatedMlp:
         self._down = loader.linear(f"{prefix}.down_proj", hidden, intermediate, gate)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Return the layer's output [T, H] for inputs x [T, H] (T rows, H the hidden size)."""
         hidden = self._gate_up(x)
         if self._shares is not None:
             hidden = self._ops.gather(self._ops.gate_mul(hidden, self._act), self._shares)

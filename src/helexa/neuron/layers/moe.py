@@ -1,4 +1,4 @@
-"""A feed-forward layer with a mixture of experts."""
+"""Feed-forward layer with a mixture of experts."""
 
 from torch import Tensor
 
@@ -9,14 +9,15 @@ from helexa.neuron.ops.mixture import Clamp, ExpertShares, Routing
 
 
 class SparseMoe:
-    """A feed-forward layer in which each row uses a few of many experts (Shazeer et al., 2017).
+    """A feed-forward layer in which each row (token) uses a few of E experts (Shazeer et al., 2017).
 
     Args:
-        router: name of the router: `router.weight` is [E, hidden] in the checkpoint, `router.bias` is optional.
-        reader: reader of the experts.
-        intermediate: width of each expert.
-        clamp: settings of the clamped activation; None for silu.
-        shared: an expert that all rows use; None for no shared expert.
+        router: name of the router. The checkpoint has `router.weight` [E, hidden], and optionally `router.bias`.
+        reader: reader of the experts' weights.
+        routing: rule that selects the experts of each row and their weights.
+        intermediate: intermediate size of each expert.
+        clamp: parameters of the clamped activation; None for SiLU.
+        shared: expert that all rows use in addition to the selected experts; None for no such expert.
     """
 
     def __init__(
@@ -37,13 +38,17 @@ class SparseMoe:
         self._shared = shared
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
+        """Return the layer's output [T, H] for inputs x [T, H] (T rows, H the hidden size)."""
         out = self._experts(x, self._scores(x))
         return out if self._shared is None else self._shared(x, out)
 
 
 class SharedExpert:
-    """An expert that all rows use (`prefix.shared_expert`), with a gate (`prefix.shared_expert_gate`)."""
+    """An expert that all rows use in addition to the selected experts.
+
+    The checkpoint has its weights at `prefix.shared_expert`. The linear layer `prefix.shared_expert_gate` computes one
+    gate per row, and the sigmoid of the gate multiplies the expert's output.
+    """
 
     def __init__(self, loader: Loader, prefix: str, *, hidden: int, intermediate: int) -> None:
         self._ops = loader.ops
@@ -51,5 +56,5 @@ class SharedExpert:
         self._gate = loader.replicated_linear(f"{prefix}.shared_expert_gate", 1, hidden)
 
     def __call__(self, x: Tensor, out: Tensor) -> Tensor:
-        """Return `out` [T, H] plus the gated output of the expert for x [T, H]."""
+        """Return the sum of `out` [T, H] and the gated output of this expert for inputs x [T, H]."""
         return self._ops.add_gated(out, self._expert(x), self._gate(x))

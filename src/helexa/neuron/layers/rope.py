@@ -1,4 +1,4 @@
-"""Rotary position embedding: the frequencies of a model, and the cos and sin tables of one step."""
+"""Rotary position embedding: the frequencies of a model, and the cos and sin tables for the positions of a batch."""
 
 import math
 from collections.abc import Mapping
@@ -12,12 +12,13 @@ from helexa.neuron.ops.protocol import Ops
 
 
 def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of a configuration, old or new, with the keys of today's `rope_parameters`.
+    """Return the rotary settings of a model configuration, with the keys of `rope_parameters` in current transformers.
 
-    The keys are `rope_type`, `rope_theta`, `partial_rotary_factor` and the keys of the type.
+    Older configurations have `rope_scaling` and top-level keys instead. The result always has `rope_type`,
+    `rope_theta` and `partial_rotary_factor`, and the further keys that the RoPE type needs.
 
     Raises:
-        ModelFileError: the configuration has separate settings for each type of layer.
+        ModelFileError: `rope_parameters` has separate settings for each type of layer.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if any(isinstance(value, Mapping) for value in scaling.values()):
@@ -31,13 +32,15 @@ def rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Rope:
-    """Frequencies of one model, or of one type of its layers.
+    """The rotary frequencies of a model, or of one type of its layers.
+
+    The first R = `partial_rotary_factor` * D numbers of each head are rotated. D is the head dimension.
 
     Args:
-        settings: see `rope_settings`; with `mrope_section`, positions may have three axes.
-        head_dim: D; the first `partial_rotary_factor` * D numbers of a head are rotated (R).
-        trained_context: default of `original_max_position_embeddings`.
-        factors: [R / 2], divisors of the frequencies, which some GGUF files contain.
+        settings: result of `rope_settings`. If it has `mrope_section`, positions may have three axes (M-RoPE).
+        head_dim: D.
+        trained_context: context length to use if `settings` lacks `original_max_position_embeddings`.
+        factors: [R / 2], numbers by which the frequencies are divided. Some GGUF files contain them. None for 1.
     """
 
     def __init__(
@@ -76,7 +79,11 @@ class Rope:
         self._columns = torch.arange(rope_dim // 2, device=ops.device)
 
     def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of positions [T] or [3, T], each float32 [T, R / 2]."""
+        """Return the cos and the sin of the rotation angles, each float32 [T, R / 2].
+
+        Args:
+            positions: [T], or [3, T] for positions with time, height and width (M-RoPE).
+        """
         if positions.dim() == 1:
             return self._ops.rope_tables(positions, self._frequencies, self._factor)
         by_axis = [self._ops.rope_tables(axis, self._frequencies, self._factor) for axis in positions]
@@ -87,10 +94,14 @@ class Rope:
 
 
 def _axes(settings: Mapping[str, Any], half: int) -> Tensor:
-    """Return the position axis of each frequency, int64 [R / 2]: 0 time, 1 height, 2 width (M-RoPE; Wang et al., 2024).
+    """Return the position axis that each frequency uses, int64 [R / 2] (M-RoPE; Wang et al., 2024).
 
-    `mrope_section` lists the number of frequencies of each axis. The frequencies of an axis are contiguous. With
-    `mrope_interleaved`, the axes alternate as long as height and width have frequencies left.
+    The axes are 0 for time, 1 for height and 2 for width. `mrope_section` lists the number of frequencies of each axis.
+    By default, the frequencies of an axis are contiguous. With `mrope_interleaved`, the frequencies use time, height
+    and width in turn; after height or width has its number of frequencies, time takes its turns.
+
+    Args:
+        half: R / 2.
     """
     sections = settings.get("mrope_section")
     if sections is None:
@@ -118,7 +129,10 @@ def _trained(settings: Mapping[str, Any], trained_context: int) -> float:
 
 
 def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: int) -> Tensor:
-    """Apply Llama 3.1's rule: stretch long wavelengths, keep short wavelengths, and interpolate between them."""
+    """Return the frequencies scaled by Llama 3.1's rule.
+
+    The rule divides low frequencies by `factor`, leaves high frequencies unchanged, and interpolates between them.
+    """
     factor = _positive("factor", settings["factor"])
     low, high = _positive("low_freq_factor", settings["low_freq_factor"]), float(settings["high_freq_factor"])
     if not low < high:
@@ -129,9 +143,10 @@ def _llama3(frequencies: Tensor, settings: Mapping[str, Any], trained_context: i
 
 
 def _yarn(frequencies: Tensor, theta: float, settings: Mapping[str, Any], trained_context: int) -> tuple[Tensor, float]:
-    """Apply YaRN (Peng et al., 2023); return the frequencies, and a factor on cos and sin that sharpens attention.
+    """Return the frequencies scaled by YaRN (Peng et al., 2023), and the factor to multiply cos and sin by.
 
-    YaRN stretches and interpolates like Llama 3.1, but its bounds are dimensions instead of wavelengths.
+    YaRN divides low frequencies by a factor, leaves high frequencies unchanged, and interpolates between them. The
+    factor on cos and sin increases attention scores, because long contexts otherwise flatten the softmax.
     """
     training_length = _trained(settings, trained_context)
     factor = _positive("factor", settings["factor"] or trained_context / training_length)

@@ -1,4 +1,4 @@
-"""State that all layers of one forward pass share."""
+"""Data that all layers of one forward pass share."""
 
 from torch import Tensor
 
@@ -7,14 +7,14 @@ from helexa.neuron.ops.batch import Batch
 
 
 class Step:
-    """The batch, and rotary tables that are computed on first use."""
+    """The batch of one forward pass, and its rotary tables, which are computed on first use and then reused."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
 
     def tables(self, rope: Rope) -> tuple[Tensor, Tensor]:
-        """Return cos and sin of the batch's positions (see `Rope.tables`)."""
+        """Return the cos and sin tables of `rope` for the positions of the batch (see `Rope.tables`)."""
         if rope not in self._tables:
             self._tables[rope] = rope.tables(self.batch.positions)
         return self._tables[rope]

@@ -1,4 +1,4 @@
-"""The supported model architectures: one module per `model_type`, with only its differences from the base classes."""
+"""The supported model architectures, one module per `model_type` of a Hugging Face `config.json`."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -23,20 +23,20 @@ _CLASSES = {
 
 
 def check_model_type(model_type: str) -> None:
-    """Check that a `model_type` is implemented.
+    """Raise an error if the architecture `model_type` is not implemented.
 
     Raises:
-        ModelFileError: the type is not implemented; the message lists the implemented types.
+        ModelFileError: the architecture is not implemented; the message lists the implemented architectures.
     """
     if model_type not in _CLASSES:
         raise ModelFileError(f"unsupported architecture '{model_type}'; supported: {', '.join(sorted(_CLASSES))}")
 
 
 def model_class(model_type: str) -> "type[Decoder]":
-    """Return the class that implements a `model_type`, from the module of this name.
+    """Import and return the class that implements the architecture `model_type`.
 
     Raises:
-        ModelFileError: the type is not implemented.
+        ModelFileError: the architecture is not implemented.
     """
     check_model_type(model_type)
     return getattr(import_module(f"helexa.neuron.models.{model_type}"), _CLASSES[model_type])

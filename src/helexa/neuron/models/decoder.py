@@ -1,4 +1,4 @@
-"""The base class of all decoders: an embedding, blocks, a norm and a head."""
+"""The base class of all models: a token embedding, decoder layers, a final norm and an output head."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,31 +14,35 @@ from helexa.neuron.processes import heartbeat
 
 
 class Decoder:
-    """A causal language model; subclasses define the block.
+    """A causal language model. Subclasses define the decoder layer with `prepare` and `block`.
 
     Args:
-        config: configuration of the checkpoint, merged with the class's `defaults`.
+        config: configuration of the checkpoint. The caller has added the class's `defaults` for missing settings.
+        loader: source of the weights, prepared for the kernels.
 
     Attributes:
         settings: the checked configuration.
         embedding: token embedding.
-        blocks: layers, first to last.
+        blocks: decoder layers, first to last.
         vocab_size: number of logits per row.
-        bos_token: token at the beginning of sequences, or 0.
+        bos_token: token at the beginning of sequences; 0 if the configuration has no valid `bos_token_id`.
     """
 
     recurrent: ClassVar[bool] = False
-    """Whether some layers have a recurrent state. Every token changes the state, and changes cannot be undone."""
+    """Whether some layers have a recurrent state, which every token changes and which cannot be rewound."""
     capturable: ClassVar[bool] = True
-    """Whether steps can be captured as graphs: the operations of a step depend only on the step's shape."""
+    """Whether any kernels may capture a step as a graph and replay it, because its operations depend only on its shape.
+
+    If False, only kernels with `Ops.captures_state` capture steps.
+    """
     half: ClassVar[bool] = True
-    """Whether activations stay within the range of float16."""
+    """Whether activations stay within the range of float16, so that the model can run in float16."""
     norm_offset: ClassVar[float] = 0.0
-    """Number to add to the norm weights in checkpoints."""
+    """Number to add to the norm weights in checkpoints, which some models store minus 1."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Values of missing settings, as in transformers' configuration class."""
+    """Default values of settings that `config.json` lacks, as in the configuration class of transformers."""
     supported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Settings that change the computation, with their implemented values; None means a missing setting."""
+    """Implemented values of settings that change the computation. The value None stands for a missing setting."""
 
     def __init__(self, config: dict[str, Any], loader: Loader) -> None:
         self.settings = Settings(config)
@@ -56,33 +60,43 @@ class Decoder:
         self._head = loader.head("lm_head", self.embedding, tied, self.settings.hidden)
 
     def prepare(self) -> None:
-        """Check the settings and create objects that all blocks share, before any weight is read."""
+        """Check the settings, and create the objects that all decoder layers share, such as rotary embeddings.
+
+        The constructor calls this method before it reads the embedding and the decoder layers.
+        """
         raise NotImplementedError
 
     def block(self, index: int, prefix: str) -> Block:
-        """Return the block at `index`, whose tensor names start with `prefix`."""
+        """Read and return the decoder layer `index`. The names of its tensors start with `prefix`."""
         raise NotImplementedError
 
     def norm(self, name: str) -> Any:
-        """Return the norm `name` with the width of the residual stream."""
+        """Read and return the RMS norm `name` for inputs of the hidden size."""
         return self.loader.norm(name, self.settings.hidden, self.settings.eps, self.norm_offset)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens [T] -> residual stream, float32 [T, H]."""
+        """Return the input of the first layer, float32 [T, H], for `tokens` [T] (H is the hidden size)."""
         return self.embedding(tokens)
 
     def forward(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Return the logits [S, vocabulary] of the rows that sample; write all rows to the caches."""
+        """Run the model on a batch, and return the logits [S, vocabulary] of the rows in `batch.sample_rows`.
+
+        Args:
+            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
+        """
         return self.head(self.hidden(batch, caches))
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states [S, H] -> logits [S, vocabulary]."""
+        """Return the logits [S, vocabulary] of normalized hidden states [S, H]."""
         return self._head(hidden)
 
     def hidden(self, batch: Batch, caches: list[Any]) -> Tensor:
-        """Return hidden states [S + P, H] after the last norm.
+        """Run all layers and the final norm, and return the hidden states [S + P, H] of the rows in `sample_rows`.
 
-        The S rows sample; the P rows are pooled or scored.
+        The first S rows are used to sample tokens. The last P rows are used for embeddings or prompt scores.
+
+        Args:
+            caches: KV cache or recurrent states of each layer. The layers update them with all rows of the batch.
         """
         step = Step(batch)
         hidden, delta = self.embed(batch.tokens), None

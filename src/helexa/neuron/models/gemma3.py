@@ -1,4 +1,4 @@
-"""Gemma 3, text model (transformers `modeling_gemma3`)."""
+"""Gemma 3, text model only (reference: transformers `modeling_gemma3`)."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -14,7 +14,10 @@ _GLOBAL_THETA, _LOCAL_THETA = 1_000_000.0, 10_000.0
 
 
 class Gemma3(Llama):
-    """Llama with norms before and after every layer; most layers have a sliding window and a local rotary embedding."""
+    """Llama with norms on the inputs and outputs of every attention and MLP, and mostly sliding-window layers.
+
+    The sliding-window layers have their own rotary base frequency.
+    """
 
     defaults: ClassVar = {
         "hidden_size": 2304,
@@ -42,20 +45,20 @@ class Gemma3(Llama):
     act = "gelu_tanh"
 
     def prepare(self) -> None:
-        """Set the factor on token embeddings and what `Llama.prepare` sets."""
+        """Compute the factor on token embeddings, in addition to the work of `Llama.prepare`."""
         super().prepare()
         self._factor = float(torch.tensor(self.settings.hidden**0.5, dtype=self.loader.ops.dtype))
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: one full attention layer per `sliding_window_pattern` layers."""
+        """Return the type of layer `index`: every `sliding_window_pattern`-th layer has full attention."""
         is_sliding = (index + 1) % self.settings.positive("sliding_window_pattern")
         return "sliding_attention" if is_sliding else "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """Return one rotary embedding for full and one for sliding attention layers.
+        """Return the rotary embedding of full-attention layers and the one of sliding-window layers, by layer type.
 
-        In older configurations, the scaling applies only to the full-attention layers, and `rope_local_base_freq`
-        sets the rotation of the sliding layers.
+        In older configurations, `rope_scaling` applies only to full-attention layers, and `rope_local_base_freq` is
+        the rotary base of sliding-window layers.
         """
         config = self.settings.config
         rope_parameters = config.get("rope_parameters") or {}
@@ -73,11 +76,11 @@ class Gemma3(Llama):
         }
 
     def scale(self) -> float:
-        """Return the factor on the products of queries and keys."""
+        """Return the factor on the products of queries and keys, 1 / sqrt(`query_pre_attn_scalar`)."""
         return self.settings.positive("query_pre_attn_scalar") ** -0.5
 
     def block(self, index: int, prefix: str) -> Block:
-        """Return the block at `index`, with norms on the inputs and outputs of attention and MLP."""
+        """Read and return the decoder layer `index`, with norms on the inputs and outputs of attention and MLP."""
         norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.pre_feedforward_layernorm"))
         post_norms = (
             self.norm(f"{prefix}.post_attention_layernorm"),
@@ -86,5 +89,8 @@ class Gemma3(Llama):
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms, post_norms)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens [T]. The factor, the square root of H, is rounded to the activation dtype as in training."""
+        """Return the embeddings of `tokens` [T] times the square root of the hidden size H, as float32 [T, H].
+
+        The square root is rounded to the activation dtype, because the model was trained with the rounded factor.
+        """
         return self.embedding(tokens, self._factor)

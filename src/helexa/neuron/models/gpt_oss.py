@@ -19,7 +19,10 @@ from helexa.neuron.weights.formats import GroupwiseTensor, Weight
 
 
 class GptOss(Llama):
-    """Llama with attention sinks and experts. The loader finds the attention biases by their names."""
+    """Llama with attention sinks, attention biases and a mixture of experts in every layer.
+
+    The attention biases need no code here, because `Loader.linear` reads the biases that the checkpoint has.
+    """
 
     defaults: ClassVar = {
         "head_dim": 64,
@@ -36,7 +39,7 @@ class GptOss(Llama):
     sinks = True
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: sliding and full attention alternate."""
+        """Return the type of layer `index`: sliding-window attention if `index` is even, else full attention."""
         return "full_attention" if index % 2 else "sliding_attention"
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
@@ -55,9 +58,9 @@ class GptOss(Llama):
 
 
 class GptOssReader(ExpertReader):
-    """Reads the experts of Hugging Face checkpoints, in which gate and up rows alternate.
+    """Reads the experts of gpt-oss checkpoints from Hugging Face, in which gate and up rows alternate.
 
-    In these checkpoints, tensors that are not quantized are stored as [inputs, outputs].
+    In these checkpoints, unquantized expert matrices are transposed: [inputs, outputs] instead of [outputs, inputs].
     """
 
     def matrix(self, name: str, shape: tuple[int, int], expert: int, ranges: Sequence[RowRange]) -> Any:
@@ -67,7 +70,10 @@ class GptOssReader(ExpertReader):
         return self.loader.prepared(f"{name}#{expert}", shape, lambda: self._arranged(name, shape, expert), ranges)
 
     def biases(self, name: str, width: int) -> Tensor:
-        """Return the biases of all experts, float32 [E, width], gate before up."""
+        """Return the stacked biases `name` of all E experts, float32 [E, width].
+
+        The biases of `gate_up_proj` are reordered: all gate biases precede all up biases.
+        """
         biases = super().biases(name, width)
         return _gate_first(biases.T).T if name.endswith(".gate_up_proj_bias") else biases
 
@@ -83,5 +89,5 @@ class GptOssReader(ExpertReader):
 
 
 def _gate_first(rows: Tensor) -> Tensor:
-    """Reorder alternating gate and up rows: all gate rows first, then all up rows."""
+    """Return alternating gate and up rows in the order of the kernels: all gate rows, then all up rows."""
     return torch.cat((rows[0::2], rows[1::2]))

@@ -1,4 +1,4 @@
-"""Llama: the pre-norm decoder that most other architectures vary (reference: transformers `modeling_llama`)."""
+"""Llama, the base class of all other architectures here (reference: transformers `modeling_llama`)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -14,7 +14,7 @@ from helexa.neuron.models.decoder import Decoder
 
 
 class Llama(Decoder):
-    """RMS norm, rotary grouped-query attention, RMS norm, gated MLP; the residual stream is float32.
+    """A model with RMS norms, rotary grouped-query attention and gated MLPs. The residual stream is float32.
 
     Attributes:
         layer_types: type of each layer, one of `types`.
@@ -23,33 +23,36 @@ class Llama(Decoder):
     supported: ClassVar = {"hidden_act": (None, "silu")}
 
     types: ClassVar[tuple[str, ...]] = ("full_attention",)
-    """The architecture's layer types, as in `layer_types` of a configuration."""
+    """The layer types that the architecture supports, with their names in `layer_types` of `config.json`."""
     qk_norm: ClassVar[bool] = False
-    """Each query and key head is normalized before rotation."""
+    """Whether an RMS norm is applied to each query and key head before rotation."""
     sinks: ClassVar[bool] = False
-    """Each head has an attention sink (see `Attention`)."""
+    """Whether each attention head has an attention sink (see `Attention`)."""
     gated: ClassVar[bool] = False
-    """Each head's output is gated (see `Attention`)."""
+    """Whether the output of each attention head is multiplied by the sigmoid of a gate (see `Attention`)."""
     act: ClassVar[str] = "silu"
     """Activation of the feed-forward layers (see `GatedMlp`)."""
 
     def prepare(self) -> None:
-        """Set the type of each layer, and the rotary embedding of each type."""
+        """Set the type of each layer, and create the rotary embedding of each layer type."""
         settings = self.settings
         layer_types = settings.layer_types(self.types)
         self.layer_types = layer_types or [self.layer_type(index) for index in range(settings.layers)]
         self._ropes = self.ropes()
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index` in a configuration without `layer_types`."""
+        """Return the type of layer `index`; used if the configuration does not list `layer_types`."""
         return "full_attention"
 
     def ropes(self) -> Mapping[str, Rope]:
-        """Return the rotary embedding of each attention layer type: the same for all."""
+        """Return the rotary embedding of each layer type. In Llama, all layer types share one rotary embedding."""
         return dict.fromkeys(self.types, self.rope(self.settings.config))
 
     def rope(self, config: Mapping[str, Any]) -> Rope:
-        """Return the rotary embedding that `config` describes."""
+        """Return the rotary embedding for the rotary settings in `config` (see `rope_settings`).
+
+        If the checkpoint has a tensor `rope_freqs.weight`, its numbers divide the frequencies.
+        """
         settings, loader = self.settings, self.loader
         name = "rope_freqs.weight"
         factors = loader.vector(name, settings.head_dim // 2) if name in loader else None
@@ -58,12 +61,12 @@ class Llama(Decoder):
         )
 
     def block(self, index: int, prefix: str) -> Block:
-        """Return the block at `index`: attention or another mixer, then the feed-forward layer."""
+        """Read and return the decoder layer `index`: the mixer, such as attention, and the feed-forward layer."""
         norms = (self.norm(f"{prefix}.input_layernorm"), self.norm(f"{prefix}.post_attention_layernorm"))
         return Block(self.loader, self.mixer(index, prefix), self.mlp(index, f"{prefix}.mlp"), norms)
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Return the mixer of layer `index`."""
+        """Read and return the mixer of layer `index`: attention in Llama, another layer in some subclasses."""
         settings = self.settings
         return Attention(
             self.loader,
@@ -81,15 +84,15 @@ class Llama(Decoder):
         )
 
     def scale(self) -> float | None:
-        """Return the factor on the products of queries and keys; None for 1 / sqrt(head_dim)."""
+        """Return the factor on the products of queries and keys; None means 1 / sqrt(head_dim)."""
         return None
 
     def window(self, index: int) -> int | None:
-        """Return the number of positions that a query of layer `index` attends to; None for all."""
+        """Return the sliding window of layer `index` in positions; None if the layer has full attention."""
         sliding = self.layer_types[index] == "sliding_attention"
         return self.settings.positive("sliding_window") if sliding else None
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return the feed-forward layer at `index`."""
+        """Read and return the feed-forward layer of decoder layer `index`. Its tensor names start with `prefix`."""
         settings = self.settings
         return GatedMlp(self.loader, prefix, hidden=settings.hidden, intermediate=settings.intermediate, act=self.act)

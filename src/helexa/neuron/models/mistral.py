@@ -1,6 +1,6 @@
-"""Mistral: Llama with an optional sliding window in all layers (transformers `modeling_mistral`).
+"""Mistral: Llama with an optional sliding window in all layers (reference: transformers `modeling_mistral`).
 
-Ministral mixes layers with and without a window; its configuration lists the layer types.
+Ministral has some layers with and some without a sliding window. Its configuration lists the layer types.
 """
 
 from typing import ClassVar
@@ -9,11 +9,11 @@ from helexa.neuron.models.llama import Llama
 
 
 class Mistral(Llama):
-    """Llama with a sliding window, unless `sliding_window` is null."""
+    """Llama with a sliding window in all layers; without one if `sliding_window` is null in the configuration."""
 
     defaults: ClassVar = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
     types = ("full_attention", "sliding_attention")
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`, which is the same for all layers."""
+        """Return the type of all layers: full attention if `sliding_window` is null, else sliding attention."""
         return "full_attention" if self.settings.config["sliding_window"] is None else "sliding_attention"

@@ -1,4 +1,4 @@
-"""The base class of models with experts in their feed-forward layers."""
+"""The base class of models with a mixture of experts in their feed-forward layers."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,15 +14,18 @@ from helexa.neuron.ops.mixture import Routing
 
 
 class WithExperts(Llama):
-    """A mixin that gives some or all layers experts; list it before a dense model among the base classes."""
+    """A mixin that replaces the MLPs of some or all layers with a mixture of experts.
+
+    In a subclass, list this class before the dense model, as in `class Qwen3Moe(WithExperts, Qwen3)`.
+    """
 
     normalised: ClassVar[bool] = False
-    """Default of `norm_topk_prob`: whether the weights of a row's experts add up to 1."""
+    """Default of the setting `norm_topk_prob`: whether the weights of the selected experts are scaled to a sum of 1."""
 
     def mlp(self, index: int, prefix: str) -> Callable[[Tensor], Tensor]:
-        """Return the feed-forward layer at `index`.
+        """Read and return the feed-forward layer of decoder layer `index`: a mixture of experts or a dense MLP.
 
-        Every `decoder_sparse_step`-th layer has experts, except the layers in `mlp_only_layers`. Other layers are
+        Every `decoder_sparse_step`-th layer has experts. The other layers, and the layers in `mlp_only_layers`, are
         dense.
         """
         settings, config, hidden = self.settings, self.settings.config, self.settings.hidden
@@ -47,7 +50,11 @@ class WithExperts(Llama):
 
 
 def expert_counts(settings: Settings) -> tuple[int, int]:
-    """Return the number of experts per layer, and the number of experts per row."""
+    """Return the number of experts in a layer, and the number of experts that each row (token) uses.
+
+    Raises:
+        ModelFileError: a row would use more experts than the layer has, or a setting is missing.
+    """
     experts = settings.positive("num_experts" if "num_experts" in settings.config else "num_local_experts")
     chosen = settings.positive("num_experts_per_tok")
     if chosen > experts:

@@ -1,4 +1,7 @@
-"""Qwen2 and Qwen2.5 (dense): Llama with biases on queries, keys and values (transformers `modeling_qwen2`)."""
+"""Qwen2 and Qwen2.5 (dense): Llama with biases on queries, keys and values.
+
+Reference: transformers `modeling_qwen2`.
+"""
 
 from typing import ClassVar
 
@@ -6,19 +9,29 @@ from helexa.neuron.models.llama import Llama
 
 
 class Qwen2(Llama):
-    """Llama with attention biases, found by their names, and an optional sliding window in later layers."""
+    """Llama with attention biases, and an optional sliding window in the layers from `max_window_layers` on.
+
+    The biases need no code here, because `Loader.linear` reads the biases that the checkpoint has.
+    """
 
     defaults: ClassVar = {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28}
     types = ("full_attention", "sliding_attention")
 
     def prepare(self) -> None:
-        """Check that sliding attention layers are enabled, in addition to what `Llama.prepare` sets."""
+        """Check the sliding window settings, in addition to the work of `Llama.prepare`.
+
+        Raises:
+            ModelFileError: `layer_types` lists sliding attention, but `use_sliding_window` is not true.
+        """
         super().prepare()
         if "sliding_attention" in self.layer_types:
             self.settings.require(use_sliding_window=(True,))
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: the layers from `max_window_layers` on have a sliding window if enabled."""
+        """Return the type of layer `index`.
+
+        The layers from `max_window_layers` on have a sliding window if `use_sliding_window` is true.
+        """
         config = self.settings.config
         windowed = config.get("use_sliding_window") and config["sliding_window"] is not None
         return "sliding_attention" if windowed and index >= config["max_window_layers"] else "full_attention"

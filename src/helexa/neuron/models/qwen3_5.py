@@ -1,6 +1,7 @@
-"""Qwen3.5 (dense), text model: three of four layers are Gated DeltaNets (transformers `modeling_qwen3_5`).
+"""Qwen3.5 (dense), text model: three of four layers are Gated DeltaNets (reference: transformers `modeling_qwen3_5`).
 
-Text has the same position on all three axes of the rotary embedding, which is then the same as a one-axis embedding.
+The rotary embedding has three position axes (time, height, width). A text token has the same position on all three
+axes, so the text model needs only one axis.
 """
 
 from typing import ClassVar
@@ -12,7 +13,10 @@ from helexa.neuron.models.llama import Llama
 
 
 class Qwen35(Llama):
-    """Llama with Gated DeltaNet layers, and attention layers that are gated and rotate a quarter of each head."""
+    """Llama with Gated DeltaNet in most layers. The attention layers have output gates.
+
+    By default, the rotary embedding rotates only the first quarter of each attention head.
+    """
 
     defaults: ClassVar = {"partial_rotary_factor": 0.25}
     types = ("full_attention", "linear_attention")
@@ -23,7 +27,11 @@ class Qwen35(Llama):
     gated = True
 
     def prepare(self) -> None:
-        """Check that the model has layers of both types, in addition to what `Llama.prepare` sets."""
+        """Check that the model has layers of both types, in addition to the work of `Llama.prepare`.
+
+        Raises:
+            ModelFileError: all layers have full attention, or all layers have linear attention.
+        """
         super().prepare()
         if set(self.layer_types) != set(self.types):
             raise ModelFileError(
@@ -31,12 +39,15 @@ class Qwen35(Llama):
             )
 
     def layer_type(self, index: int) -> str:
-        """Return the type of layer `index`: every `full_attention_interval`-th layer has full attention."""
+        """Return the type of layer `index`: full attention for every `full_attention_interval`-th layer.
+
+        The other layers have linear attention (Gated DeltaNet).
+        """
         interval = self.settings.positive("full_attention_interval", 4)
         return "linear_attention" if (index + 1) % interval else "full_attention"
 
     def mixer(self, index: int, prefix: str) -> Mixer:
-        """Return the mixer of layer `index`: gated attention or a Gated DeltaNet."""
+        """Read and return the mixer of layer `index`: attention with output gates, or Gated DeltaNet."""
         settings = self.settings
         if self.layer_types[index] == "full_attention":
             return super().mixer(index, prefix)

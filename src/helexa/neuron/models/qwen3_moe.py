@@ -1,4 +1,4 @@
-"""Qwen3 with experts in most feed-forward layers (transformers `modeling_qwen3_moe`)."""
+"""Qwen3 with a mixture of experts in most feed-forward layers (reference: transformers `modeling_qwen3_moe`)."""
 
 from typing import ClassVar
 
@@ -8,6 +8,6 @@ from helexa.neuron.models.qwen3 import Qwen3
 
 
 class Qwen3Moe(WithExperts, Qwen3):
-    """Qwen3 with experts; either all layers have a sliding window or none."""
+    """Qwen3 with a mixture of experts. If `use_sliding_window` is true, all layers have a sliding window."""
 
     defaults: ClassVar = {**Qwen2.defaults, "max_window_layers": 0, "num_key_value_heads": 4, "num_experts_per_tok": 8}

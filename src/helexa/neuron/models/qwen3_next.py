@@ -1,13 +1,13 @@
-"""Qwen3-Next: the hybrid predecessor of Qwen3.5, with experts (transformers `modeling_qwen3_next`)."""
+"""Qwen3-Next, the predecessor of Qwen3.5, with a mixture of experts (reference: transformers `modeling_qwen3_next`)."""
 
 from helexa.neuron.models.mixture_config import WithExperts
 from helexa.neuron.models.qwen3_5 import Qwen35
 
 
 class Qwen3Next(WithExperts, Qwen35):
-    """Qwen3.5 with experts, and projections of the linear layers that are grouped by key head.
+    """Qwen3.5 with a mixture of experts, and another row order in the input projections of Gated DeltaNet layers.
 
-    `GatedDeltaNet` detects the grouping by the tensors' names.
+    The checkpoint groups these rows by key head. `GatedDeltaNet` detects this order from the names of the tensors.
     """
 
     normalised = True

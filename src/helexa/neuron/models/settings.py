@@ -1,4 +1,4 @@
-"""Reads and checks a model's configuration, which is untrusted input."""
+"""Validation of a model's configuration, which is untrusted input."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -9,15 +9,20 @@ _LARGEST = 1 << 24
 
 
 class Settings:
-    """The configuration of a decoder.
+    """The configuration of a decoder. The constructor checks the settings that all architectures have.
 
     Attributes:
         config: the whole configuration, with the keys of Hugging Face's `config.json`.
-        hidden, layers, heads, kv_heads, head_dim, eps: sizes that all architectures have.
+        hidden: hidden size.
+        layers: number of decoder layers.
+        heads: number of query heads.
+        kv_heads: number of key heads, and of value heads.
+        head_dim: width of each head.
+        eps: epsilon of the RMS norms.
         context: number of positions that the model was trained for.
 
     Raises:
-        ModelFileError: a setting is missing or invalid; the message names it.
+        ModelFileError: a setting is missing or invalid; the message names the setting.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -36,11 +41,22 @@ class Settings:
 
     @property
     def intermediate(self) -> int:
-        """Width of the feed-forward layers. Models with experts in all layers need not have this setting."""
+        """The setting `intermediate_size`, the intermediate size of a dense feed-forward layer.
+
+        Raises:
+            ModelFileError: the setting is missing. Models with experts in all layers may lack it.
+        """
         return self.positive("intermediate_size")
 
     def positive(self, key: str, default: int | None = None) -> int:
-        """Return a positive integer setting."""
+        """Return the setting `key`, a positive integer.
+
+        Args:
+            default: value to use if the setting is missing; None if the setting is required.
+
+        Raises:
+            ModelFileError: the setting is missing without a default, is not a positive integer, or is too large.
+        """
         value = self.config.get(key)
         value = default if value is None else value
         if type(value) is not int or not 0 < value < _LARGEST:
@@ -48,24 +64,35 @@ class Settings:
         return value
 
     def number(self, key: str) -> float:
-        """Return a positive number."""
+        """Return the required setting `key`, a positive number.
+
+        Raises:
+            ModelFileError: the number is not positive or is too large.
+        """
         value = float(self.config[key])
         if not 0 < value < _LARGEST:
             raise ModelFileError(f"config: '{key}' is {value}, expected a positive number")
         return value
 
     def fraction(self, key: str, default: float) -> float:
-        """Return a number between 0 and 1, exclusive."""
+        """Return the setting `key`, a number between 0 and 1, exclusive; `default` if the setting is missing.
+
+        Raises:
+            ModelFileError: the number is not between 0 and 1.
+        """
         value = float(self.config.get(key, default))
         if not 0 < value < 1:
             raise ModelFileError(f"config: '{key}' is {value}, expected a small positive number")
         return value
 
     def layer_types(self, known: Collection[str]) -> list[str] | None:
-        """Return the type of each layer, or None if the configuration does not list them.
+        """Return the setting `layer_types`, the type of each layer; None if the configuration lacks this setting.
+
+        Args:
+            known: layer types that the architecture supports.
 
         Raises:
-            ModelFileError: the list has another length than the model, or a type that is not in `known`.
+            ModelFileError: the list does not have one type per layer, or it contains a type that is not in `known`.
         """
         types = self.config.get("layer_types")
         if types is None:
@@ -78,12 +105,13 @@ class Settings:
         return types
 
     def require(self, **supported: tuple[Any, ...]) -> None:
-        """Check settings that change the computation: each must have one of its supported values.
+        """Check that each setting in `supported` has one of its implemented values.
 
-        A missing setting counts as None.
+        Args:
+            supported: for each setting, the values that are implemented. None stands for a missing setting.
 
         Raises:
-            ModelFileError: a value is not supported; the message names the setting.
+            ModelFileError: a setting has another value; the message names the setting.
         """
         for key, values in supported.items():
             value = self.config.get(key)

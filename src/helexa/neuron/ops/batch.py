@@ -1,7 +1,8 @@
 """Input of one forward pass, as tensors that kernels read.
 
-The tokens of all sequences form one flat array [T]: first the spans of one row, then the longer spans. All integers are
-int32.
+A row is one token of the batch. A span is the rows of one sequence: one row in plain decode, several rows in prefill or
+with draft tokens. The rows of all spans form one flat array [T], first the spans of one row, then the longer spans. All
+integers are int32.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ Array = TypeVar("Array")
 
 @dataclass(frozen=True)
 class Capacity:
-    """Largest batch that an engine computes."""
+    """Size of the largest batch that an engine computes.
+
+    Attributes:
+        rows: maximum number of rows (tokens).
+        sequences: maximum number of sequences.
+        pages_per_sequence: maximum number of KV pages of a sequence.
+    """
 
     rows: int
     sequences: int
@@ -27,9 +34,13 @@ class Capacity:
 
 
 class Bucket(NamedTuple):
-    """Size of a captured graph. Smaller steps are padded to a bucket.
+    """Batch size of a captured graph. A smaller batch is padded to the bucket's size.
 
-    If `rows` equals `spans`, each span has one row. Otherwise each span has a small, variable number of rows.
+    If `rows` equals `spans`, each span (sequence) has one row. Otherwise a span can also have rows with draft tokens.
+
+    Attributes:
+        rows: number of rows (tokens), with padding.
+        spans: number of spans (sequences), with padding.
     """
 
     rows: int
@@ -37,11 +48,14 @@ class Bucket(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The rows `start` to `stop` of one sequence, at the positions from `prefix` on.
+    """The rows of one sequence in a batch.
 
     Attributes:
-        settled: number of leading rows that hold accepted tokens of the sequence. The remaining rows are draft tokens,
-            which do not change recurrent state.
+        start: index of the first row in the batch.
+        stop: index after the last row.
+        prefix: number of earlier positions of the sequence, which is the position of the first row.
+        settled: number of rows at the start of the span that hold accepted tokens. The other rows hold draft tokens,
+            which do not change the recurrent state.
         slot: state slot of the sequence, for models with recurrent layers.
     """
 
@@ -54,15 +68,15 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class SpanTable(Generic[Array]):
-    """The spans of a batch as arrays. A span that pads a batch to its bucket has no rows.
+    """The B spans of a batch as arrays. A span that pads a batch to its bucket has no rows.
 
     Attributes:
-        starts: [B + 1], first row of each span, then the end of the last span.
-        prefixes: [B], number of positions before the first row of each span.
-        settled: [B], see `Span`.
-        state_slots: [B], state slot of each span, see `Span.slot`.
-        pages: [B, W], numbers of the KV pages that hold the positions of each span; undefined after the last page of
-            the span.
+        starts: [B + 1], index of the first row of each span, then the index after the last row of the last span.
+        prefixes: [B], number of positions of the sequence before the first row of each span.
+        settled: [B], number of rows of each span that hold accepted tokens (see `Span.settled`).
+        state_slots: [B], state slot of each span (see `Span.slot`).
+        pages: [B, W], numbers of the KV pages of each span's sequence, in the order of positions. Entries after the
+            last page of a sequence are undefined.
     """
 
     starts: Array
@@ -74,25 +88,26 @@ class SpanTable(Generic[Array]):
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one engine step.
+    """Input of one forward pass over T rows (tokens).
 
     `tokens`, `positions`, `slots` and `sample_rows` are int32 on the device.
 
     Attributes:
-        tokens: [T] token ids.
-        positions: [T], or [3, T] for rotary embeddings with several axes.
-        slots: [T], KV slot of each row: page * PAGE_SIZE + offset; -1 for padding rows.
-        sample_rows: [S + P], rows whose logits are needed, then rows whose hidden states are needed.
-        host_spans: spans of the sequences on the host, without padding.
-        device_spans: spans of the sequences on the device, with padding; None if the device is the host.
-        singles: number of spans of one row.
-        most_rows: upper bound of the row counts of all longer spans; 0 if there are no longer spans.
+        tokens: [T] token ids. A negative number is a placeholder (see `take_tokens`).
+        positions: [T], or [3, T] for rotary embeddings with three axes (M-RoPE).
+        slots: [T], KV slot of each row: page * PAGE_SIZE + offset in the page; -1 for padding rows.
+        sample_rows: [S + P], indexes of the S rows whose logits are needed, then of the P rows whose hidden states are
+            needed.
+        host_spans: spans of the sequences in host memory, without padding.
+        device_spans: spans of the sequences in device memory, with padding; None if kernels read host memory.
+        singles: number of spans of one row, which come first.
+        most_rows: upper bound of the number of rows of each longer span; 0 if there are no longer spans.
         samples: S, without padding.
         pooled: P.
-        capacity: capacity of the buffers that the tensors are views of.
-        bucket: bucket of the captured graph that the step is padded to; None if the step runs without a captured graph.
-        embeddings: [E, H], inputs of the first layer that replace token embeddings.
-        embedding_rows: [E], the rows whose token embeddings are replaced.
+        capacity: capacity of the buffers that contain the tensors.
+        bucket: size of the captured graph to which the batch is padded; None if the pass runs without a captured graph.
+        embeddings: [E, H], embeddings (of images, for example) that replace the token embeddings of E rows.
+        embedding_rows: [E], indexes of these rows.
     """
 
     tokens: Tensor
@@ -111,20 +126,27 @@ class Batch:
     embedding_rows: Tensor | None = None
 
     def take_tokens(self, last: Tensor) -> None:
-        """Replace placeholder tokens with the tokens `last` [N] of the previous step (see `overlap.as_after`)."""
+        """Replace placeholders in `tokens` with the tokens that the previous step sampled.
+
+        The engine prepares a step before it has the tokens of the previous step. A placeholder -i stands for the i-th
+        token from the end of `last`.
+
+        Args:
+            last: [N], tokens that the previous step sampled.
+        """
         from_last = last[self.tokens.clamp(max=-1)].clamp_(min=0)  # a non-finite row reports token -1
         torch.where(self.tokens < 0, from_last.to(self.tokens.dtype), self.tokens, out=self.tokens)
 
     @cached_property
     def spans(self) -> SpanTable[Tensor]:
-        """Return the span table that kernels read."""
+        """Return the spans as tensors that kernels read: on the device if they were copied to it, else on the host."""
         host = self.host_spans
         tables = (host.starts, host.prefixes, host.settled, host.state_slots, host.pages)
         return self.device_spans or SpanTable(*map(torch.from_numpy, tables))
 
     @cached_property
     def span_list(self) -> list[Span]:
-        """Return the spans one by one, without padding."""
+        """Return the spans of the batch as a list, without padding."""
         table = self.host_spans
         columns = (column.tolist() for column in (table.prefixes, table.settled, table.state_slots))
         return [Span(*rows, *fields) for rows, *fields in zip(pairwise(table.starts.tolist()), *columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Choose the kernels for a device, an activation dtype and a model."""
+"""Selection of the kernel implementation for a device, an activation dtype and a model."""
 
 import importlib.util
 import os
@@ -15,7 +15,11 @@ from helexa.neuron.ops.reference.reference import ReferenceOps
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen kernels, and the reason why faster kernels were not chosen."""
+    """The selected kernels, and an explanation for the user.
+
+    Attributes:
+        reason: why these kernels were selected, or why faster kernels cannot be used.
+    """
 
     ops: Ops
     reason: str
@@ -25,7 +29,7 @@ OLDEST = (7, 5)
 """Lowest CUDA compute capability that the Triton kernels support."""
 
 NARROW = 2048
-"""Largest hidden size at which rounding the inputs of products to 8 bits changes the tokens of models."""
+"""Models up to this hidden size multiply with 16-bit activations: 8-bit activations would change their tokens."""
 
 
 def choose(
@@ -41,13 +45,13 @@ def choose(
     """Return the fastest kernels that support this device, activation dtype and model.
 
     Args:
-        dtype: dtype of activations; None selects the dtype that suits the device.
-        config: the model's config with Hugging Face key names.
-        kv_bits: bits of each K and V number in the cache, 16 or 8; the plain-torch kernels do not support 8.
-        x_bits: bits to which the native kernels' products round their input, 16 or 8; None selects the value that suits
-            the model.
+        dtype: dtype of activations; None for the default dtype of the device.
+        config: the model's configuration with the keys of Hugging Face's `config.json`.
+        kv_bits: bits of each number in the KV cache, 16 or 8. The plain-torch kernels ignore the value 8.
+        x_bits: bits to which matrix products of the native kernels round activations, 16 or 8. None selects 16 for
+            hidden sizes up to `NARROW` and 8 for larger models.
         half: whether the model's activations stay within the range of float16.
-        kernels: kernels to use; `auto` selects the fastest that work.
+        kernels: implementation to use; `auto` selects the fastest one that works.
     """
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
         reason = _refusal_of_triton(device)
@@ -101,11 +105,14 @@ def _gpu_dtype(device: torch.device, half: bool) -> torch.dtype:
 
 
 def accelerator_dtype(kind: str, capability: tuple[int, int] | None, *, half: bool) -> torch.dtype:
-    """Return the dtype of activations on an accelerator.
+    """Return the default dtype of activations on an accelerator.
+
+    The result is bfloat16 on CUDA devices from compute capability 8.0 on. Otherwise it is float16 if `half` is True,
+    else float32.
 
     Args:
         kind: torch device type, `cuda` or `mps`.
-        capability: CUDA compute capability.
+        capability: CUDA compute capability, major and minor; None for other devices.
         half: whether the model's activations stay within the range of float16.
     """
     if kind == "cuda" and capability is not None and capability >= (8, 0):

@@ -1,11 +1,14 @@
-"""Constants that the engine and all kernels share. The server process imports them, so torch is not needed."""
+"""Constants that the engine and all kernels share.
+
+This module does not import torch, because the server process, which runs without torch, imports it.
+"""
 
 from typing import Literal
 
 from helexa.neuron.ops.kernel_header import CONSTANTS
 
 PAGE_SIZE = CONSTANTS["PAGE_SIZE"]
-"""Positions per page of the KV cache."""
+"""Number of positions per page of the KV cache."""
 
 # Constants of the native kernels; see `kernels/kernels.h`.
 ARGUMENT_BYTES = CONSTANTS["ARGUMENT_BYTES"]
@@ -27,10 +30,10 @@ FLOAT16, BFLOAT16, FLOAT32 = (CONSTANTS[name] for name in ("FLOAT16", "BFLOAT16"
 SILU, GELU_TANH = (CONSTANTS[name] for name in ("SILU", "GELU_TANH"))
 
 MAX_DRAFTS = 16
-"""Maximum number of rows that speculation adds to a sequence."""
+"""Maximum number of draft tokens that speculative decoding adds to a sequence in one step."""
 
 NON_FINITE = CONSTANTS["NON_FINITE"]
-"""Token id reported for a row whose largest logit is NaN or infinite."""
+"""Token id that sampling returns for a row if its largest logit is NaN or infinite."""
 
 Kernels = Literal["auto", "torch", "triton"]
-"""Kernels that an engine uses; `auto` selects the fastest that work."""
+"""Names of the kernel implementations in the configuration; `auto` selects the fastest one that works."""

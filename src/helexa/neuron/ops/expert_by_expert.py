@@ -1,4 +1,4 @@
-"""Mixture of experts computed one expert after another, for experts that no fused kernel supports."""
+"""Mixture of experts that runs one expert after another, for expert weights that no fused kernel supports."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def expert_by_expert(
     clamp: Clamp | None = None,
     shares: ExpertShares | None = None,
 ) -> MixtureOp:
-    """Prepare a mixture from the matrix products of `ops` (see `Ops.mixture`)."""
+    """Return an operator that runs the experts one after another with linear operators of `ops` (see `Ops.mixture`)."""
     step_bytes = ops.step_bytes
     gate_ups = [ops.linear(expert.gate_up, expert.gate_up_bias) for expert in experts]
     downs = [ops.linear([expert.down], expert.down_bias) for expert in experts]

@@ -1,6 +1,6 @@
-"""Constants and struct fields declared in `kernels/kernels.h`.
+"""Constants and struct fields that this module reads from the C header `native/kernels/kernels.h`.
 
-The header contains `#define`s of integers, structs of numbers and pointers, and the lines that `_IGNORED` matches. Any
+The header may contain `#define`s of integers, structs of numbers and pointers, and lines that `_IGNORED` matches. Any
 other line is an error.
 """
 
@@ -19,10 +19,12 @@ _NAME = re.compile(r"\s*(?P<pointer>\*(?P<nullable>nullable )?)?(?P<name>\w+)")
 
 
 class Field(NamedTuple):
-    """A struct field: a number, or a pointer to numbers or structs.
+    """A field of a C struct: a number, or a pointer to numbers or structs.
 
     Attributes:
+        name: name of the field.
         type: C type of the number, or of the pointer's target.
+        pointer: whether the field is a pointer.
         nullable: whether the pointer may be null.
     """
 
@@ -33,7 +35,7 @@ class Field(NamedTuple):
 
 
 def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
-    """Return the constants and the structs of a header.
+    """Return the constants of a header by name, and the fields of its structs by struct name.
 
     Raises:
         ValueError: the header contains an unsupported line; the message quotes the line.
@@ -54,7 +56,11 @@ def _parse(text: str) -> tuple[dict[str, int], dict[str, list[Field]]]:
 
 
 def _consecutive(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """Return the consecutive matches of `pattern` that cover `text` without a gap."""
+    """Return the matches of `pattern` that cover `text` one after another.
+
+    Raises:
+        ValueError: a part of `text` does not match; the message quotes its first line.
+    """
     text, end, matches = text.rstrip(), 0, list[re.Match[str]]()
     while end < len(text):
         match = pattern.match(text, end)

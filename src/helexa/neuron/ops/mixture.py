@@ -1,4 +1,4 @@
-"""Mixtures of experts: each row passes a few of many gated feed-forward layers."""
+"""Mixtures of experts: each row (token) uses a few of many gated feed-forward layers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,24 +11,30 @@ from helexa.neuron.ops.linear import LinearOp
 from helexa.neuron.ops.ranks.shares import Shares
 
 MixtureOp = Callable[[Tensor, Tensor], Tensor]
-"""Operator that maps x [T, H] and scores of all experts [T, E] to [T, H]."""
+"""Operator that returns the mixture's output [T, H] for inputs x [T, H] and router scores of all experts [T, E]."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Rule that turns scores into chosen experts and weights.
+    """Rule that selects the experts of each row, and computes their weights, from the router's scores.
+
+    The K experts with the largest scores are selected.
 
     Attributes:
         chosen: K, number of experts per row.
-        weights: `shares`: softmax over all experts, K largest values. `normalised`: the same values scaled to a sum of
-            1. `scores`: softmax over only the K largest scores.
+        weights: how the weights are computed. `shares`: softmax over the scores of all experts. `normalised`: softmax
+            over all experts, then scaled so that the K weights add up to 1. `scores`: softmax over only the K largest
+            scores.
     """
 
     chosen: int
     weights: Literal["shares", "normalised", "scores"]
 
     def __call__(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Map [T, E] to experts, int64 [T, K], and weights, float32 [T, K]; `torch.topk` breaks ties."""
+        """Return the experts, int64 [T, K], and their weights, float32 [T, K], for scores [T, E] of E experts.
+
+        `torch.topk` decides between equal scores.
+        """
         if self.weights == "scores":
             largest, chosen = torch.topk(scores, self.chosen, dim=-1)
             return chosen, torch.softmax(largest, dim=-1, dtype=torch.float32)
@@ -38,12 +44,16 @@ class Routing:
 
 @dataclass(frozen=True)
 class Expert:
-    """The weights of one expert, `down(silu(gate(x)) * up(x))`.
+    """The weights of one expert, which computes `down(silu(gate(x)) * up(x))`.
+
+    H is the hidden size and I the intermediate size of the expert.
 
     Attributes:
-        gate_up: matrices prepared by `Ops.matrix`; concatenated, they have the shape [2 * I, H].
+        gate_up: one or two matrices prepared by `Ops.matrix`. Together they have the I gate rows, then the I up rows,
+            with H columns.
         down: matrix [H, I] prepared by `Ops.matrix`.
-        gate_up_bias, down_bias: float32 [2 * I] and [H], or None.
+        gate_up_bias: float32 [2 * I], biases of the gate, then of up; None for no biases.
+        down_bias: float32 [H]; None for no bias.
     """
 
     gate_up: Sequence[Any]
@@ -67,16 +77,19 @@ class ExpertShares:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Clamped activation: `gate * sigmoid(alpha * gate) * (up + 1)`.
+    """The clamped activation of gpt-oss experts, `gate * sigmoid(alpha * gate) * (up + 1)`.
 
-    `gate` is limited from above by `limit`; `up` is limited to [-limit, limit].
+    First, `gate` is limited to at most `limit`, and `up` to the range from -`limit` to `limit`.
     """
 
     alpha: float
     limit: float
 
     def __call__(self, gate_up: Tensor) -> None:
-        """Change [T, 2 * I] in place so that `silu(gate) * up` of the result equals this activation."""
+        """Change `gate_up` [T, 2 * I] in place, so that `silu(gate) * up` of the changed values is this activation.
+
+        Kernels can then compute the usual activation of an expert afterwards.
+        """
         gate, up = gate_up.chunk(2, dim=-1)
         gate.clamp_(max=self.limit).mul_(self.alpha)
         up.clamp_(-self.limit, self.limit).add_(1).div_(self.alpha)
@@ -109,7 +122,7 @@ class Mixture:
         self._gate, self._gather = gate, gather
 
     def __call__(self, x: Tensor, scores: Tensor) -> Tensor:
-        """Return the mixture's output [T, H] for rows x [T, H] and scores [T, E]."""
+        """Return the mixture's output [T, H] for inputs x [T, H] and router scores [T, E] of E experts."""
         chosen, weights = self._routing(scores)
         pairs = chosen.flatten()
         order = pairs.argsort(stable=True)  # by expert, then by row

@@ -1,4 +1,4 @@
-"""Normalization operators: weights are prepared once and applied to [..., H]."""
+"""RMS norm operators, which are prepared once with their weights and then applied to inputs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 class NormOp(Protocol):
-    """RMS norm `x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
+    """Operator that computes the RMS norm `x / rms(x) * weight` over the last dimension (Zhang and Sennrich, 2019)."""
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x in place, then normalize.
+        """Add `delta` to x in place, and return the normalized sum.
 
         Args:
-            x: [T, H], any float dtype.
-            delta: [T, H] or None.
+            x: [T, H], any float dtype; changed in place if `delta` is given.
+            delta: [T, H], or None to normalize x unchanged.
 
         Returns:
             [T, H] of the activation dtype.
@@ -25,7 +25,13 @@ class NormOp(Protocol):
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norm weights, float32 [D], applied to each query head and each key head before rotation."""
+    """The RMS norms of query and key heads, applied before rotation.
+
+    Attributes:
+        query: float32 [D], norm weight of each query head.
+        key: float32 [D], norm weight of each key head.
+        eps: epsilon of both norms.
+    """
 
     query: Tensor
     key: Tensor
@@ -33,7 +39,7 @@ class HeadNorms:
 
 
 class RmsNorm:
-    """RMS norm in float32, computed directly from its definition.
+    """RMS norm operator that computes the definition directly, in float32.
 
     Args:
         weight: [H], float32.
@@ -46,7 +52,7 @@ class RmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x [T, H] in place, then return the normalized x."""
+        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
         if delta is not None:
             x += delta
         x = x.float()
@@ -55,9 +61,10 @@ class RmsNorm:
 
 
 class FewPassRmsNorm:
-    """RMS norm in fewer passes.
+    """RMS norm operator with fewer passes over the input, which is faster on a CPU.
 
-    sqrt(H) * rms(x) is the Euclidean length of x extended by one element sqrt(H * eps).
+    torch computes the length of a vector in one pass. sqrt(H) * rms(x), with epsilon, is the length of the vector x
+    extended by the number sqrt(H * eps).
     """
 
     def __init__(self, weight: Tensor, eps: float, dtype: torch.dtype) -> None:
@@ -67,7 +74,7 @@ class FewPassRmsNorm:
         self._dtype = dtype
 
     def __call__(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Add `delta` to x [T, H] in place, then return the normalized x."""
+        """Add `delta` (if given) to x [T, H] in place, and return the normalized x."""
         if delta is not None:
             x += delta
         x = x.float()

@@ -1,4 +1,4 @@
-"""Operations that every kernel implementation provides."""
+"""Interface of the kernel implementations: the operations that models and the engine use."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,18 +23,21 @@ from helexa.neuron.weights.quantization.quant_form import QuantForm
 
 
 class MatrixStore(Protocol):
-    """Store of prepared matrices by name, in the layout that the kernels read."""
+    """Cache of a model's prepared weight matrices between starts of an engine, by name.
+
+    The matrices are in the layout that the kernels read.
+    """
 
     def get(self, name: str, shape: tuple[int, ...]) -> Any | None:
-        """Return the matrix `name` if the store has it in shape `shape`, else None."""
+        """Return the matrix `name`, or None if the store has no matrix of this name and shape."""
         ...
 
     def add(self, name: str, matrix: Any) -> None:
-        """Add a matrix to the store."""
+        """Add a newly prepared matrix. It is not written to disk before `save`."""
         ...
 
     def save(self) -> object:
-        """Write the added matrices to disk for the next start; return without waiting."""
+        """Start to write the added matrices to disk for the next start, and return without waiting."""
         ...
 
 
@@ -61,7 +64,7 @@ class Ops(ABC):
     """
 
     name: ClassVar[str]
-    """Name of the implementation, shown to users."""
+    """Name of the kernel implementation, shown to users."""
 
     def __init__(
         self,
@@ -88,50 +91,52 @@ class Ops(ABC):
 
     @abstractmethod
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Return the store that keeps the model's prepared weights between starts, or None.
+        """Return the disk cache of the model's prepared weights; None if the implementation has no such cache.
 
         Args:
             model: path of the model.
-            quant: quantization of plain weights; each quantization has its own store.
+            quant: name of the quantization applied to plain weights. Each quantization has its own cache.
         """
         ...
 
     @abstractmethod
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """Prepare a weight [N, K] for `linear` and `embedding`.
+        """Return a weight [N, K] in the layout of these kernels, for `linear` and `embedding`.
 
         Args:
-            form: format to quantize a plain weight to, if the weight can be quantized (see `quantize`). The format must
-                fit K.
+            form: format to quantize a plain weight to; None for no quantization. The format must fit K. A weight that
+                cannot be quantized (see `quantize`) stays plain.
         """
         ...
 
     @abstractmethod
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare `x -> x @ weight.T + bias` for x of [T, K]; the outputs of several matrices are concatenated.
+        """Return an operator that computes `x @ weight.T + bias` for inputs x [T, K].
 
         Args:
-            bias: float32, for the concatenated outputs.
-            gate: a name in `reference.GATES`. With a gate, the operator takes x of [T, 2 * K] and multiplies the matrix
-                by `gate(first half) * second half`.
+            matrices: weights [N, K] prepared by `matrix`. The operator concatenates their outputs.
+            bias: float32, for the concatenated outputs; None for no bias.
+            gate: activation, `silu` or `gelu_tanh`; None for no gate. With a gate, the operator takes x [T, 2 * K], and
+                multiplies the matrix by `gate(first half of x) * second half of x`.
         """
         ...
 
     @abstractmethod
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K].
+        """Return the number of bytes of the matrix that `matrix()` builds from a weight [N, K].
 
         Args:
-            weight: the weight after quantization, if `matrix` quantizes it; may be on torch's meta device.
+            weight: a weight that may be on torch's meta device. If `matrix()` quantizes the weight, pass the quantized
+                weight.
         """
         ...
 
     @abstractmethod
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the bytes that `linear` or `mixture` allocates.
+        """Return the number of bytes that one call of `linear` or `mixture` allocates, without the given matrices.
 
         Args:
-            weights: weights of one `linear` product, or of all experts of a mixture; see `matrix_bytes`.
+            weights: weights of one `linear` product, or of all experts of a mixture. They may be on the meta device.
         """
         ...
 
@@ -169,14 +174,15 @@ class Ops(ABC):
 
     @abstractmethod
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare an RMS norm with a weight [H], float32."""
+        """Return an RMS norm operator with a float32 weight [H]."""
         ...
 
     @abstractmethod
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2].
+        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2].
 
-        `factor` multiplies both tables.
+        Args:
+            factor: number by which both tables are multiplied.
         """
         ...
 
@@ -190,15 +196,16 @@ class Ops(ABC):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalize and rotate queries and keys (Su et al., 2021; paired halves), then store keys and values.
+        """Apply norms and RoPE (Su et al., 2021) to queries and keys, and write keys and values to the KV cache.
 
-        Only the first R numbers of each head are rotated.
+        Only the first R numbers of each head are rotated. Number i of these is paired with number i + R / 2.
 
         Args:
-            qkv: [T, heads + 2 * kv_heads, D]; may be changed in place.
-            rope: cos and sin tables, see `rope_tables`.
+            qkv: [T, heads + 2 * kv_heads, D], queries, keys and values; may be changed in place.
+            heads: number of query heads.
+            rope: cos and sin tables from `rope_tables`.
             slots: [T], KV slot of each row.
-            norms: weights of the norms of each head, applied before the rotation; None skips the norms.
+            norms: weights of the norms that are applied to each query and key head before RoPE; None for no norms.
 
         Returns:
             The rotated queries, [T, heads, D].
@@ -223,12 +230,12 @@ class Ops(ABC):
 
     @abstractmethod
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         ...
 
     @abstractmethod
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare the operator between the projections of a Gated DeltaNet layer."""
+        """Return the operator of a Gated DeltaNet layer between its input projections and its output projection."""
         ...
 
     @abstractmethod
@@ -238,57 +245,75 @@ class Ops(ABC):
 
     @abstractmethod
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return rows [S] of x [T, H]."""
+        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         ...
 
     @abstractmethod
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a token for each row of [S, V], any float dtype, without waiting (see `sampling.choose`)."""
+        """Return a sampled token for each row of logits [S, V], without waiting for the device.
+
+        Args:
+            logits: any float dtype.
+            settings: sampling parameters of each row (see `sampling.Settings`).
+        """
         ...
 
     @abstractmethod
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a token for each masked row (see `sampling.choose_masked`)."""
+        """Return a sampled token for each row that has a mask, among the tokens that the mask allows.
+
+        Args:
+            masks: allowed tokens by row (see `sampling.Masks`).
+            settings: sampling parameters, one column per row in `masks`.
+        """
         ...
 
     @abstractmethod
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Return the bytes of one KV page in one layer."""
+        """Return the number of bytes of one KV page in one layer."""
         ...
 
     @abstractmethod
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Return the maximum bytes of attention's partial results before they are merged."""
+        """Return the maximum number of bytes that attention in a decode step allocates for partial results.
+
+        Partial results exist if several programs share the positions of one sequence and a second kernel merges them.
+
+        Args:
+            sequences: maximum number of sequences in a step.
+        """
         ...
 
     @abstractmethod
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """Return a zeroed KV cache of one layer, in the layout of `rotate_store` and `attend`."""
+        """Return a zeroed KV cache with `pages` pages for one layer."""
         ...
 
     @abstractmethod
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention of each row over its own sequence's pages.
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
 
-        Queries and result are [T, heads, D].
+        `rotate_store` has already written the keys and values of these rows to the cache.
         """
         ...
 
     @abstractmethod
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Run a forward pass of a model and return the logits [S, vocabulary].
+        """Run a forward pass of a model, or replay its captured graph, and return the logits [S, V].
 
         Args:
-            capture: whether the pass may be captured and replayed. If True, the pass depends only on the batch and its
-                shape, and repeating its side effects is safe.
+            forward: function that computes the logits of a batch.
+            capture: whether the implementation may capture the pass as a graph and replay it. The operations of the
+                pass must then depend only on the shape of the batch, and it must be safe to run the pass twice.
         """
         ...
 
     @abstractmethod
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Capture the forward pass of a bucket, if these kernels are `tabled`.
+        """Capture the forward pass of a bucket (batch size) as a graph. Called only if these kernels are `tabled`.
 
         Args:
+            forward: function that computes the logits of a batch.
             blank: a batch of the bucket's size that contains only padding rows.
 
         Raises:

@@ -1,7 +1,8 @@
-"""Sampling from logits in plain torch: temperature, top-k, top-p, min-p, and one uniform number per row.
+"""Sampling of tokens from logits in plain torch, with temperature, top-k, top-p and min-p.
 
-The uniform number of a row selects a token by the inverse cumulative distribution over tokens in ascending id order.
-Ties and other rows in the batch therefore do not change the token.
+The caller draws one uniform random number per row. The sampled token is the first token, in ascending order of ids,
+at which the cumulative probability exceeds this number. The order of equal logits and other rows in the batch therefore
+do not change the token.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,22 +15,28 @@ from torch import Tensor
 from helexa.neuron.ops.constants import NON_FINITE
 
 Settings = NDArray[np.float32]
-"""[5, S]: temperature (0 is greedy), top-k (0 is off), top-p, min-p and uniform number in [0, 1) of each row."""
+"""Sampling parameters of S rows, float32 [5, S].
+
+The five lines are temperature (0 for greedy), top-k (0 for no limit), top-p, min-p, and the uniform random number in
+[0, 1).
+"""
 
 Masks = Mapping[int, NDArray[np.uint8]]
-"""Bit masks of allowed tokens by row; one bit per token, lowest bit of each byte first."""
+"""Bit masks of allowed tokens by row index. A mask has one bit per token id, with the lowest bit of each byte first."""
 
 _BLOCK = 256  # tokens per block of partial sums
 _CANDIDATES = 256  # sorted first; the whole vocabulary is sorted only if top-p needs more tokens
 
 
 def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a token for each row of float32 [S, vocabulary], as int64 [S].
+    """Return a sampled token for each row of logits, as int64 [S].
 
-    A row whose largest logit is not finite gets `NON_FINITE`.
+    A row gets `NON_FINITE` (-1) if its largest logit is NaN or infinite.
 
     Args:
-        argmax: function that returns the greedy tokens, see `argmax` of this module.
+        logits: float32 [S, vocabulary].
+        settings: sampling parameters of each row.
+        argmax: function that returns the greedy token of each row, with the interface of `argmax` in this module.
     """
     largest = argmax(logits)
     drawn = np.flatnonzero(settings[0] > 0)
@@ -43,15 +50,24 @@ def choose(logits: Tensor, settings: Settings, argmax: Callable[[Tensor], Tensor
 
 
 def argmax(logits: Tensor) -> Tensor:
-    """Return the first largest token of each row of float32 [S, V], or `NON_FINITE`, as int64 [S]."""
+    """Return the token with the largest logit of each row, as int64 [S]. The lowest token id wins a tie.
+
+    A row gets `NON_FINITE` (-1) if its largest logit is NaN or infinite.
+
+    Args:
+        logits: float32 [S, vocabulary].
+    """
     largest = logits.argmax(-1, keepdim=True)
     return largest.where(logits.gather(1, largest).isfinite(), NON_FINITE).squeeze(1)
 
 
 def choose_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]:
-    """Return a token for each masked row of float32 [S, vocabulary], among the tokens its mask allows.
+    """Return a sampled token for each row that has a mask, among the tokens that the mask allows.
 
-    `settings` has one column per masked row.
+    Args:
+        logits: float32 [S, vocabulary].
+        masks: allowed tokens by row index.
+        settings: sampling parameters, one column per row in `masks`, in the same order.
     """
     tokens: list[int] = []
     for (row, mask), of_row in zip(masks.items(), settings.T[:, :, None], strict=True):
@@ -67,7 +83,7 @@ def choose_masked(logits: Tensor, masks: Masks, settings: Settings) -> list[int]
 
 
 def _draw(logits: Tensor, settings: Settings) -> Tensor:
-    """Return one token per row, [R]; all rows must have a temperature above 0."""
+    """Return a sampled token for each of R rows of logits, as [R]. All rows must have a temperature above 0."""
     temperature, top_k, top_p, min_p, uniform = settings
     probabilities = torch.softmax(logits / _column(logits, temperature), dim=-1)
     truncated = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
@@ -78,14 +94,14 @@ def _draw(logits: Tensor, settings: Settings) -> Tensor:
 
 
 def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the first token per row, [R], whose cumulative weight exceeds a share of the total.
+    """Return for each row the first token at which the cumulative weight exceeds a share of the row's total, as [R].
 
-    The search first selects a block and then a token within the block, since cumulative sums of a whole vocabulary are
-    slow.
+    Cumulative sums over a whole vocabulary are slow. The search therefore first selects a block of tokens, and then a
+    token in the block.
 
     Args:
-        weights: [R, vocabulary].
-        shares: [R, 1], between 0 and 1.
+        weights: [R, vocabulary], unnormalized probabilities.
+        shares: [R, 1], uniform random numbers between 0 and 1.
     """
     if weights.shape[1] <= _BLOCK:
         return _passed(weights, shares).squeeze(1)
@@ -100,7 +116,12 @@ def _inverse(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _passed(weights: Tensor, shares: Tensor) -> Tensor:
-    """Return the index [R, 1] where cumulative weights [R, N] exceed shares [R, 1] of the total."""
+    """Return for each row the first index at which the cumulative weight exceeds a share of the row's total, as [R, 1].
+
+    Args:
+        weights: [R, N].
+        shares: [R, 1], between 0 and 1.
+    """
     cumulative = weights.cumsum(-1)
     total = cumulative[:, -1:].contiguous()
     passed = torch.searchsorted(cumulative, shares * total, right=True)
@@ -109,9 +130,9 @@ def _passed(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _least_kept(probabilities: Tensor, settings: Settings) -> Tensor:
-    """Return the smallest probability, [R, 1], that top-k, then top-p, then min-p keep in each row.
+    """Return for each row the smallest probability of a token that remains after top-k, top-p and min-p, as [R, 1].
 
-    Tokens of equal probability are kept or dropped together.
+    The filters are applied in this order. Tokens of equal probability remain or are removed together.
     """
     vocabulary = probabilities.shape[-1]
     top_k, top_p, min_p = (_column(probabilities, column) for column in settings[1:4])

@@ -1,4 +1,7 @@
-"""CPU kernels of the stock torch wheel: int4 products for few rows, prepacked oneDNN bfloat16 for many."""
+"""CPU kernels from torch itself: int4 matrix products for few rows, oneDNN bfloat16 products for many rows.
+
+The engine uses them if the native kernels cannot be compiled.
+"""
 
 from collections.abc import Sequence
 
@@ -15,17 +18,20 @@ _INT4_ROWS = 6
 
 
 class CpuOps(ReferenceOps):
-    """Plain torch with faster products and norms, for CPUs that multiply bfloat16 in hardware."""
+    """The plain-torch kernels with faster matrix products and norms, for CPUs with bfloat16 instructions."""
 
     name = "torch-cpu-bf16"
 
     @staticmethod
     def available() -> bool:
-        """Return whether this CPU and this torch version support the kernels."""
+        """Return whether this CPU and the installed torch version support these kernels."""
         return torch.cpu._is_avx512_bf16_supported() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
     def linear(self, matrices: Sequence[Weight], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare a product; 4-bit weights are packed both as int4 and as bfloat16."""
+        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
+
+        4-bit weights are packed both as int4, for few rows, and as bfloat16, for many rows.
+        """
         bias = None if bias is None else bias.to(self.dtype)
         dense = torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         self.step_bytes += dense.nbytes
@@ -37,31 +43,34 @@ class CpuOps(ReferenceOps):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the size in bytes of the weights packed as bfloat16, plus packed as int4 if `Int4Linear.fits`."""
+        """Return the number of bytes that `linear` allocates for these weights.
+
+        All weights are packed as bfloat16. If `Int4Linear` supports all of them, they are also packed as int4.
+        """
         dense = sum(self.dense_bytes(weight) for weight in weights)
         int4 = [weight for weight in weights if isinstance(weight, GroupwiseTensor) and Int4Linear.fits(weight)]
         packed = sum(map(Int4Linear.packed_bytes, int4)) if len(int4) == len(weights) else 0
         return ProductBytes(dense + packed, dense + dequantizing_bytes(weights))
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare the norm with few passes, since each pass over a small tensor has a fixed cost."""
+        """Return an RMS norm operator with few passes over the input, because each pass has a fixed cost on a CPU."""
         return FewPassRmsNorm(weight, eps, self.dtype)
 
 
 class ByRows:
-    """Product that selects one of two implementations by the number of rows."""
+    """Linear operator that uses the operator `few` for at most `_INT4_ROWS` rows, and `many` for more rows."""
 
     def __init__(self, few: LinearOp, many: LinearOp) -> None:
         self._few = few
         self._many = many
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N]."""
+        """Return the outputs [T, N] for inputs x [T, K]."""
         return self._few(x) if x.shape[0] <= _INT4_ROWS else self._many(x)
 
 
 class PrepackedLinear:
-    """A bfloat16 product with its weight in oneDNN's blocked layout."""
+    """Linear operator in bfloat16, with the weight in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 32)
@@ -69,12 +78,12 @@ class PrepackedLinear:
         self._run = torch.ops.mkldnn._linear_pointwise.default
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N]."""
+        """Return the outputs [T, N] for inputs x [T, K]."""
         return self._run(x, self._weight, self._bias, "none", [], "")
 
 
 class Int4Linear:
-    """A product of 4-bit codes with a bfloat16 scale and offset per group."""
+    """Linear operator with a 4-bit weight, without bias. Each group of columns has a bfloat16 scale and offset."""
 
     def __init__(self, weight: GroupwiseTensor) -> None:
         self._codes = torch.ops.aten._convert_weight_to_int4pack_for_cpu(weight.codes.int(), 1)
@@ -87,16 +96,16 @@ class Int4Linear:
 
     @staticmethod
     def fits(weight: GroupwiseTensor) -> bool:
-        """Return whether torch's kernel supports this shape and group size."""
+        """Return whether torch's int4 kernel supports the format, shape and group size of this weight."""
         rows, columns = weight.shape
         plain = weight.bits == 4 and weight.table is None
         return plain and weight.group_size in (32, 64, 128, 256) and rows % 16 == 0 and columns % 2 == 0
 
     @staticmethod
     def packed_bytes(weight: GroupwiseTensor) -> int:
-        """Return the bytes of the packing: 4-bit codes, and a 16-bit scale and offset per group."""
+        """Return the number of bytes of the packed weight: 4 bits per code, and two 16-bit numbers per group."""
         return weight.codes.numel() // 2 + weight.codes.numel() // weight.group_size * 4
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, K] -> [T, N]."""
+        """Return the outputs [T, N] for inputs x [T, K]."""
         return self._run(x, self._codes, self._group_size, self._scales_and_zeros)

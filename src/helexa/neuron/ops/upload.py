@@ -1,4 +1,4 @@
-"""Asynchronous copies of arrays from the host to the device."""
+"""Copies of arrays from the host to the device."""
 
 from typing import Any
 
@@ -8,10 +8,9 @@ from torch import Tensor
 
 
 def upload(array: NDArray[Any], device: torch.device) -> Tensor:
-    """Return a copy of a host array on the device.
+    """Return a copy of a host array on the device, without waiting for the work that is queued on the device.
 
-    A GPU copies asynchronously from pinned memory. A copy from pageable memory would wait for all work queued on the
-    GPU.
+    The copy uses pinned memory, because a copy from pageable memory would wait for all work queued on the GPU.
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

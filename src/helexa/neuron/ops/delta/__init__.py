@@ -1,1 +1,1 @@
-"""Gated delta rule and its state cache."""
+"""The gated delta rule in plain torch, and its cache of recurrent states."""

@@ -1,4 +1,4 @@
-"""Recurrent state of a Gated DeltaNet layer."""
+"""Recurrent states of a Gated DeltaNet layer."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class DeltaCache:
-    """Recurrent state per state slot.
+    """The recurrent states of one Gated DeltaNet layer, by state slot (one running sequence, or a snapshot).
 
     Attributes:
-        conv: [slots, K - 1, C], the last inputs of the convolution.
-        state: [slots, Hv, Dk, Dv], float32.
+        conv: [slots, K - 1, C], the last inputs of the convolution over K tokens and C columns. In Triton kernels, a
+            ring buffer [slots, K, C].
+        state: float32 [slots, Hv, Dk, Dv], the state of each of Hv value heads.
     """
 
     conv: Tensor
     state: Tensor
 
     def copy(self, source: int, target: int) -> None:
-        """Copy the state of one slot to another."""
+        """Copy the state of the slot `source` to the slot `target`."""
         self.conv[target] = self.conv[source]
         self.state[target] = self.state[source]
 
@@ -28,18 +29,18 @@ class DeltaCache:
         self.state[slot] = 0
 
     def at(self, slot: int) -> "DeltaCache":
-        """Return a view of one slot."""
+        """Return a cache with only the slot `slot`, which shares the memory of this cache."""
         return DeltaCache(self.conv[slot : slot + 1], self.state[slot : slot + 1])
 
     def clone(self) -> "DeltaCache":
-        """Return a copy in new memory."""
+        """Return a copy of all slots in new memory."""
         return DeltaCache(self.conv.clone(), self.state.clone())
 
     def gather(self, slots: Tensor) -> "DeltaCache":
-        """Return copies of the slots [B]."""
+        """Return a cache with copies of the states in `slots` [B]."""
         return DeltaCache(self.conv.index_select(0, slots), self.state.index_select(0, slots))
 
     def scatter(self, slots: Tensor, states: "DeltaCache") -> None:
-        """Write `states`, as returned by `gather`, to the slots [B]."""
+        """Write the B states in `states`, as returned by `gather`, to `slots` [B]."""
         self.conv.index_copy_(0, slots, states.conv)
         self.state.index_copy_(0, slots, states.state)

@@ -1,7 +1,7 @@
-"""Computation between the projections of a Gated DeltaNet layer.
+"""Computation of a Gated DeltaNet layer between its input projections and its output projection.
 
-Queries, keys and values pass a short convolution. Then the gated delta rule (see `gated_delta`) updates and reads the
-state of each sequence. The result of each head is normalized and gated.
+A short convolution over tokens is applied to queries, keys and values. The gated delta rule (see `gated_delta`) then
+updates and reads the recurrent state of each sequence. The result of each head is normalized and gated.
 """
 
 from collections.abc import Iterator
@@ -24,8 +24,12 @@ _ROWS_AT_ONCE = 1024  # rows of a sequence computed at once; bounds the memory o
 class DeltaSizes:
     """Sizes of a Gated DeltaNet layer.
 
-    Hk heads of queries and keys have width Dk; Hv heads of values have width Dv. Hv / Hk value heads share one key
-    head. The convolution covers K tokens.
+    Attributes:
+        key_heads: Hk, number of query heads, and of key heads.
+        heads: Hv, number of value heads. Hv / Hk value heads share one key head.
+        key_dim: Dk, width of a query or key head.
+        value_dim: Dv, width of a value head.
+        kernel: K, number of tokens that the convolution covers.
     """
 
     key_heads: int
@@ -36,29 +40,30 @@ class DeltaSizes:
 
     @property
     def keys(self) -> int:
-        """Total width of the queries of all heads, and of the keys of all heads."""
+        """Number of query numbers per token in all heads, Hk * Dk, which equals the number of key numbers."""
         return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
-        """Total width of the values of all heads."""
+        """Number of value numbers per token in all heads, Hv * Dv."""
         return self.heads * self.value_dim
 
     @property
     def mixed(self) -> int:
-        """C, total width of queries, keys and values."""
+        """C, number of query, key and value numbers per token in all heads."""
         return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True)
 class DeltaWeights:
-    """Weights of the rule, all float32.
+    """Weights of a Gated DeltaNet layer between its projections, all float32. `DeltaSizes` defines the sizes.
 
     Attributes:
         kernel: [K, C], weights of the convolution; the last row applies to the current token.
-        rate, bias: [Hv], parameters of the decay (see `log_decay`).
-        norm: [Dv], weight of the output norm of each head.
-        eps: epsilon of the output norm.
+        rate: [Hv], decay rate of each value head (see `log_decay`).
+        bias: [Hv], bias of the decay of each value head (see `log_decay`).
+        norm: [Dv], weight of the RMS norm on the result of each head.
+        eps: epsilon of this norm.
     """
 
     kernel: Tensor
@@ -69,35 +74,39 @@ class DeltaWeights:
 
 
 class DeltaOp(Protocol):
-    """The gated delta rule, prepared with the weights of one layer."""
+    """Operator of one Gated DeltaNet layer between its projections. `DeltaSizes` defines the sizes."""
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """Return uninitialized memory for the states of `slots` sequences."""
+        """Return a cache for `slots` recurrent states, with uninitialized memory."""
         ...
 
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Compute one step. The settled rows of each span change its state; a new sequence starts from zeros.
+        """Apply the layer to the rows of one step, and update the recurrent states in `cache`.
+
+        A new sequence starts with a state of zeros. Only accepted tokens change a state, draft tokens do not (see
+        `Span.settled`).
 
         Args:
             mixed: [T, C], queries, keys and values before the convolution.
-            z: [T, Hv * Dv], gate of the output.
-            b, a: [T, Hv], inputs of beta and of the decay.
-            rows: [S] rows to return; None for all rows.
+            z: [T, Hv * Dv], inputs of the output gate.
+            b: [T, Hv], inputs of beta, the share of the state's old content that a token replaces.
+            a: [T, Hv], inputs of the decay.
+            rows: [S], indexes of the rows to return; None for all rows.
 
         Returns:
-            [S, Hv * Dv] of the activation dtype.
+            [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None, in the activation dtype.
         """
         ...
 
 
 class DeltaRule:
-    """The gated delta rule in plain torch, span by span.
+    """Operator of a Gated DeltaNet layer in plain torch; implements `DeltaOp`.
 
     Args:
-        norm: prepared norm with the weights' norm weight.
-        device: device of the states.
+        norm: operator of the RMS norm with the weight `weights.norm`.
+        device: device of the recurrent states.
     """
 
     def __init__(self, sizes: DeltaSizes, weights: DeltaWeights, norm: NormOp, device: torch.device) -> None:
@@ -113,17 +122,21 @@ class DeltaRule:
 
     @staticmethod
     def state_bytes(sizes: DeltaSizes) -> int:
-        """Return the bytes of one sequence's state in one layer."""
+        """Return the number of bytes of one sequence's recurrent state in a layer of these sizes."""
         return 4 * ((sizes.kernel - 1) * sizes.mixed + sizes.heads * sizes.key_dim * sizes.value_dim)
 
     def new_cache(self, slots: int) -> DeltaCache:
-        """Return uninitialized memory for the states of `slots` sequences."""
+        """Return a cache for `slots` recurrent states, with uninitialized memory."""
         return DeltaCache(*(torch.empty(slots, *shape, device=self._device) for shape in self._state))
 
     def __call__(
         self, mixed: Tensor, z: Tensor, b: Tensor, a: Tensor, cache: DeltaCache, batch: Batch, rows: Tensor | None
     ) -> Tensor:
-        """Compute one step and update the states with the settled rows; return [S, Hv * Dv]."""
+        """Apply the layer to the rows of one step, and update the recurrent states in `cache` (see `DeltaOp`).
+
+        Returns:
+            [S, Hv * Dv], or [T, Hv * Dv] if `rows` is None.
+        """
         inputs = (mixed, log_decay(a, self._weights.rate, self._weights.bias), b.float().sigmoid())
         out = torch.empty(len(mixed), *self._head_shapes[-1], device=mixed.device)
         spans = batch.span_list
@@ -145,9 +158,12 @@ class DeltaRule:
         return (normed * F.silu(z.float())).to(mixed.dtype)
 
     def _advance(self, inputs: list[Tensor], state: DeltaCache) -> Tensor:
-        """Apply the rule to T tokens in each of B sequences: [B, T, ..] -> float32 [B, T, Hv, Dv].
+        """Apply convolution and delta rule to T tokens of each of B sequences, and return float32 [B, T, Hv, Dv].
 
-        `inputs` are the projections and the inputs of decay and beta.
+        Args:
+            inputs: three tensors [B, T, width]: queries, keys and values before the convolution, the logarithm of the
+                decay, and beta.
+            state: states of the B sequences, changed in place.
         """
         mixed, g, beta = inputs
         convolved = convolve(mixed, self._weights.kernel, state.conv).split(self._widths, dim=-1)
@@ -156,7 +172,10 @@ class DeltaRule:
 
 
 def _row_slices(span: Span, cache: DeltaCache) -> Iterator[tuple[slice, DeltaCache]]:
-    """Yield slices of rows computed at once, with the state that each changes; draft rows change a copy."""
+    """Yield slices of a span's rows to compute at once, each with the recurrent state that the computation changes.
+
+    Rows with accepted tokens change the state in `cache`. Rows with draft tokens change a copy of the state.
+    """
     state, settled = cache.at(span.slot), span.start + span.settled
     for start in range(span.start, settled, _ROWS_AT_ONCE):
         yield slice(start, min(start + _ROWS_AT_ONCE, settled)), state

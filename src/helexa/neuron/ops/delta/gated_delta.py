@@ -1,21 +1,22 @@
 """The gated delta rule (Yang, Kautz and Hatamizadeh, 2024, arXiv 2412.06464) in plain torch and float32.
 
-Each head keeps a state S [Dk, Dv]. A token first decays the state. The token then replaces a share `beta` of the
-content stored under its key by its value, and reads the state with its query:
+Each head has a state matrix S [Dk, Dv], which maps keys to values. For each token with query q, key k and value v, the
+rule first multiplies the state by a decay exp(g). It then moves the value stored for k toward v, by a share beta of the
+difference. The output is the value stored for q:
 
     S <- exp(g) S;    S <- S + k (beta (v - k S));    out = q S
 
-Two algorithms compute the same result: `recurrent` for few tokens and `chunked` for many. For B sequences with T tokens
-each, both take
+Two algorithms compute the same result: `recurrent` for few tokens and `chunked` for many tokens. Both have these
+arguments, for B sequences of T tokens each:
 
-    q, k:   [B, T, Hk, Dk]; each head is divided by its length, and q by sqrt(Dk). Each key head serves Hv / Hk
-        consecutive value heads
+    q, k:   [B, T, Hk, Dk]; the functions scale each head to length 1, and then divide q by sqrt(Dk). Hv / Hk
+        consecutive value heads share each key head
     v:      [B, T, Hv, Dv]
     g:      [B, T, Hv], logarithm of the decay, at most 0; float32
     beta:   [B, T, Hv], between 0 and 1; float32
-    state:  [B, Hv, Dk, Dv], float32, contiguous; replaced by the state after the last token
+    state:  [B, Hv, Dk, Dv], float32, contiguous; replaced in place by the state after the last token
 
-and return float32 [B, T, Hv, Dv]. Reference: transformers `modeling_qwen3_next`.
+Both return float32 [B, T, Hv, Dv]. Reference: transformers `modeling_qwen3_next`.
 """
 
 import torch
@@ -29,13 +30,16 @@ _EPSILON = 1e-6
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the rule with the faster algorithm for this token count; see the module for shapes."""
+    """Apply the gated delta rule with the faster algorithm for this number of tokens.
+
+    The module docstring defines the arguments and the result.
+    """
     form = recurrent if v.shape[1] <= _FEW_TOKENS else chunked
     return form(q, k, v, g, beta, state)
 
 
 def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the rule token by token; see the module for shapes."""
+    """Apply the gated delta rule token by token. The module docstring defines the arguments and the result."""
     q, k, v, decay, beta = _by_head(q, k, v, g.exp(), beta)  # [B * Hv, T, width]
     flat = state.view(-1, *state.shape[2:])
     out = torch.empty_like(v)
@@ -49,15 +53,16 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: T
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Apply the rule chunk by chunk; see the module for shapes.
+    """Apply the gated delta rule in chunks of 64 tokens. The module docstring defines the arguments and the result.
 
-    The memory grows with the number of tokens: pass long sequences in several calls.
+    The temporary memory grows with the number of tokens, so callers split long sequences into several calls.
 
-    The state change d of each token in a chunk depends on the earlier tokens by a triangular system:
+    Token i of a chunk adds k_i d_i to the state. The vectors d_i are the solution of a triangular system of equations,
+    where S is the state before the chunk:
 
         d_i + beta_i sum_{j<i} exp(g_{j+1} + .. + g_i) (k_i k_j) d_j = beta_i (v_i - exp(g_1 + .. + g_i) k_i S)
 
-    Forward substitution solves the system and stays exact if keys repeat; sums of powers of the matrix do not.
+    Forward substitution solves the system. Unlike a sum of powers of the matrix, it stays exact if keys repeat.
     """
     length = v.shape[1]
     q, k, v, g, beta = (_by_chunk(x) for x in _by_head(q, k, v, g, beta))  # [chunks, B * Hv, CHUNK, width]
@@ -82,12 +87,12 @@ def chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Ten
 
 
 def convolve(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
-    """Apply a causal depthwise convolution to each column, then SiLU.
+    """Apply a causal depthwise convolution over tokens, and then SiLU.
 
     Args:
-        x: [B, T, C].
+        x: [B, T, C], inputs of T tokens in each of B sequences.
         weight: [K, C], float32; the last row applies to the current token.
-        state: [B, K - 1, C], the K - 1 tokens before x; replaced by the last K - 1 tokens.
+        state: [B, K - 1, C], inputs of the K - 1 tokens before x; replaced in place by the last K - 1 inputs.
 
     Returns:
         float32 [B, T, C].
@@ -102,18 +107,27 @@ def convolve(x: Tensor, weight: Tensor, state: Tensor) -> Tensor:
 
 
 def log_decay(a: Tensor, rate: Tensor, bias: Tensor) -> Tensor:
-    """Return g [..., Hv], the negative rate of each head times `softplus(a + bias)`, in float32."""
+    """Return the logarithm of the decay, `-rate * softplus(a + bias)`, as float32 [..., Hv].
+
+    Args:
+        a: [..., Hv], projected input of each value head.
+        rate: [Hv].
+        bias: [Hv].
+    """
     return F.softplus(a.float() + bias).mul_(-rate)
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Return each head of [..., D] divided by its length, as float32."""
+    """Return each vector of x [..., D] divided by its length, as float32."""
     x = x.float()
     return x * x.square().sum(-1, keepdim=True).add_(_EPSILON).rsqrt_()
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """Return all inputs as float32 [B * Hv, T, width], with unit-length q and k and repeated key heads."""
+    """Return the five inputs as float32 [B * Hv, T, width].
+
+    The heads of q and k are scaled to length 1, q is divided by sqrt(Dk), and each is repeated for its value heads.
+    """
     repeats = v.shape[2] // k.shape[2]
     q, k = (_unit(x).repeat_interleave(repeats, dim=2) for x in (q, k))
     q *= q.shape[-1] ** -0.5
@@ -121,19 +135,22 @@ def _by_head(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[
 
 
 def _by_chunk(x: Tensor) -> Tensor:
-    """Reshape [N, T, width] to [chunks, N, CHUNK, width]; the last chunk is padded with zeros, which change nothing."""
+    """Return x [N, T, width] as [chunks, N, CHUNK, width].
+
+    The last chunk is padded with zeros, which do not change the state.
+    """
     x = F.pad(x, (0, 0, 0, -x.shape[1] % CHUNK))
     return x.unflatten(1, (-1, CHUNK)).transpose(0, 1).contiguous()
 
 
 def _decay_between(g: Tensor) -> Tensor:
-    """Return the decay of token j's contribution at token i of the same chunk, [..., i, j]; 0 for j > i.
+    """Return the decay of the state from token j to token i of the same chunk, as [..., i, j]; 0 if j > i.
 
-    For each j, the logarithms are summed from j on. Differences of sums from the start of the chunk would lose small
-    decays after large decays. No sum is above 0, so no exponential overflows.
+    For each j, the logarithms are summed from j + 1 on. Differences of sums from the start of the chunk would lose the
+    precision of small decays after large decays. No sum is above 0, so no exponential overflows.
 
     Args:
-        g: [..., CHUNK, 1].
+        g: [..., CHUNK, 1], logarithm of the decay of each token.
     """
     earlier = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=g.device).tril(-1)
     sums = g.expand(*g.shape[:-1], CHUNK).masked_fill(~earlier, 0).cumsum(-2)

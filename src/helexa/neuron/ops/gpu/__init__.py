@@ -1,1 +1,1 @@
-"""GPU kernels: Triton and captured graphs."""
+"""Kernels for GPUs: Triton kernels, and CUDA graphs of decode steps."""

@@ -1,4 +1,4 @@
-"""GPU kernels: Triton where it is faster, plain torch otherwise; `reference` has the equivalent plain-torch kernels."""
+"""Kernels for GPUs: Triton kernels for most operations, and plain torch for the other operations."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -38,12 +38,12 @@ from helexa.neuron.weights.quantization.quantize import quantize
 
 
 class GpuOps(Ops):
-    """Kernels for a CUDA device, or for a CPU in Triton's interpreter.
+    """Kernels for a CUDA device, or for a CPU with Triton's interpreter.
 
     Args:
-        kv_bits: bits of each number in the KV cache, 16 or 8. If attention has no Triton kernel, the cache uses the
-            bits of the dtype.
-        card: GPU to build kernels for; None for the device itself.
+        kv_bits: bits of each number in the KV cache, 16 or 8. If plain torch computes the attention of prompts (see
+            `Ops.gathers`), the cache has the bits of `dtype` instead.
+        card: properties of the GPU for which tile shapes are selected; None for those of `device`.
     """
 
     name = "triton"
@@ -66,7 +66,7 @@ class GpuOps(Ops):
         self._graphs = StepGraphs(CudaCapture() if device.type == "cuda" else without_capture)
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Capture the forward pass of a bucket; `blank` contains only padding rows."""
+        """Capture the forward pass of a bucket (batch size) as a CUDA graph, with the padding batch `blank`."""
         self._graphs.capture(forward, blank)
 
     def forget(self) -> None:
@@ -74,26 +74,36 @@ class GpuOps(Ops):
         self._graphs.forget()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Replay the captured graph of the batch's bucket, or run the pass; the logits are valid until the next run."""
+        """Return the logits [S, V] of a forward pass, which are valid until the next run.
+
+        If the batch is padded to a bucket with a captured graph, this replays the graph. Otherwise it calls `forward`.
+        """
         return self._graphs.run(forward, batch)
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare a norm that uses one program per row."""
+        """Return an RMS norm operator that uses one Triton program per row."""
         return RmsNorm(weight, eps, self.dtype)
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Return None: prepared weights are not stored on disk."""
+        """Return None, because these kernels do not store prepared weights on disk."""
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Tensor | PackedMatrix:
-        """Return a quantized matrix if the weight is or becomes quantized, else a tensor of the activation dtype."""
+        """Return a weight [N, K] in the layout of these kernels (see `Ops.matrix`).
+
+        The result is a `PackedMatrix` if the weight is quantized or `form` quantizes it, and its shape can be packed.
+        Otherwise the result is a tensor of the activation dtype.
+        """
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         packed = pack(weight.to(self.device)) if isinstance(weight, GroupwiseTensor) else None
         return packed or self._torch.dense(weight)
 
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare a product: quantized matrices stay quantized; plain matrices use cuBLAS."""
+        """Return an operator that computes `x @ weight.T + bias` (see `Ops.linear`).
+
+        Quantized matrices stay quantized in memory. Products with plain matrices use cuBLAS.
+        """
         packed = [isinstance(matrix, PackedMatrix) for matrix in matrices]
         shift = None if bias is None else bias.to(self.device, self.dtype)
         if all(packed):
@@ -108,14 +118,14 @@ class GpuOps(Ops):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
+        """Return the number of bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         packed = packed_bytes(weight) if isinstance(weight, GroupwiseTensor) else None
         return self._torch.dense_bytes(weight) if packed is None else packed
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the bytes that `linear` or `mixture` allocates for these weights.
+        """Return the number of bytes that `linear` or `mixture` allocates for these weights.
 
-        Several weights are copied into one matrix.
+        Several weights are copied into one matrix. A single weight is used without a copy.
         """
         return ProductBytes(sum(self.matrix_bytes(weight) for weight in weights) if len(weights) > 1 else 0)
 
@@ -157,7 +167,7 @@ class GpuOps(Ops):
         return GpuMixture(len(experts), gate_up, down, biases, routing, clamp, self.dtype, self.card)
 
     def dense(self, weight: Weight | PackedMatrix) -> Tensor:
-        """Return the weight as a plain tensor of the activation dtype."""
+        """Return a plain, quantized or packed weight as a plain tensor of the activation dtype."""
         if not isinstance(weight, PackedMatrix):
             return self._torch.dense(weight)
         out = torch.empty(weight.shape, dtype=self.dtype, device=self.device)
@@ -187,31 +197,34 @@ class GpuOps(Ops):
         return torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self.device)
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a token for each row of logits [S, V], without waiting."""
+        """Return a sampled token for each row of logits [S, V], without waiting for the device."""
         return draws.choose(logits, settings)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a token for each masked row, among the tokens that its mask allows."""
+        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
         return draws.choose(draws.masked(logits, masks), settings).tolist()
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
-        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`. Uses plain torch."""
+        """Return `out + x * sigmoid(gate)` for out and x [T, H] and gate [T, 1]; may change `out`."""
         return self._torch.add_gated(out, x, gate)
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return rows [S] of x [T, H]."""
+        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return x[rows]
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         return DeltaRule.state_bytes(sizes, self.dtype)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare one kernel for decoding sequences and four more kernels for prompts."""
+        """Return the operator of a Gated DeltaNet layer between its projections.
+
+        It uses one kernel for decode and four more kernels for prefill.
+        """
         return DeltaRule(sizes, weights, self.dtype, self.card)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]. Uses plain torch."""
+        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
         return self._torch.rope_tables(positions, frequencies, factor)
 
     def rotate_store(
@@ -223,42 +236,42 @@ class GpuOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries.
+        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries.
 
-        Rows with slot -1 are not stored.
+        Rows with slot -1 are padding rows, which are not written to the cache.
         """
         return rotate_store(qkv, heads, rope, cache, slots, norms)
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
         return gate_mul(gate_up, gate)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Return the bytes of one KV page in one layer."""
+        """Return the number of bytes of one KV page in one layer."""
         if self._in_bytes(head_dim):
             return kv_cache.page_bytes(kv_heads, head_dim)
         return self._torch.page_bytes(kv_heads, head_dim)
 
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Return the maximum bytes of attention's partial results before they are merged."""
+        """Return the maximum number of bytes that attention in a decode step allocates for partial results."""
         return attention.partials_bytes(sequences, heads, kv_heads, head_dim)
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """Return a zeroed KV cache of one layer.
+        """Return a zeroed KV cache with `pages` pages for one layer.
 
-        An 8-bit cache has the layout of `triton.kv_cache`, other caches that of plain torch.
+        An 8-bit cache has the layout of `triton.attention.kv_cache`. Other caches have the layout of `ReferenceOps`.
         """
         if self._in_bytes(head_dim):
             return kv_cache.new_cache(kv_heads, pages, head_dim, self.device)
         return self._torch.new_cache(kv_heads, pages, head_dim)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention of each row over its own sequence's pages, [T, heads, D].
+        """Return the causal attention output [T, heads, D] of queries [T, heads, D] over the pages of their sequences.
 
-        Plain torch computes steps that the kernels do not support, on the same cache layout.
+        Plain torch computes the batches that the Triton kernels do not support.
 
         Raises:
-            RuntimeError: the step is being captured and the kernels do not support it.
+            RuntimeError: the batch is part of a graph capture, and the Triton kernels do not support it.
         """
         rows, _, dim = queries.shape
         if dim <= attention.WIDEST and not (self.gathers and attention.has_long(batch, rows)):

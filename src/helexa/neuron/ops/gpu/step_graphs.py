@@ -1,4 +1,4 @@
-"""Decode steps as captured GPU graphs: captured once per bucket, then replayed."""
+"""CUDA graphs of decode steps. A graph is captured once per bucket (batch size), and then replayed."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,23 +10,23 @@ from helexa.neuron.ops.batch import Batch, Bucket
 
 
 class Capture(Protocol):
-    """Function that captures device work."""
+    """Function that captures the work of another function on the device."""
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that repeats the work of `function` on the same memory and returns its result."""
+        """Return a function that replays the work of `function` on the same memory, and returns the result."""
         ...
 
 
 def without_capture(function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    """Return `function` unchanged, for devices without graph capture."""
+    """Return `function` unchanged; takes the place of `CudaCapture` on devices without graph capture."""
     return function
 
 
 class CudaCapture:
-    """Capture of CUDA graphs that share one memory pool.
+    """Captures CUDA graphs that share one memory pool and one result buffer.
 
-    The result of a graph is valid until another graph runs. All results share one buffer. Separate result buffers would
-    take memory from the pool that no other graph could use.
+    The result of a graph is valid until another graph runs. Separate result buffers would take memory from the pool
+    that no other graph could use.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,10 @@ class CudaCapture:
         self._results: Tensor | None = None
 
     def __call__(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Return a function that repeats the captured work of `function`.
+        """Return a function that replays the captured work of `function`, and returns the result.
 
-        Results differ only in their length. Capture the longest result first.
+        The results of all captured functions have the same dtype and shape, except for the number of rows. Capture the
+        function with the most rows first, because the graphs share its result buffer.
         """
         first = function()  # compiles kernels and lets libraries allocate their workspaces
         if self._results is None or len(self._results) < len(first):
@@ -57,14 +58,17 @@ class CudaCapture:
 
 
 class StepGraphs:
-    """Captured forward passes by bucket."""
+    """The captured forward passes of a model, by bucket (batch size)."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
         self._replays: dict[Bucket | None, Callable[[], Tensor]] = {}
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Capture a pass over `blank`, a batch of padding rows; later batches must use the same memory."""
+        """Capture the forward pass of a bucket, with a batch `blank` that contains only padding rows.
+
+        Later batches of this bucket must be at the same memory addresses as `blank`.
+        """
         self._replays[blank.bucket] = self._capture(lambda: forward(blank))
 
     def forget(self) -> None:
@@ -72,6 +76,6 @@ class StepGraphs:
         self._replays.clear()
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch) -> Tensor:
-        """Replay the captured graph of the batch's bucket on the batch's memory, or run the pass directly."""
+        """Replay the captured graph of the batch's bucket, or call `forward` if there is no such graph."""
         replay = self._replays.get(batch.bucket)
         return forward(batch) if replay is None else replay()

@@ -1,1 +1,1 @@
-"""Plain-torch implementation of all operations."""
+"""Plain-torch implementation of all kernels."""

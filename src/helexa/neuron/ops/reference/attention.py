@@ -1,4 +1,8 @@
-"""Attention over the paged cache in plain torch: spans of one row in groups, longer spans one by one."""
+"""Attention over the paged KV cache in plain torch.
+
+A span is the rows of one sequence in a batch. Spans of one row (decode) are computed in groups, longer spans (prefill)
+one by one.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,14 +18,16 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Spans of one row with similar lengths.
+    """Decode rows of B sequences with similar lengths, which are computed together.
 
     Attributes:
-        rows: slice of these rows in the flat batch.
-        pages: [B, P] page numbers; rows with fewer pages repeat their first page, which the mask hides.
-        lengths: [B] number of positions of each row, including its own position.
-        longest: the largest of `lengths`.
-        contiguous: first page if B is 1 and the pages ascend without a gap, so that no gather is needed; else None.
+        rows: slice of these rows in the batch.
+        pages: [B, P], page numbers of each sequence. A sequence with fewer than P pages repeats its first page, which
+            `mask` hides.
+        lengths: [B], number of positions of each sequence, including the row's own position.
+        longest: the largest number in `lengths`.
+        contiguous: number of the first page if B is 1 and the page numbers ascend without a gap, so that attention can
+            read the cache without a copy; else None.
     """
 
     rows: slice
@@ -32,18 +38,20 @@ class DecodeGroup:
 
     @cached_property
     def mask(self) -> Tensor:
-        """Additive mask [B, longest]: 0, or -inf from the end of a row on."""
+        """Additive mask [B, longest]: 0 for the positions of each sequence, -inf after the sequence's last position."""
         beyond = torch.arange(self.longest, device=self.lengths.device) >= self.lengths[:, None]
         return torch.zeros(beyond.shape, device=beyond.device).masked_fill_(beyond, float("-inf"))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one sequence that attend to their prefix and to each other.
+    """Several rows of one sequence (a prefill chunk), which attend to earlier positions and to each other.
 
     Attributes:
-        pages: [P] page numbers of the prefix and of the chunk itself.
-        contiguous: first page if the pages ascend without a gap, else None.
+        rows: slice of these rows in the batch.
+        prefix: number of positions of the sequence before these rows.
+        pages: [P], page numbers of the sequence up to the last of these rows.
+        contiguous: number of the first page if the page numbers ascend without a gap; else None.
     """
 
     rows: slice
@@ -53,7 +61,11 @@ class Chunk:
 
 
 class SpanGroups:
-    """The spans of a batch, grouped for attention."""
+    """The sequences of a batch, grouped for attention. All layers use the same groups.
+
+    Attributes:
+        batch: the batch.
+    """
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -83,7 +95,7 @@ class SpanGroups:
         self._decodes = [_decode_group(group, device) for group in groups]
 
     def attend(self, queries: Tensor, cache: Tensor, kind: AttentionKind) -> Tensor:
-        """Return the causal attention of each row over its own sequence's pages, [T, heads, D]."""
+        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences."""
         out = torch.empty_like(queries)
         for group in self._decodes:
             out[group.rows] = _decode(queries[group.rows], cache, group, kind)
@@ -133,7 +145,12 @@ def _decode(queries: Tensor, cache: Tensor, group: DecodeGroup, kind: AttentionK
 
 
 def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKind) -> Tensor:
-    """Return the attention of a chunk's queries [N, heads, D] over its pages."""
+    """Return the causal attention output [N, heads, D] of the N rows of a chunk.
+
+    Args:
+        queries: [N, heads, D].
+        cache: KV cache of the layer, which already contains these rows.
+    """
     count, heads, _ = queries.shape
     kv_heads, length = cache.shape[1], chunk.prefix + count
     keys, values = _pages(cache, chunk.pages, chunk.contiguous)
@@ -160,7 +177,7 @@ def attend_chunk(queries: Tensor, cache: Tensor, chunk: Chunk, kind: AttentionKi
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the softmax over the last dimension, with optional sinks as extra scores."""
+    """Return the softmax of `scores` over the last dimension. If `sinks` are given, they count as extra scores."""
     if sinks is None:
         return torch.softmax(scores, dim=-1)
     extended = torch.cat((scores, sinks.expand(*scores.shape[:-1], 1)), dim=-1)
@@ -168,9 +185,12 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _pages(cache: Tensor, pages: Tensor, contiguous: int | None) -> tuple[Tensor, Tensor]:
-    """Return K and V of `pages` ([P] or [B, P]), each [kv_heads * B, P * page_size, D].
+    """Return the keys and the values in `pages` of a cache, each [kv_heads * B, P * page_size, D].
 
-    The result is a view if the pages are contiguous.
+    Args:
+        pages: [P] for one sequence (B is 1), or [B, P].
+        contiguous: number of the first page if the pages are contiguous. The results are then views of the cache
+            instead of copies.
     """
     _, heads, _, dim = cache.shape
     width = pages.shape[-1] * PAGE_SIZE

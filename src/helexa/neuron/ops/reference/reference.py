@@ -1,4 +1,4 @@
-"""Plain-torch kernels: correct on every device, and the oracle for all other kernels."""
+"""Plain-torch kernels, which work on every device. Tests compare all other kernels with them."""
 
 import math
 import mmap
@@ -31,14 +31,14 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-"""Activation functions of gates by name."""
+"""Activation functions of gated feed-forward layers, by name."""
 
 
 class ReferenceOps(Ops):
-    """The kernels in plain torch.
+    """All kernels in plain torch.
 
-    A layer's KV cache is one tensor [2, kv_heads, slots, head_dim] with K and V. The positions of one page, and of
-    ascending pages, are contiguous for each head. On a CPU the memory becomes resident only as pages are written.
+    The KV cache of a layer is one tensor [2, kv_heads, slots, head_dim]: keys, then values. For each head, the
+    positions of a page are contiguous, and so are pages with consecutive numbers.
     """
 
     name = "torch"
@@ -58,17 +58,17 @@ class ReferenceOps(Ops):
         self._exchange: Exchange | None = None
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
-        """Return the store that keeps the model's prepared weights between starts, or None."""
+        """Return None, because these kernels do not store prepared weights on disk."""
         return None
 
     def matrix(self, weight: Weight, form: QuantForm | None = None) -> Any:
-        """Prepare a weight [N, K] for `linear` and `embedding`."""
+        """Return a weight [N, K] on the device, in the activation dtype or quantized (see `Ops.matrix`)."""
         if form is not None and isinstance(weight, Tensor):
             weight = quantize(weight.to(self.device), form) or weight
         return weight.to(self.device) if isinstance(weight, GroupwiseTensor) else weight.to(self.device, self.dtype)
 
     def linear(self, matrices: Sequence[Any], bias: Tensor | None, gate: str | None = None) -> LinearOp:
-        """Prepare `x -> x @ weight.T + bias`; the outputs of several matrices are concatenated."""
+        """Return an operator that computes `x @ weight.T + bias` with dequantized weights (see `Ops.linear`)."""
         weight = (
             torch.cat([self.dense(matrix) for matrix in matrices]) if len(matrices) > 1 else self.dense(matrices[0])
         )
@@ -77,21 +77,24 @@ class ReferenceOps(Ops):
         return GatedLinear(lambda x: self.gate_mul(x, gate), product) if gate else product
 
     def matrix_bytes(self, weight: Weight) -> int:
-        """Return the size in bytes of the matrix that `matrix()` builds from a weight [N, K]."""
+        """Return the number of bytes of the matrix that `matrix()` builds from a weight [N, K]."""
         return weight.nbytes if isinstance(weight, GroupwiseTensor) else self.dense_bytes(weight)
 
     def product_bytes(self, weights: Sequence[Weight]) -> ProductBytes:
-        """Return the bytes that `linear` or `mixture` allocates for these weights."""
+        """Return the number of bytes that `linear` or `mixture` allocates for these weights.
+
+        A single plain weight is used without a copy. Other weights are dequantized and copied.
+        """
         if len(weights) == 1 and isinstance(weights[0], Tensor):
             return ProductBytes(0)
         return ProductBytes(sum(self.dense_bytes(weight) for weight in weights), dequantizing_bytes(weights))
 
     def dense_bytes(self, weight: Weight) -> int:
-        """Return the bytes of the result of `dense`."""
+        """Return the number of bytes of the weight as a plain tensor of the activation dtype."""
         return weight.shape.numel() * self.dtype.itemsize
 
     def dense(self, weight: Weight) -> Tensor:
-        """Return the weight as a plain tensor of the activation dtype."""
+        """Return a plain or quantized weight as a plain tensor of the activation dtype."""
         if isinstance(weight, GroupwiseTensor):
             weight = weight.dequantize(torch.float32)
         return weight.to(self.device, self.dtype)
@@ -109,11 +112,11 @@ class ReferenceOps(Ops):
         return F.embedding(tokens, matrix).float() * factor
 
     def rms_norm(self, weight: Tensor, eps: float) -> NormOp:
-        """Prepare an RMS norm with a weight [H], float32."""
+        """Return an RMS norm operator with a float32 weight [H]."""
         return RmsNorm(weight, eps, self.dtype)
 
     def rope_tables(self, positions: Tensor, frequencies: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
-        """Return cos and sin, float32 [T, R / 2], of positions [T] times frequencies [R / 2]."""
+        """Return the cos and the sin of positions [T] times frequencies [R / 2], each float32 [T, R / 2]."""
         angles = positions[:, None].float() * frequencies
         return angles.cos().mul_(factor), angles.sin().mul_(factor)
 
@@ -126,7 +129,7 @@ class ReferenceOps(Ops):
         slots: Tensor,
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """Normalize and rotate queries and keys, store keys and values in the cache, and return the queries."""
+        """Apply norms and RoPE to queries and keys, write keys and values to the KV cache, and return the queries."""
         rotated_heads = heads + cache.shape[1]
         if norms is not None:
             qkv[:, :heads] = RmsNorm(norms.query, norms.eps, self.dtype)(qkv[:, :heads])
@@ -141,7 +144,7 @@ class ReferenceOps(Ops):
         return rotated[:, :heads]
 
     def gate_mul(self, gate_up: Tensor, gate: str) -> Tensor:
-        """Return `gate(first) * second` for the halves of [T, 2 * I]; `gate` is a name in `GATES`."""
+        """Return `gate(first half) * second half` of `gate_up` [T, 2 * I], with the activation `gate` of `GATES`."""
         first, second = gate_up.chunk(2, dim=-1)
         return GATES[gate](first) * second
 
@@ -166,15 +169,15 @@ class ReferenceOps(Ops):
         clamp: Clamp | None = None,
         shares: ExpertShares | None = None,
     ) -> MixtureOp:
-        """Prepare a mixture of experts."""
+        """Return an operator that computes a mixture of experts, one expert after another."""
         return expert_by_expert(self, experts, routing, clamp, shares)
 
     def state_bytes(self, sizes: DeltaSizes) -> int:
-        """Return the bytes of one sequence's state in a Gated DeltaNet layer."""
+        """Return the number of bytes of one sequence's recurrent state in a Gated DeltaNet layer of these sizes."""
         return DeltaRule.state_bytes(sizes)
 
     def delta_rule(self, sizes: DeltaSizes, weights: DeltaWeights) -> DeltaOp:
-        """Prepare the operator between the projections of a Gated DeltaNet layer."""
+        """Return the operator of a Gated DeltaNet layer between its input projections and its output projection."""
         return DeltaRule(sizes, weights, self.rms_norm(weights.norm, weights.eps), self.device)
 
     def add_gated(self, out: Tensor, x: Tensor, gate: Tensor) -> Tensor:
@@ -184,27 +187,30 @@ class ReferenceOps(Ops):
         return out.add_(x * wide.sigmoid().to(x.dtype))
 
     def choose_rows(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Return rows [S] of x [T, H]."""
+        """Return the rows of x [T, H] with the indexes `rows` [S], as [S, H]."""
         return x[rows]
 
     def choose(self, logits: Tensor, settings: sampling.Settings) -> Tensor:
-        """Return a token for each row of logits [S, V], without waiting."""
+        """Return a sampled token for each row of logits [S, V] (see `sampling.choose`)."""
         return sampling.choose(logits.float(), settings, sampling.argmax)
 
     def choose_masked(self, logits: Tensor, masks: sampling.Masks, settings: sampling.Settings) -> list[int]:
-        """Return a token for each masked row, among the tokens that its mask allows."""
+        """Return a sampled token for each row that has a mask, among the tokens that the mask allows."""
         return sampling.choose_masked(logits.float(), masks, settings)
 
     def page_bytes(self, kv_heads: int, head_dim: int) -> int:
-        """Return the bytes of one KV page in one layer."""
+        """Return the number of bytes of one KV page in one layer."""
         return 2 * kv_heads * head_dim * PAGE_SIZE * self.dtype.itemsize
 
     def partials_bytes(self, sequences: int, heads: int, kv_heads: int, head_dim: int) -> int:
-        """Return the maximum bytes of attention's partial results before they are merged."""
+        """Return 0, because this attention has no partial results."""
         return 0
 
     def new_cache(self, kv_heads: int, pages: int, head_dim: int) -> Tensor:
-        """Return a zeroed KV cache of one layer."""
+        """Return a zeroed KV cache with `pages` pages for one layer.
+
+        On a CPU, the operating system allocates physical memory only when a page is first written.
+        """
         shape = (2, kv_heads, pages * PAGE_SIZE, head_dim)
         if self.device.type != "cpu":
             return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -215,23 +221,23 @@ class ReferenceOps(Ops):
         return torch.frombuffer(memory, dtype=self.dtype).view(shape)
 
     def attend(self, queries: Tensor, cache: Tensor, batch: Batch, kind: AttentionKind) -> Tensor:
-        """Return the causal attention of each row over its own sequence's pages, [T, heads, D]."""
+        """Return the causal attention output [T, heads, D] of `queries` over the KV pages of their sequences."""
         if self._grouped is None or self._grouped.batch is not batch:
             self._grouped = SpanGroups(batch)
         return self._grouped.attend(queries, cache, kind)
 
     def run(self, forward: Callable[[Batch], Tensor], batch: Batch, capture: bool = True) -> Tensor:
-        """Run a forward pass and return the logits [S, vocabulary]."""
+        """Run a forward pass without graph capture, and return the logits [S, V]."""
         return forward(batch)
 
     def capture(self, forward: Callable[[Batch], Tensor], blank: Batch) -> None:
-        """Capture the forward pass of a bucket; `blank` contains only padding rows."""
+        """Raise NotImplementedError, because these kernels cannot be captured as graphs."""
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Release all captured graphs and their memory."""
+        """Do nothing, because these kernels have no captured graphs."""
 
 
 def dequantizing_bytes(weights: Sequence[Weight]) -> int:
-    """Return the maximum temporary float32 bytes for dequantizing one of the weights."""
+    """Return the maximum number of temporary bytes for dequantizing one of the weights to float32."""
     return max((weight.shape.numel() * 4 for weight in weights if isinstance(weight, GroupwiseTensor)), default=0)
