@@ -1,15 +1,15 @@
-"""Frames: encodes and decodes the messages on the Unix socket between the server process and an engine process.
+"""Frames: encodes and decodes the messages on the Unix sockets between the server, engine and rank processes.
 
 A frame is a 4-byte little-endian length, followed by one message as a tagged msgpack struct.
 """
 
 import socket
 import struct
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from helexa.neuron.engine.ipc.messages import FromEngine, ToEngine
+from helexa.neuron.engine.ipc.messages import ToEngine
 
 T = TypeVar("T")
 
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode(message: ToEngine | FromEngine) -> bytes:
+def encode(message: msgspec.Struct) -> bytes:
     """Return a message as a frame."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
@@ -28,21 +28,21 @@ class FrameDecoder:
     """Splits a byte stream into messages.
 
     Args:
-        kind: the union of expected message types: `ToEngine` in the engine, `FromEngine` in the server.
+        kind: the union of expected message types, for example `ToEngine` in the engine.
     """
 
     def __init__(self, kind: object) -> None:
         self._decoder: msgspec.msgpack.Decoder = msgspec.msgpack.Decoder(kind)
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[ToEngine | FromEngine]:
+    def feed(self, data: bytes) -> list[Any]:
         """Append received bytes; return the messages that these bytes complete.
 
         Raises:
             ValueError: a frame exceeds `MAX_FRAME_BYTES`, or its message is not of the expected types.
         """
         self._buffer += data
-        messages = []
+        messages: list[Any] = []
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
             if length > MAX_FRAME_BYTES:

@@ -4,8 +4,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
 from helexa.neuron.ops.ranks.rank_group import RankGroup
 from helexa.neuron.ops.ranks.shares import Shares
@@ -22,9 +22,9 @@ class Distributed:
     memory: Tensor | None = None
 
     def __init__(self, group: RankGroup, rendezvous: Path, seconds: float) -> None:
-        store = dist.FileStore(str(rendezvous), group.count)
+        store = FileStore(str(rendezvous), group.count)
         # Not torch's default group, which a process can create only once.
-        self._group = dist.ProcessGroupGloo(store, group.rank, group.count, timedelta(seconds=seconds))
+        self._group = ProcessGroupGloo(store, group.rank, group.count, timedelta(seconds=seconds))
 
     def gather(self, x: Tensor, shares: Shares) -> Tensor:
         """Return the columns of all ranks, [T, `shares.total`], from this rank's columns x [T, own columns]."""
@@ -32,5 +32,5 @@ class Distributed:
         padded = torch.zeros(x.shape[0], widest, dtype=x.dtype)
         padded[:, : x.shape[1]] = x
         parts = [torch.empty_like(padded) for _ in shares.ranges]
-        self._group.allgather([parts], [padded]).wait()
+        self._group.allgather([parts], [padded]).wait()  # pyright: ignore[reportAttributeAccessIssue]
         return torch.cat([part[:, : len(rows)] for part, rows in zip(parts, shares.ranges, strict=True)], dim=1)
