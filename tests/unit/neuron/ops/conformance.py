@@ -3,6 +3,7 @@
 To test a new implementation, subclass `Conformance` and define the fixture `ops`.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,13 @@ from helexa.neuron.ops.attention_kind import AttentionKind
 from helexa.neuron.ops.batch import Batch, Bucket, Capacity
 from helexa.neuron.ops.constants import NON_FINITE, PAGE_SIZE
 from helexa.neuron.ops.delta.delta_rule import DeltaSizes, DeltaWeights
-from helexa.neuron.ops.mixture import Clamp, Expert, Routing
+from helexa.neuron.ops.mixture import Clamp, Expert, ExpertShares, Routing
 from helexa.neuron.ops.norm import HeadNorms
 from helexa.neuron.ops.protocol import Ops
+from helexa.neuron.ops.ranks.connect import exchange_for
+from helexa.neuron.ops.ranks.rank_group import SINGLE
+from helexa.neuron.ops.ranks.shared_memory import SharedMemory
+from helexa.neuron.ops.ranks.shares import RowRange, Shares
 from helexa.neuron.ops.reference.reference import GATES
 from helexa.neuron.weights.formats import Weight
 from helexa.neuron.weights.quantization.quant_form import FORMS
@@ -135,6 +140,14 @@ class CacheConformance:
 class Conformance(CacheConformance):
     """Tests of all operations; the tests of an operation are named `test_<operation>...`."""
 
+    @pytest.fixture
+    def connected(self, ops: Ops, tmp_path: Path) -> Ops:
+        """Kernels that are connected to a group of one rank, which uses the same exchange as larger groups."""
+        memory_fd = SharedMemory.create()
+        ops.connect(exchange_for(ops, SINGLE, memory_fd, tmp_path / "rendezvous", 10.0))
+        os.close(memory_fd)
+        return ops
+
     @pytest.mark.parametrize("operation", sorted(Ops.__abstractmethods__))
     def test_each_operation_is_abstract_defined_and_tested(self, ops: Ops, operation: str) -> None:
         partial = type("Partial", (type(ops),), {operation: getattr(Ops, operation)})
@@ -215,6 +228,41 @@ class Conformance(CacheConformance):
         out = ops.embedding(ops.matrix(weight), tokens, 2.5)
         assert out.dtype == torch.float32
         self.near(out, random_weights.plain(weight)[tokens] * 2.5)
+
+    @pytest.mark.parametrize("name", ["Q4_0", random_weights.PLAIN])
+    def test_embedding_of_a_token_outside_the_rows_is_zero(self, ops: Ops, name: str) -> None:
+        weight, tokens = random_weights.make(name, 48, 64), torch.tensor([100, 99, 147, 148, 0], dtype=torch.int32)
+        out = ops.embedding(ops.matrix(weight), tokens, 2.5, RowRange(100, 148, 200))
+        self.near(out[[0, 2]], random_weights.plain(weight)[[0, 47]] * 2.5)
+        assert not out[[1, 3, 4]].any()
+
+    @pytest.mark.parametrize("gate", GATES)
+    def test_gate_mul(self, ops: Ops, gate: str) -> None:
+        x = torch.randn(5, 128)
+        first, second = x.double().chunk(2, -1)
+        self.near(ops.gate_mul(x, gate), GATES[gate](first) * second)
+
+    def test_connect_and_gather_in_a_group_of_one_rank(self, connected: Ops) -> None:
+        for rows in (1, 5, 3000):  # 3000 rows exceed the shared memory
+            x = torch.randn(rows, 512)
+            assert torch.equal(connected.gather(x, Shares.split(512, 1, 0)), x)
+
+    def test_gather_and_sum_ranks_in_a_group_of_one_rank(self, connected: Ops) -> None:
+        x = torch.randn(5, 64)
+        assert torch.equal(connected.gather(x, Shares.split(64, 1, 0)), x)
+        assert torch.equal(connected.sum_ranks(x), x)
+
+    def test_sum_ranks_of_no_rows_is_empty(self, connected: Ops) -> None:
+        assert connected.sum_ranks(torch.randn(0, 64)).shape == (0, 64)
+
+    def test_mixture_divided_among_ranks_equals_the_whole_mixture(self, connected: Ops) -> None:
+        weights = [random_weights.make("Q8_0", *shape) for shape in ((64, 64), (64, 64), (64, 64)) * 4]
+        matrices = [connected.matrix(weight) for weight in weights]
+        experts = [Expert(matrices[at : at + 2], matrices[at + 2]) for at in range(0, 12, 3)]
+        x, scores = torch.randn(5, 64), torch.randn(5, 4)
+        shares = ExpertShares(Shares.split(64, 1, 0), Shares.split(64, 1, 0))
+        divided = connected.mixture(experts, Routing(2, "shares"), None, shares)(x.clone(), scores)
+        self.near(divided, connected.mixture(experts, Routing(2, "shares"))(x.clone(), scores).double())
 
     def test_rms_norm_adds_in_place(self, ops: Ops) -> None:
         weight, hidden, delta = torch.randn(64), torch.randn(3, 64) * 10, torch.randn(3, 64)

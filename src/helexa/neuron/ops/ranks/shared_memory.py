@@ -17,7 +17,7 @@ class SharedMemory:
     """The exchange of the native kernels: memory of which each rank maps the same pages.
 
     Args:
-        fd: descriptor of the memory, from `create`; it stays open.
+        fd: descriptor of the memory, from `create`; the caller may close it afterwards.
     """
 
     def __init__(self, fd: int) -> None:

@@ -160,7 +160,7 @@ class ReferenceOps(Ops):
     def sum_ranks(self, x: Tensor) -> Tensor:
         """Return the sum of x [T, H] over all ranks, added in the order of the ranks."""
         whole = Shares.split(self.ranks.count, self.ranks.count, self.ranks.rank).times(x.shape[1])
-        return self.gather(x, whole).view(x.shape[0], self.ranks.count, -1).sum(dim=1)
+        return self.gather(x, whole).view(x.shape[0], self.ranks.count, x.shape[1]).sum(dim=1)
 
     def mixture(
         self,

@@ -48,8 +48,8 @@ def one_by_one(ops: GpuOps, layer_experts: list[Expert], routing: Routing, clamp
         return ops.gate_mul(x, "silu")
 
     gate_ups = [lambda x, e=e: product([*e.gate_up], e.gate_up_bias, x.double()) for e in layer_experts]
-    downs = [lambda x, e=e: product([e.down], e.down_bias, gated(x)).float() for e in layer_experts]
-    return Mixture(routing, gate_ups, downs, clamp)
+    downs = [lambda x, e=e: product([e.down], e.down_bias, x).float() for e in layer_experts]
+    return Mixture(routing, gate_ups, downs, clamp, gated, lambda out: out)
 
 
 def inputs(rows: int) -> tuple[Tensor, Tensor]:
