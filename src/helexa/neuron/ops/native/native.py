@@ -84,7 +84,7 @@ class NativeOps(Ops):
         self._memory = HugeMemory()
         self.x_bits = x_bits
         self._batch: Batch | None = None
-        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, made on first use
+        self._plans: dict[int, AttentionPlan] = {}  # by query heads per KV head, created on first use
 
     @staticmethod
     def unsupported_shape(config: dict[str, Any]) -> str | None:

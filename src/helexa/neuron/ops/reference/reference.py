@@ -52,7 +52,7 @@ class ReferenceOps(Ops):
             captures_state=False,
             gathers=True,
         )
-        self._grouped: SpanGroups | None = None  # of the latest batch: all layers share it
+        self._grouped: SpanGroups | None = None  # groups of the latest batch, which all layers use
 
     def store(self, model: Path, quant: str = "") -> MatrixStore | None:
         """Return None, because these kernels do not store prepared weights on disk."""
