@@ -67,7 +67,7 @@ def _o200k(number: str, suffix: str = f"{_SUFFIX}?", line_ends: str = r"[\r\n/]*
         number: pattern for numbers.
         suffix: pattern for contractions such as `'s` after a word.
         line_ends: pattern for line ends after punctuation.
-        excluded: further characters or classes that count as letters.
+        excluded: addition to the character classes of letters, which excludes some characters from them.
     """
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{excluded}]"
