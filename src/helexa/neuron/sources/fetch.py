@@ -8,7 +8,7 @@ ProgressReport = Callable[[str, int, int], None]
 
 
 class FetchAbandoned(BaseException):
-    """Raised in the worker thread of a canceled fetch to end it. The fetch catches no such error."""
+    """Raised in the worker thread of a canceled fetch to end the thread's work. No other thread receives it."""
 
 
 class Fetch:

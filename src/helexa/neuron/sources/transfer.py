@@ -202,8 +202,12 @@ class Transfer:
     def _expected(self, response: SiteResponse) -> int | None:
         """Return the length of the complete file, or None if it is unknown.
 
-        If the response does not begin at the next missing byte, the bytes received so far are discarded. If the
-        response is the whole file, it is used. Otherwise, an error is raised.
+        If the response does not continue the bytes received so far, these bytes are discarded. A response with the
+        whole file is used from its beginning.
+
+        Raises:
+            WebError: the response contains another range of the file than requested.
+            ContentError: the length differs from the length in the listing.
         """
         content_range = response.content_range
         if content_range is None:
