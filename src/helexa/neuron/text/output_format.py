@@ -56,8 +56,8 @@ class OutputFormat:
         """Return the tokens that the server inserts to end the model's reasoning and begin the final answer.
 
         Args:
-            framed: whether a grammar makes the model generate the header of the answer's message. In this case, the
-                tokens do not include the header. It has an effect only in the Harmony format.
+            framed: whether a grammar makes the model generate the header of the message with the final answer. In this
+                case, the returned tokens do not include this header. It has an effect only in the Harmony format.
         """
         if not self.frames_calls:
             return self._tokenizer.encode(f"\n{self.thought_marks.close}\n\n")

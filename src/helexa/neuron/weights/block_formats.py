@@ -1,7 +1,7 @@
 """Read tensors of safetensors checkpoints that are quantized to fp8 or MXFP4. Their scales are separate tensors.
 
-Reading an fp8 tensor dequantizes it to float32. Each weight is rounded only once, because an fp8 significand has at
-most 4 bits. An MXFP4 tensor stays quantized, with the codes and scales of the file.
+An fp8 tensor is dequantized to float32 when it is read. An MXFP4 tensor stays quantized, with the codes and scales of
+the file.
 """
 
 from collections.abc import Mapping

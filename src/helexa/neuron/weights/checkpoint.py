@@ -13,8 +13,8 @@ from helexa.neuron.weights.safetensors import SafetensorsCheckpoint
 class Checkpoint(Protocol):
     """The weights and the configuration of a model's files.
 
-    Weights are read one at a time, so memory never holds both all weights of the files and the loaded model. Of a
-    multimodal model, a checkpoint exposes only the text model, with the tensor names of a text-only model.
+    Weights are read one at a time, so memory never holds both all weights of the files and the loaded model. If the
+    model is multimodal, the checkpoint exposes only the text model, with the tensor names of a text-only model.
 
     Attributes:
         config: the text model's configuration, with the keys of Hugging Face's `config.json`. The keys of a nested
@@ -46,8 +46,8 @@ class Checkpoint(Protocol):
     def read(self, name: str, index: int | None = None) -> Weight:
         """Return tensor `name`. With `index`, return one matrix of a tensor that is a stack of matrices.
 
-        The caller may modify an unquantized tensor but must copy it before using it for longer than the load. Its
-        memory may be a mapping of the file, which becomes invalid if another process truncates the file.
+        The caller may modify an unquantized tensor. To keep it after the load, the caller must copy it, because its
+        memory may be a mapping of the file. The mapping becomes invalid if another process truncates the file.
 
         Raises:
             ModelFileError: the checkpoint has no tensor of this name, or the file cannot be read.

@@ -15,10 +15,7 @@ from helexa.neuron.text.tokenizers.backend_errors import backend_errors
 from helexa.neuron.text.tokenizers.gguf_vocabulary import MAX_MERGES, MAX_TOKENS, GgufVocabulary, TokenType
 
 MAX_SQUARED_LENGTHS = 1 << 26
-"""Maximum sum of the squared lengths of all pieces.
-
-It limits the work of `merges_from_scores`, which splits each piece.
-"""
+"""Maximum sum of the squared lengths of all pieces. It limits the work of `merges_from_scores`."""
 
 
 def sentencepiece_backend(vocabulary: GgufVocabulary, merges: list[tuple[str, str]], space_prefix: bool) -> Tokenizer:

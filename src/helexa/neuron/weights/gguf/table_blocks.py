@@ -151,10 +151,7 @@ TABLE_BLOCKS: dict[GgmlType, Callable[[Tensor], GroupwiseTensor]] = {
     GgmlType.MXFP4: _mxfp4,
     GgmlType.NVFP4: _nvfp4,
 }
-"""Decoder of each type.
-
-It converts the blocks uint8 [blocks, bytes] to a matrix [blocks, weights], one row per block.
-"""
+"""Decoder of each type. It converts uint8 [blocks, bytes] to a matrix [blocks, weights], one row per block."""
 
 
 def _weights(codes: Tensor, scale: GroupScale, group_size: int, table: Tensor) -> GroupwiseTensor:

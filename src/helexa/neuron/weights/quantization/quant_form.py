@@ -49,7 +49,7 @@ FORMS = {
         QuantForm("q6k", 6, 16, False, 256, 6.5625),
     )
 }
-"""Formats by name."""
+"""Quantization formats by name."""
 
 AUTO = "auto"
 PLAIN = ("bf16", "f16", "f32")
