@@ -123,7 +123,7 @@ def doctor(
 
 
 def _prepare_engines(settings: "NeuronConfig") -> None:
-    """Set `$HELEXA_CACHE`, which engine processes inherit, to the cache folder in the configuration, if there is one."""
+    """Set `$HELEXA_CACHE` to the configured cache folder, if there is one. Engine processes inherit the variable."""
     from helexa.neuron.cache_folder import cache_root
 
     if settings.cache.dir is not None:
