@@ -126,7 +126,7 @@ class Fleet:
         self._put(replace(self._nodes[name], cordoned=cordoned))
 
     def answered(self, name: str, report: Report, began: float) -> None:
-        """Apply the report of a successful poll that began at `began` (seconds of the fleet's clock)."""
+        """Apply the report of a successful poll that began at `began` (monotonic seconds)."""
         node = self._nodes.get(name)
         if node is None:
             return
