@@ -14,7 +14,7 @@ class Node:
     Attributes:
         name: configured name.
         endpoint: configured base URL.
-        kind: `neuron`, or `openai` for a third-party backend.
+        kind: `neuron`, or `openai` for a third-party server with an OpenAI-compatible API.
         cordoned: True if the node gets no new requests and loads.
         allowed_hosts: hosts that may serve the node's models besides the host of `endpoint`.
         healthy: False before the first successful poll, and after three consecutive failed polls.
@@ -65,7 +65,8 @@ class FleetView:
         in_flight: number of running requests of this gateway, by (node, model).
         loading: (node, model) pairs that this gateway is loading.
         draining: (node, model) pairs that get no new requests because the model will be unloaded.
-        loaded_at: when a model was loaded (`time.monotonic`), by (node, model); unknown for older loads.
+        loaded_at: when a model was loaded (`time.monotonic`), by (node, model). Loads before the gateway's
+            first poll of the node are missing.
         used_at: when a node last had a request for the model (`time.monotonic`), by (node, model).
         open: (node, model) pairs with an open circuit breaker, which get no requests.
         wary: (node, model) pairs that failed or were busy recently; they get requests only if no other node can serve.

@@ -245,7 +245,7 @@ class DeadGatewayDetector:
         self._last_check = float("-inf")
 
     def find_dead(self, gateways: list[tuple[int, int]], now: float) -> list[tuple[int, int]]:
-        """Return the pairs of `gateways` whose gateway has committed no batch for `dead_after_secs`.
+        """Return the pair of each gateway that has committed no batch for `dead_after_secs`.
 
         Args:
             gateways: pairs (id, number of the last committed batch) of all other gateways.

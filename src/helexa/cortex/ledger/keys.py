@@ -128,10 +128,12 @@ class Keyring:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Load the keys, and call `refresh` every `POLL_SECS` in the background until the `with` block ends.
+        """Return a context manager that loads the keys and keeps them up to date until its block ends.
+
+        A background task calls `refresh` every `POLL_SECS`.
 
         Raises:
-            DatabaseError: the database does not answer the first call.
+            DatabaseError: the database does not answer when the keys are first loaded.
         """
         await self.refresh()
         # If this task ended, revoked keys would stay valid, so it continues after any exception.

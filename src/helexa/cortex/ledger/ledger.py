@@ -172,7 +172,7 @@ class Ledger:
         return await recent(self._database, limit, before, **filters)
 
     async def budget(self, principal: Principal) -> Budget:
-        """Return how many tokens of the key's current budget window are spent, and how many leases hold."""
+        """Return how many tokens of the key's current budget window are spent, and how many tokens leases hold."""
         await self.flush()
         return await budget(self._database, principal, self._clock())
 

@@ -1,8 +1,9 @@
 """Write-ahead log of one gateway: records of granted and closed reservations that the database does not have yet.
 
-A reservation is granted only after its record is in the log. Adding a record costs far less than a transaction. The log
-is used only if a single gateway uses the database, because other gateways cannot read the log. The log is as durable as
-the database's own log: records survive the death of the process, but not a power failure.
+A reservation is granted only after its record is in the log or in the database. Adding a record to the log costs far
+less than a transaction. The log is used only if a single gateway uses the database, because other gateways cannot read
+the log. The log is as durable as the database's own log: records survive a crash of the process, but not a power
+failure.
 
 The log files are memory-mapped, because a write system call would release the GIL. Reacquiring the GIL from the thread
 that writes to the database takes longer than all other work of adding a record. Each record is one line. The first byte

@@ -19,7 +19,7 @@ LOOK_SECS = 0.05
 class StillNeededError(Exception):
     """Raised if a drain is abandoned and the model stays loaded.
 
-    The reason is that requests for the model still run after `DRAIN_SECS`, or that its memory is not needed any more.
+    Either requests for the model still run after `DRAIN_SECS`, or the memory of the model is not needed any more.
     """
 
 

@@ -28,8 +28,8 @@ class EvictionPlan:
     Attributes:
         devices: indices of the devices that the model is loaded on.
         evict: models to evict first, in this order.
-        ready_at: earliest start of the evictions or the load (monotonic seconds); infinity if the plan must first wait
-            for a running load.
+        ready_at: time from which all models in `evict` may be evicted (monotonic seconds). Infinity if the plan must
+            first wait for a running load.
         fits: True if the model fits according to the memory estimates. False if it does not fit, but no other model is
             on the node. The load can then be tried, because it evicts nothing.
     """

@@ -151,7 +151,7 @@ class FleetSnapshot:
         return self.sizes_mb.get(model, 0) if stated is None else stated
 
     def rank(self, model: str) -> int:
-        """Return a model's `residency_priority` in the catalogue. Models with a lower rank are evicted first."""
+        """Return a model's `residency_priority`. A model is never evicted for a model with a lower rank."""
         profile = self.catalogue.profile(model)
         return DEFAULT_RESIDENCY if profile is None else profile.residency_priority or 0
 

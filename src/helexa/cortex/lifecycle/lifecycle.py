@@ -1,4 +1,4 @@
-"""The gateway's model manager: starts loads and evictions on demand."""
+"""The gateway's model manager: loads the models that requests need, and evicts other models if memory is short."""
 
 import asyncio
 import logging

@@ -52,7 +52,8 @@ class Hold:
         model: the model id.
         node: name of the node that the model will probably be loaded on.
         evict: ids of the models that will probably be evicted before the load.
-        until: when the evictions may start (monotonic seconds); infinity if another load must end first.
+        until: time from which these models may be evicted (monotonic seconds). Requests for them may end earlier.
+            Infinity if another load must end first.
     """
 
     model: str

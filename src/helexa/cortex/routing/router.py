@@ -37,7 +37,7 @@ class Warm(msgspec.Struct, frozen=True):
         node: the node's name.
         url: base URL of the model's API.
         reason: value of the header `x-helexa-route`: short ASCII text that explains the choice.
-        kind: `neuron`, or `openai` for a third-party backend.
+        kind: kind of the node: `neuron`, or `openai` for a third-party server.
     """
 
     model: str
@@ -57,10 +57,10 @@ def route(
 ) -> Warm | None:
     """Return the node for a request for `model`, or None if no node with the model accepts requests.
 
-    With an affinity key, the nodes are tried in the key's order of preference. The first node is chosen whose number of
-    requests is at most `affinity_load_factor` times the average, plus one. Without a key, the node with the fewest
-    requests for the model is chosen. Nodes that failed or were busy recently are chosen only if no other node has the
-    model.
+    The load of a node is its number of requests for the model. With an affinity key, the nodes are tried in the key's
+    order of preference, and the first node with a low enough load is chosen. The load is low enough if it is at most
+    the average load times `affinity_load_factor`, plus one. Without a key, the node with the lowest load is chosen.
+    Nodes that failed or were busy recently are chosen only if no other node has the model.
 
     Args:
         view: state of the fleet.
