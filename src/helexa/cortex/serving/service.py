@@ -124,7 +124,9 @@ async def _forward(
 
 
 async def _affinity_key(gateway: Gateway, request: ClientRequest, record: RequestRecord) -> bytes | None:
-    """Return the hash by which the router sends requests with the same prompt beginning to the same node.
+    """Return the request's affinity key: a hash of its session or of the beginning of its prompt.
+
+    The router sends requests with the same affinity key to the same node.
 
     The result is None if affinity is disabled or there are fewer than two nodes.
     """
