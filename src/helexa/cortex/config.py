@@ -93,8 +93,8 @@ class EvictionSection(config.Section):
     Attributes:
         strategy: which model is evicted first. `lru` compares idle times and reload costs. `priority` evicts models of
             lower `residency_priority` first.
-        defrag_after_cycles: number of unloads on a node after which the gateway logs a warning about fragmented memory.
-            0 means never.
+        defrag_after_cycles: after every this many unloads on a node, the gateway logs a warning, because the node's
+            free memory may be fragmented. 0 means never.
         min_residency_secs: minimum time between a model's load and its eviction.
         idle_ttl_secs: a model that received no requests for this time is unloaded. 0 means never.
         swap_wait_secs: longest time that a request waits until a model that must be evicted for it becomes idle. After

@@ -64,8 +64,8 @@ class NodeCalls:
     async def usage(self, target: Warm, usage_id: str, *, answered: bool) -> Usage | None:
         """Fetch the token counts of a finished request from the node's endpoint `GET /usage/{id}`.
 
-        The result is None if `usage_id` is empty, if the node does not respond in time, or if the node has no token
-        counts for the id.
+        The result is None if `usage_id` is empty, or if the node does not return token counts within
+        `USAGE_TIMEOUT_SECS`.
 
         Args:
             target: the node that processed the request.

@@ -25,8 +25,8 @@ class PromptCounter:
     async def count(self, view: FleetView, model: str, request: ClientRequest) -> int | None:
         """Let a helexa node count the prompt tokens of `request`, and return the count.
 
-        The result is None if no node with the model responds within `TIMEOUT_SECS`, if only a third-party backend has
-        the model, or if the request is neither a chat nor a completion request.
+        The result is None if no helexa node with the model responds within `TIMEOUT_SECS`. It is also None for requests
+        other than chat and text completions.
         """
         path, target = _PATHS.get(request.path), route(view, model)
         if path is None or target is None or target.kind != "neuron":

@@ -88,11 +88,11 @@ class Metrics(Collector):
                 spend_counters["spend_completion_tokens"] += usage.completion
 
     def cold_start(self, model: str, node: str) -> None:
-        """Count one model load that a request caused."""
+        """Count one successful model load that a request caused."""
         self._model_metrics.series(model, node)[0]["cold_starts"] += 1
 
     def eviction(self, model: str, node: str) -> None:
-        """Count one model that the gateway unloaded from a node."""
+        """Count one successful unload of a model by the gateway."""
         self._model_metrics.series(model, node)[0]["evictions"] += 1
 
     def watch(self, collector: Collector) -> None:

@@ -43,8 +43,8 @@ def bearer_header(key: str | None) -> Headers:
 def forwarded_headers(headers: Headers) -> Headers:
     """Return those headers of a client's request that are forwarded to nodes. Header names must be in lower case.
 
-    Not forwarded are credentials, hop-by-hop headers, headers of browsers such as `origin`, headers that the gateway
-    sets itself, and headers with the prefix `x-helexa-`, by which the gateway tells a node the account and key.
+    Credentials, hop-by-hop headers, headers of browsers such as `origin`, and headers that the gateway sets itself are
+    not forwarded. Headers with the prefix `x-helexa-` are not forwarded either, because nodes trust them.
     """
     connection_headers = _headers_in_connection(headers)
     excluded = _NOT_FORWARDED | connection_headers if connection_headers else _NOT_FORWARDED

@@ -8,9 +8,9 @@ strict mode.
 The timeouts are:
 
 * `CONNECT_TIMEOUT_SECS` limits the time to connect to a node.
-* Before the first byte of a response body, a request fails after `idle_timeout_secs` without data, but only if the
-  `is_alive` callback reports that the node is down. A live node may take up to `answer_timeout_secs` for the first
-  byte. By default there is no such limit, because a non-streamed response may take arbitrarily long.
+* Before the first byte of a response body, a request to a node that is down fails after `idle_timeout_secs` without
+  data. The `is_alive` callback reports whether the node is down. A live node may take up to `answer_timeout_secs` for
+  the first byte. By default there is no such limit, because a non-streamed response may take arbitrarily long.
 * After the first byte of the body, a request fails after `idle_timeout_secs` without data.
 * TCP keep-alive probes detect that a node's host vanished or restarted. Its connections then fail.
 """
