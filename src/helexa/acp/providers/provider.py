@@ -55,7 +55,7 @@ class ModelCard:
         output_price: US dollars per million output tokens.
         cached_price: US dollars per million cached input tokens.
         images: whether the model accepts images.
-        thinks: whether the model can reason, so that a thought level has an effect.
+        thinks: whether a thought level (reasoning effort) has an effect on the model.
     """
 
     id: str
