@@ -16,7 +16,7 @@ _SOURCE_CODES = {
 
 
 class CommandError(HelexaError):
-    """A command of `helexa` failed; the process ends with `exit_code`."""
+    """A `helexa` command failed. The process prints the message and ends with `exit_code`."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
