@@ -99,7 +99,7 @@ class _File(Struct, kw_only=True):
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the path of the configuration file, whether or not the file exists."""
+    """Return the path at which the configuration file is expected. The file need not exist."""
     if configured_path := environ.get("HELEXA_ACP_CONFIG_PATH"):
         return Path(configured_path).expanduser()
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or Path.home()) / ".config"
@@ -289,7 +289,10 @@ def _no_such(value: str, known: Iterable[str]) -> str:
 
 
 def name_hint(value: str, known: Iterable[str]) -> str:
-    """Return a hint for an unknown name: the most similar known name, or the first known names."""
+    """Return a hint for an error message about the unknown name `value`.
+
+    The hint suggests the most similar known name. If no name is similar, the hint lists known names.
+    """
     known = list(known)
     partial_matches = [name for name in known if value in name.split("_")]
     matches = [*difflib.get_close_matches(value, known, n=1), *partial_matches]

@@ -141,7 +141,10 @@ class ToolResult(Struct, frozen=True, tag="tool_result"):
 
 
 class Summary(Struct, frozen=True, tag="summary"):
-    """A summary of the conversation. For the model, `text` replaces all earlier messages except the last `kept`."""
+    """A summary of the conversation.
+
+    In requests to the model, `text` replaces all earlier messages, except the last `kept` messages before the summary.
+    """
 
     id: str
     text: str

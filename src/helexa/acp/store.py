@@ -139,7 +139,7 @@ class SessionLog:
         self._write(entries, os.O_RDWR | os.O_APPEND)
 
     def create(self, head: Head) -> None:
-        """Create the log file with `head` as its first line.
+        """Create the log file of a new session, with `head` as its first line.
 
         Raises:
             StoreError: the file cannot be created.
@@ -252,7 +252,7 @@ class Store:
         return SessionLog(self._path(id))
 
     def delete(self, id: str) -> None:
-        """Delete a session permanently. Missing sessions are ignored.
+        """Delete the log file of a session. Do nothing if the session does not exist.
 
         Raises:
             StoreError: the session cannot be deleted.

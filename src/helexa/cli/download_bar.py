@@ -1,4 +1,4 @@
-"""Shows the progress of a model download as a bar on a terminal, and prints a final line. Short downloads are silent."""
+"""Shows the progress of a model download as a bar on a terminal, and prints a final line. Short downloads show none."""
 
 import os
 import sys

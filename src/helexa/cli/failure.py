@@ -24,7 +24,7 @@ class CommandError(HelexaError):
 
 
 def exit_code(error: HelexaError) -> int:
-    """Return the exit code of a command that failed with `error`."""
+    """Return the exit code with which a command ends if it failed with `error`."""
     match error:
         case SourceError():
             return _SOURCE_CODES.get(error.kind, 1)

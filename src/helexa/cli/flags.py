@@ -1,4 +1,4 @@
-"""Options shared by several commands: target and sampling."""
+"""Command line options that several commands have: where the model runs, and sampling."""
 
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal

@@ -41,7 +41,7 @@ class Options(AskOptions, total=False):
 
 
 class BatchTargetOptions(BatchOptions, Options, total=False):
-    """Options of a batch (see `BatchOptions`) and of its target (see `Options`)."""
+    """Options of a batch (see `BatchOptions`) and of the server or private engine that runs it (see `Options`)."""
 
 
 def generate(prompt: Prompt, *, n: int = 1, on_token: OnToken | None = None, **options: Unpack[Options]) -> Completion:

@@ -176,7 +176,7 @@ async def fetch(model: str, quant: str | None, on_progress: OnProgress | None = 
 
 
 class PrivateTarget:
-    """One model in a private engine, shared by all callers in this process."""
+    """One model in a private engine, which the library starts for itself. All callers in this process share it."""
 
     def __init__(self, engines: PrivateEngines, spec: ModelSpec, source: ModelSource) -> None:
         self._engines = engines

@@ -215,7 +215,7 @@ class RemoteTarget:
 
     @property
     def name(self) -> str:
-        """Description of the target for display: the URL of the server; see `Target`."""
+        """URL of the server, for display; see `Target`."""
         return self._server.url
 
     @property

@@ -1,4 +1,4 @@
-"""The protocol of targets. A target is a server or a private engine that runs a model."""
+"""The interface of targets. A target is a model on a server, or in an engine that the library starts for itself."""
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field

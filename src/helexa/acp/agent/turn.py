@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Conversation(Protocol):
-    """The message history of a session, as the agent loop reads and extends it."""
+    """The message history of a session. The agent loop reads it and appends messages to it."""
 
     @property
     def messages(self) -> Sequence[Message]:

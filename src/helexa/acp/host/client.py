@@ -41,7 +41,7 @@ class ClientHost:
         self._releasing: set[asyncio.Task[None]] = set()
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file; see `Host`."""
+        """Return the text of a file, which the editor reads if it can; see `Host`."""
         if not self._client.reads_files or self._is_private(path):
             return await self._local.read_text(path, line=line, limit=limit)
         check_size(path)
@@ -53,7 +53,7 @@ class ClientHost:
         return text
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Create or replace a text file; see `Host`."""
+        """Create or replace a text file, which the editor writes if it can; see `Host`."""
         if not self._client.writes_files or self._is_private(path):
             await self._local.write_text(path, text)
             return

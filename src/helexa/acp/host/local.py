@@ -28,11 +28,11 @@ class LocalHost:
         self._secrets = frozenset(secrets)
 
     async def read_text(self, path: Path, *, line: int | None = None, limit: int | None = None) -> str:
-        """Return the text of a file; see `Host`."""
+        """Return the text of a file on this machine; see `Host`."""
         return await asyncio.to_thread(_read, path, line, limit)
 
     async def write_text(self, path: Path, text: str) -> None:
-        """Create or replace a text file; see `Host`."""
+        """Create or replace a text file on this machine; see `Host`."""
         await asyncio.to_thread(_write, path, text)
 
     async def run(

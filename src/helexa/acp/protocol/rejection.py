@@ -1,4 +1,4 @@
-"""JSON-RPC error responses to the client."""
+"""JSON-RPC error responses to the editor."""
 
 from typing import Any
 

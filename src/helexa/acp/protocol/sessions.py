@@ -1,4 +1,4 @@
-"""The sessions that a client opens, closes, lists and deletes."""
+"""The sessions that the editor opens, closes, lists and deletes."""
 
 import asyncio
 import contextlib

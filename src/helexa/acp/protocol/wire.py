@@ -21,7 +21,7 @@ class Transport(Protocol):
     """A bidirectional stream of JSON messages, with the same methods as the transports of the ACP SDK."""
 
     async def send(self, message: Message) -> None:
-        """Send a message."""
+        """Send a JSON message to the editor."""
         ...
 
     async def receive(self) -> Any:

@@ -81,7 +81,10 @@ class Models:
         return ModelChoice(self._default, text)
 
     def selection_error(self, choice: ModelChoice) -> str | None:
-        """Return an error message if the endpoint is unknown or does not list the model, else None."""
+        """Return why the user cannot choose this model, or None if the model can be chosen.
+
+        The reason is that the endpoint is unknown or does not list the model.
+        """
         endpoint = self._endpoints.get(choice.endpoint)
         if endpoint is None:
             return f"there is no endpoint '{choice.endpoint[:100]}'; {name_hint(choice.endpoint, self._endpoints)}"

@@ -154,7 +154,7 @@ class Provider(Protocol):
         ...
 
     async def models(self) -> list[ModelCard]:
-        """Return the models that the endpoint currently lists."""
+        """Request the endpoint's list of models and return it."""
         ...
 
     async def close(self) -> None:

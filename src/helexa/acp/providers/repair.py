@@ -141,7 +141,7 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_json(text: str) -> Any:
-    """Parse JSON, allowing raw line breaks in strings and up to three surplus `}` at the end.
+    """Parse JSON and return the value. Raw line breaks in strings and up to three extra `}` at the end are allowed.
 
     Raises:
         ValueError: the text is not JSON.

@@ -25,8 +25,8 @@ class Reader(Protocol):
     def end(self) -> Iterator[ModelEvent]:
         """Yield the last model events after the end of the stream.
 
-        If the response is complete, these are `Usage` (if the endpoint reported it) and `End`. If the stream broke off,
-        there are none.
+        If the response is complete, yield `Usage` (if the endpoint reported it) and `End`. If the stream broke off,
+        yield nothing.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""bash: run a shell command, in a terminal of the client if the client supports terminals."""
+"""The tool `bash`: run a shell command, in a terminal of the editor if the editor supports terminals."""
 
 from typing import Annotated, Any
 

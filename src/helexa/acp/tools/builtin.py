@@ -14,7 +14,7 @@ _SHOWN_BYTES = 8_000
 
 
 class Arguments(Struct, forbid_unknown_fields=True):
-    """Base class of tool arguments."""
+    """Base class of the types that declare a tool's arguments."""
 
 
 class BuiltIn:
@@ -36,7 +36,7 @@ class BuiltIn:
         return _inlined(components[self.arguments.__name__], components)
 
     def check(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments, validated and converted to the types of the schema; see `Tool.check`."""
+        """Validate the arguments, convert them to the types in the schema, and return them; see `Tool.check`."""
         present = {name: value for name, value in arguments.items() if value is not None}
         try:
             return msgspec.to_builtins(msgspec.convert(present, self.arguments, strict=False))

@@ -169,7 +169,7 @@ class Tool(Protocol):
         ...
 
     def title(self, arguments: dict[str, Any], context: ToolContext) -> str:
-        """Return one line that describes the call for the user."""
+        """Return one line of text that describes a call with these arguments to the user."""
         ...
 
     def locations(self, arguments: dict[str, Any], context: ToolContext) -> tuple[Location, ...]:
@@ -185,7 +185,9 @@ class Tool(Protocol):
         ...
 
     def act(self, arguments: dict[str, Any], context: ToolContext) -> Act:
-        """Return the effect of the call, from which the permission rules decide whether the call may run.
+        """Return the effect of a call with these arguments: it reads, writes a file, runs a command, or other.
+
+        The permission rules decide from the effect whether the call may run.
 
         Raises:
             ToolError: the call is never allowed, for example because a path leaves the session's folders.

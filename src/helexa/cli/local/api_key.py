@@ -10,7 +10,7 @@ _SHORTEST = 8
 
 
 def checked_key(text: str) -> str:
-    """Return `text` if it is a valid API key.
+    """Check that `text` is a valid API key, and return it.
 
     Raises:
         CommandError: the key is too short, too long, or cannot be sent in an HTTP header.

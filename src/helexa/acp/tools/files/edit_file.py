@@ -40,7 +40,7 @@ class EditFile(BuiltIn):
         return (change_diff(context.boundary.resolve(arguments["path"]).path, old, new),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Replace the text in the file."""
+        """Replace the text in the file, and return a message for the model and a diff for the user."""
         target = context.boundary.resolve(arguments["path"])
         old, new, line = await self._change(arguments, context)
         await context.host.write_text(target.path, new)

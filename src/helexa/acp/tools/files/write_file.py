@@ -42,7 +42,7 @@ class WriteFile(BuiltIn):
         return (change_diff(target.path, await self._old(arguments, context), arguments["content"]),)
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Write the file."""
+        """Write the file, and return a message for the model and a diff for the user."""
         diff = await self.preview(arguments, context)
         target = context.boundary.resolve(arguments["path"])
         await context.host.write_text(target.path, arguments["content"])

@@ -215,7 +215,7 @@ class McpTool:
 
     @property
     def only_reads(self) -> bool:
-        """Whether the server declares the tool as read-only."""
+        """Whether the MCP server declares that the tool changes nothing."""
         annotations = self._tool.annotations
         return annotations is not None and annotations.read_only_hint is True
 

@@ -32,7 +32,7 @@ class Glob(BuiltIn):
         return f"Find {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the files, and return their paths for the model."""
+        """Find the files that match the pattern, and return their paths for the model."""
         folder = context.boundary.resolve(arguments["path"])
         if not folder.is_folder():
             raise ToolError(f"{arguments['path']} is not a folder")

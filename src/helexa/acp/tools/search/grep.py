@@ -34,7 +34,7 @@ class Grep(BuiltIn):
         return f"Search for {title(arguments['pattern'])} in {title(arguments['path'])}"
 
     async def run(self, arguments: dict[str, Any], context: ToolContext, progress: Progress) -> ToolOutcome:
-        """Find the lines, and return them with their paths for the model."""
+        """Find the lines that match the regular expression, and return them with file path and line number."""
         target = context.boundary.resolve(arguments["path"])
         if not target.exists():
             raise ToolError(f"There is no {arguments['path']}")

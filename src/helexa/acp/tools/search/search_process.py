@@ -24,7 +24,7 @@ _PASSED_OVER = frozenset(
 
 
 def main() -> None:
-    """Run the search that stdin describes and write its results to stdout."""
+    """Read a `Search` as JSON from stdin, run the search, and write the results as JSON to stdout."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Search)
     sys.stdout.buffer.write(msgspec.json.encode(find(request)))
 

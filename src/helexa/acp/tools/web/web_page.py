@@ -172,7 +172,7 @@ async def _page(response: aiohttp.ClientResponse) -> Page:
 
 
 def html_to_text(html: str) -> str:
-    """Return the text of an HTML page, one line for each block element, with link targets in parentheses."""
+    """Return the text of an HTML page. Each block element is on a separate line, and link URLs are in parentheses."""
     reader = _TextExtractor()
     reader.feed(html)
     reader.close()
