@@ -182,7 +182,7 @@ class Sweep:
 
 
 def _shown(sample: Sample) -> dict[str, float]:
-    """Return the values of a sample's log line."""
+    """Return the metrics of a sample that are logged."""
     distributions = sample.measures.distributions if sample.measures else {}
     medians = {
         name: round(distributions[name].p50, 4) for name in ("ttft_s", "tpot_s", "e2e_s") if name in distributions

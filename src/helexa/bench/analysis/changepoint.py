@@ -58,7 +58,7 @@ def levels(values: Sequence[float]) -> list[Level]:
 
 
 def _scale(logs: np.ndarray) -> float:
-    """Return the mean absolute deviation of values around their level, estimated from differences of adjacent values."""
+    """Return the mean absolute deviation of values from their level, estimated from differences of adjacent values."""
     if len(logs) < 2:
         return _LEAST_SCALE
     return max(_LEAST_SCALE, float(np.median(np.abs(np.diff(logs)))) / _NEIGHBOURS)

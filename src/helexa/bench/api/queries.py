@@ -1,4 +1,4 @@
-"""Definitions of all API queries: URL path, query parameters, response type, and the function that reads the results."""
+"""Definitions of all API queries: URL path, parameters, response type, and the function that reads the results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -70,7 +70,12 @@ class Dialect(Protocol):
         ...
 
     def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
-        """Return the request body for `prompt`. `ignore_eos` is True if the server supports the parameter `ignore_eos`."""
+        """Return the request body for `prompt`.
+
+        Args:
+            prompt: the request.
+            ignore_eos: True if the server supports the parameter `ignore_eos`.
+        """
         ...
 
     def take(self, event: ServerSentEvent, answer: Answer) -> DeltaKind | None:

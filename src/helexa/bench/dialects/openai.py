@@ -30,7 +30,12 @@ class OpenAIChat:
         return {"authorization": f"Bearer {bearer}"} if bearer else {}
 
     def body(self, prompt: PromptRequest, *, ignore_eos: bool) -> dict[str, Any]:
-        """Return the request body for `prompt`. `ignore_eos` is True if the server supports the parameter `ignore_eos`."""
+        """Return the request body for `prompt`.
+
+        Args:
+            prompt: the request.
+            ignore_eos: True if the server supports the parameter `ignore_eos`.
+        """
         body: dict[str, Any] = {
             "model": prompt.model,
             "messages": [{"role": turn.role, "content": turn.text} for turn in prompt.turns],

@@ -12,7 +12,10 @@ P99_MIN_SAMPLES = 100
 """Smallest number of values for a 99th percentile. With fewer values, it would equal the maximum."""
 
 MIN_DECODE_WINDOW_S = 0.2
-"""Shortest decode time of a decode rate; shorter times depend on how the server groups tokens into chunks."""
+"""Shortest decode time from which a decode rate is computed, in seconds.
+
+The rate of a shorter decode would depend mainly on how the server groups tokens into chunks.
+"""
 
 
 @dataclass(frozen=True, slots=True)

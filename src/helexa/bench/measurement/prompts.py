@@ -1,4 +1,4 @@
-"""Generates random prompts. No prompt hits a prefix cache, except if a test requests it."""
+"""Generates random prompts. A prompt hits a prefix cache only if the benchmark intends a cache hit."""
 
 import random
 
@@ -144,5 +144,5 @@ class Prompts:
 
 
 def sample_seed(seed: int, *names: object) -> int:
-    """Return the random seed of a sample, derived from the configured `seed` and the `names` that identify the sample."""
+    """Return the random seed of a sample, derived from `seed` and from `names`, which identify the sample."""
     return random.Random("\x00".join(map(str, (seed, *names)))).getrandbits(53)

@@ -15,7 +15,12 @@ Status = Literal["ok", "rejected", "timeout", "error", "incomplete", "cancelled"
 """
 
 Role = Literal["load", "probe", "turn"]
-"""Purpose of a request: measured load, a small probe during the load, or a turn of a conversation."""
+"""Purpose of a request within the benchmark load.
+
+* `load`: the request generates load.
+* `probe`: the request measures latency while other requests generate load.
+* `turn`: the request continues a conversation.
+"""
 
 DeltaKind = Literal["text", "reasoning", "tool"]
 
