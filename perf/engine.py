@@ -36,7 +36,7 @@ from helexa.neuron.ops.constants import PAGE_SIZE
 
 
 class Engine:
-    """A loaded model; every measurement uses its own scheduler and KV pages."""
+    """A loaded model. Every measurement uses a new scheduler and new KV pages."""
 
     def __init__(self, model: str, options: EngineOptions) -> None:
         self._options = options
@@ -45,7 +45,7 @@ class Engine:
         self._gibibyte = torch.arange(1 << 27, dtype=torch.float64)
 
     def measure(self, row: Row) -> None:
-        """Run a row and print its line."""
+        """Measure a row and print its output line."""
         facts, kernels = self._runner.facts, self._runner.ops.name
         positions_total = facts.kv_pages * PAGE_SIZE
         if row.context + DECODE_STEPS > facts.context_length or row.positions > positions_total:
@@ -72,7 +72,7 @@ class Engine:
         )
 
     def decode(self, row: Row) -> float:
-        """Return the tokens per second of all sequences together."""
+        """Return the decode rate in tokens per second, summed over all sequences."""
         scheduler = self._start(row.sequences, row.context)
         sequences = list(scheduler.waiting)
         while any(sequence.generated == 0 for sequence in sequences):
@@ -85,7 +85,7 @@ class Engine:
         return (sum(sequence.generated for sequence in sequences) - generated_before) / seconds
 
     def prefill(self, row: Row) -> float:
-        """Return the prompt tokens per second until the first token."""
+        """Return the prefill rate: prompt tokens per second until the first token."""
         scheduler = self._start(1, row.context)
         sequence = scheduler.waiting[0]
         begin = time.perf_counter()

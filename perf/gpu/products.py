@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def until(read: int, ops: "GpuOps", make: Callable[[], Op]) -> list[Op]:
-    """Return operators that together read at least `read` bytes."""
+    """Return copies of an operator that together read at least `read` bytes, so that they do not fit in a cache."""
     operators = [make()]
     while ops.step_bytes < read:
         operators.append(make())
