@@ -1,16 +1,17 @@
-"""Compare a model's greedy tokens with another engine's tokens for the same prompt token ids.
+"""Compare a model's greedy tokens with those of another engine (the oracle) for the same prompt token ids.
 
 usage: python perf/agreement.py MODEL [--oracle PYTHON] [--plain] [--dtypes auto,float32] [--threads N]
 
-MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp; PYTHON must have xllamacpp. The
-oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits for products with quantized
-weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a copy of the file
-with float32 weights and does not round activations.
+MODEL is a GGUF file or a Hugging Face folder. The oracle of a GGUF file is llama.cpp, and PYTHON is an interpreter that
+has xllamacpp. The oracle of a folder is transformers in float32. llama.cpp rounds activations to 8 bits in products
+with quantized weights, which changes the logprobs of small models by some tenths. With `--plain`, llama.cpp reads a
+copy of the file with float32 weights and does not round activations.
 
-The script follows five prompts, the last of them long, for 32 tokens or until the oracle ends its text. For each dtype
-and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of the first difference
-(`at`), helexa's token (`ours`), the oracle's two best tokens (`best`), and the logprob difference of these two tokens
-according to the oracle (`gap`) and to helexa (`our_gap`, negative if helexa prefers the second token).
+The script generates 32 tokens after each of five prompts, or fewer if the oracle ends its text. The last prompt is
+long. For each dtype and prompt, a JSON line reports whether all tokens are equal. If not, the line has the position of
+the first difference (`at`), helexa's token (`ours`) and the oracle's two best tokens (`best`). `gap` is the logprob
+difference of these two tokens according to the oracle. `our_gap` is the difference according to helexa, negative if
+helexa prefers the second token.
 
 The exit status is 1 if tokens differ at a gap above 0.05, which is not a near tie.
 """

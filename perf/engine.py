@@ -3,13 +3,14 @@
 usage: python perf/engine.py MODEL [--rows decode@1,decode@1:7700,prefill@512] [--threads N]
            [--dtype auto] [--activations auto] [--kv-dtype auto]
 
-MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). Decode
-starts at 64 tokens of context, or at the row's context, and runs 64 greedy steps, including scheduler and sampler.
-Speculation is off. All prompts differ, so no prefix is reused.
+MODEL is a path to a GGUF file or a Hugging Face folder, or any model id that a node accepts (`helexa/small`). A decode
+row starts with 64 tokens of context, or with the number after the colon, and runs 64 greedy steps, including scheduler
+and sampler. Speculation is off. All prompts differ, so there are no prefix cache hits.
 
-Every line has the keys `engine`, `row`, `tok_s` (all sequences together) and `kernels`. Decode lines also have the
-bytes read per step, `step_bytes` (weights in the engine's format) and `kv_bytes`; `bandwidth_gb_s`, the machine's
-memory read bandwidth measured directly before the row; and `ceiling_tok_s`, the rate that follows from these values.
+Every line has the keys `engine`, `row`, `tok_s` (tokens per second of all sequences together) and `kernels`. Decode
+lines also have `step_bytes` and `kv_bytes`, the bytes of weights and of KV cache that a step reads. `bandwidth_gb_s` is
+the machine's memory read bandwidth, measured directly before the row. `ceiling_tok_s` is the highest rate that this
+bandwidth allows.
 """
 
 import os
@@ -108,7 +109,10 @@ class Engine:
         scheduler.commit(plan, self._runner.run(build_step(plan)).tokens)
 
     def _read_bandwidth(self) -> float:
-        """Return the bytes per second that all threads read from memory: the median of five sums over 1 GiB."""
+        """Return the machine's memory read bandwidth in bytes per second.
+
+        It is the median of five sums over 1 GiB, each computed by all threads.
+        """
         return median(self._gibibyte.nbytes / self._sum_seconds() for _ in range(5))
 
     def _sum_seconds(self) -> float:

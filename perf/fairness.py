@@ -1,17 +1,19 @@
-"""Measure a principal's response times next to one client and next to many clients of another principal.
+"""Measure how much many clients of one principal slow down the requests of another principal, as JSON lines.
 
 usage: python perf/fairness.py [MODEL] [--crowd 64] [--rounds 3] [--answers 5] [--tokens 48] [--together]
 
-MODEL is a value of `neuron --model`. The node runs in its own process and gets requests with the gateway's headers that
-name a principal. Each client sends a new request as soon as its last answer ends. The lengths of the other clients'
-answers vary from half of `--tokens` to one and a half times `--tokens`. The light principal's answers have exactly
-`--tokens` tokens and are streamed and greedy. Each round measures `--answers` of them next to one other client, then
-next to `--crowd` clients, each after one warm-up answer.
+A principal is the account and key that requests are billed to. MODEL is a value of `neuron --model`. The node runs in
+its own process and receives requests with the gateway's headers that name a principal.
 
-The output is JSON lines, one per row, with medians of the light principal's answers: `seconds` from the request to the
-last token, `ttft_ms` to the first token, and `others_tok_s`, the tokens per second of the other clients' answers that
-ended meanwhile. The verdict is the median with many clients divided by the median with one client. For comparison,
-`--together` gives all clients the same principal.
+The heavy principal has one client or `--crowd` clients, each of which sends a new request as soon as its last response
+ends. The lengths of their responses vary from half of `--tokens` to one and a half times `--tokens`. The light
+principal's responses are streamed and greedy and have exactly `--tokens` tokens. In each round, `--answers` of them are
+measured next to one other client, then next to `--crowd` clients, each time after a warm-up.
+
+There is one JSON line for each number of clients, with medians of the light principal's responses: `seconds` from the
+request to the last token, and `ttft_ms` to the first token. `others_tok_s` is the total rate of the other clients'
+responses that ended in that time. The verdict is the median with many clients divided by the median with one client.
+With `--together`, all clients have the same principal, for comparison.
 """
 
 import argparse

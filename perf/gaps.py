@@ -1,13 +1,13 @@
-"""Measure the effect of a long prompt on concurrently decoding streams, as JSON lines.
+"""Measure how a long prompt delays the tokens of streams that are decoding at the same time, as JSON lines.
 
 usage: python perf/gaps.py [MODEL] [--threads 2] [--rounds 5] [--streams 8] [--prompt 6000]
 
-`--streams` answers are decoding when a prompt of `--prompt` tokens arrives. Gaps are the milliseconds between two
-arrivals of one stream: `quiet` before the prompt arrives, `window` from the prompt's arrival until its first token, and
-`overall`, which also includes as many tokens after the window as before the window. `ttft_ms` is the time to the first
-token of the prompt.
+`--streams` streams are decoding when a prompt of `--prompt` tokens arrives. A gap is the time in milliseconds between
+two arrivals of tokens in one stream. There are three groups of gaps. `quiet` gaps are before the prompt arrives.
+`window` gaps are from the prompt's arrival until its first token. `overall` are all gaps, including those after the
+window. `ttft_ms` is the time to the first token of the prompt.
 
-The verdict is the 99th percentile divided by the median of the gaps, in the window or overall, whichever is larger.
+The verdict is the 99th percentile of the gaps divided by their median, for `window` or `overall`, whichever is larger.
 `window_p99_over_quiet_p50` compares with the undisturbed streams. Each line combines all rounds.
 """
 

@@ -56,7 +56,7 @@ async def memory(url: str, process: psutil.Process, streams: int) -> tuple[float
     """Open `streams` concurrent streams through a server and measure its resident memory.
 
     Returns:
-        Additional MiB per open stream, and MiB before the streams were opened.
+        MiB before the streams were opened, and additional MiB per open stream.
     """
     idle = process.memory_info().rss / MEBIBYTE
     async with client_session() as session:

@@ -104,7 +104,7 @@ def send(port: int, path: str, body: bytes, statuses: Connection) -> None:
 
 
 def sample(port: int, ended: threading.Event, longest: list[float]) -> None:
-    """Request `/health` every 20 ms until `ended` is set, and store the longest response time in `longest`."""
+    """Request `/health` every 20 ms until `ended` is set, and append each response time in seconds to `longest`."""
     connection = HTTPConnection("127.0.0.1", port, timeout=300)
     while not ended.is_set():
         began = time.perf_counter()

@@ -118,14 +118,7 @@ class Report:
         self._failed: list[str] = []
 
     def line(self, model: str, check: str, passed: bool, **figures: Any) -> None:
-        """Print the result line of a check, and remember the check if it failed.
-
-        Args:
-            model: name of the model, or empty.
-            check: name of the check.
-            passed: whether the check passed.
-            figures: further fields of the line.
-        """
+        """Print the result line of a check, and remember the check if it failed."""
         self._checks += 1
         self._ties += figures.get("near_ties", 0)
         if not passed:
@@ -168,13 +161,11 @@ class _Failing:
 class LogitErrors:
     """Differences between the logits of an engine and of the reference.
 
-    The unit is the standard deviation of the reference's logits at the same position (a spread).
-
     Attributes:
-        largest: largest absolute error.
-        typical: root-mean-square error.
+        largest: largest absolute error, in standard deviations of the reference's logits at the same position.
+        typical: root-mean-square error in the same unit.
         argmax: share of positions at which both have the same best token.
-        spread: average standard deviation of the reference's logits, in logit units.
+        spread: average standard deviation of the reference's logits.
     """
 
     largest: float
@@ -184,11 +175,7 @@ class LogitErrors:
 
     @classmethod
     def between(cls, actual: Iterable[Tensor], reference: Iterable[Tensor]) -> "LogitErrors":
-        """Return the errors of the logits `actual`.
-
-        Each item of `actual` and `reference` has the logits of one sequence, with shape [T, V] for T tokens and V
-        vocabulary entries.
-        """
+        """Return the errors of `actual`. Each item has the logits [tokens, vocabulary] of one sequence."""
         rows, expected = torch.cat(list(actual)).double(), torch.cat(list(reference)).double()
         spreads = expected.std(-1, keepdim=True)
         errors = ((rows - expected) / spreads).nan_to_num(1e9)  # NaN exceeds every bound
@@ -296,14 +283,7 @@ class Agreement:
         schedulings: dict[str, Scheduling],
         others: Sequence[Request] = (),
     ) -> None:
-        """Check the tokens of requests that run alone, and that all scheduling variants produce the same tokens.
-
-        Args:
-            requests: the requests to check.
-            kind: name of the requests in the output.
-            schedulings: scheduling variants by name.
-            others: further requests that run in the same batches and are not checked.
-        """
+        """Check requests that run alone, then all scheduling variants. `others` run in the same batches, unchecked."""
         baseline = answers(self._runners[False], requests, Scheduling(batched=False)).tokens
         reference = [
             self._reference_tokens(request, tokens) for request, tokens in zip(requests, baseline, strict=True)
@@ -330,15 +310,7 @@ class Agreement:
     def _report_tokens(
         self, requests: list[Request], reference: list[list[int]], results: Results, scheduling: Scheduling, name: str
     ) -> None:
-        """Print whether the generated tokens equal the expected tokens, and how large the differences are.
-
-        Args:
-            requests: the requests to check.
-            reference: expected tokens of each request.
-            results: generated tokens and counters.
-            scheduling: the scheduling variant.
-            name: name of the check in the output.
-        """
+        """Print whether the generated tokens equal the tokens `reference`, and how large the differences are."""
         gaps: list[float] = []
         figures: dict[str, Any] = {}
         bound = self._bound(requests[0])
@@ -383,14 +355,7 @@ class Agreement:
         return [self._gap(request, n, row, token) for n, (row, token) in enumerate(zip(rows, tokens, strict=True))]
 
     def _gap(self, request: Request, place: int, row: Tensor, token: int) -> float:
-        """Return how far a token is from the token that the reference selects. 0 if they are equal.
-
-        Args:
-            request: the request.
-            place: position of the token in the response.
-            row: the reference's logits at this position, with shape [V].
-            token: the generated token.
-        """
+        """Return how far `token` is from the reference's token at position `place` of the response."""
         if request.sampling.temperature == 0:
             return float((row.max() - row[token]) / row.std())
         ends = _shares(row)

@@ -143,7 +143,7 @@ class RandomModel:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta")
 
     def close(self) -> None:
-        """See `Checkpoint`."""
+        """Do nothing, because the checkpoint has no open files."""
 
     def write(self, folder: Path) -> None:
         """Write the model as a Hugging Face folder, with one file per layer and one file for all other tensors."""
